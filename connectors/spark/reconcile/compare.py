@@ -82,9 +82,7 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
 
 
 def with_slot(records: DataFrame) -> DataFrame:
-    """Return records with the column ``slot_start_ms``, the start of the minute of their key, epoch
-    ms.
-    """
+    """Return records with the column ``slot_start_ms``, the minute of their key, epoch ms."""
     return records.withColumn("slot_start_ms", sf.col("key_ms") - sf.col("key_ms") % SLOT_MS)
 
 
@@ -99,7 +97,6 @@ def as_findings(slots: DataFrame) -> DataFrame:
 
 
 def names_of(ddl: str) -> list[str]:
-    """Return the names of the columns of a DDL text, which are separated by ``", "``."""
     return [column.split()[0] for column in ddl.split(", ")]
 
 

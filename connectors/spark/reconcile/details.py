@@ -56,12 +56,8 @@ class Range(NamedTuple):
 class Details:
     """Client that asks nodes for records of their copies, and reads the answers.
 
-    Attributes:
-        client: options of librdkafka.
-        topic: name of the repair topic.
-        timeout_s: longest wait, in seconds, from one node's report to the next.
-        ranges_max: largest number of ranges to ask about; 0: nodes are not asked.
-        stop: ends the waiting for reports when it is set.
+    ``timeout_s`` is the longest wait from one node's report to the next, ``ranges_max`` the largest
+    number of ranges to ask about (0: nodes are not asked).
     """
 
     spark: SparkSession
@@ -73,11 +69,10 @@ class Details:
     _admin: KafkaAdmin = field(init=False)
 
     def __post_init__(self) -> None:
-        """Create the admin client of the cluster."""
         self._admin = admin_client(native_options(self.client))
 
     def of(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Ask nodes for the records in the first ``ranges_max`` ranges, and return them.
+        """Ask nodes for the records in the first ``ranges_max`` ranges.
 
         Args:
             ranges: copies and keys, columns as ``Range``, in a total order.
@@ -101,9 +96,8 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask the node of each range (``Range``: keys of one copy) for its records. Return the
-        records, columns ``compare.HELD`` and ``mark``; and each range that was not answered, with
-        the reason.
+        """Ask for the records of each range; return them, columns ``compare.HELD`` and ``mark``,
+        and each range that was not answered, with the reason.
         """
         plan, start = uuid.uuid4().hex, self._end()
         untold: list[tuple[Range, str]] = []
@@ -116,9 +110,8 @@ class Details:
         return self._told(self._answers(plan, start, self._end())), untold
 
     def _ask(self, plan: str, ranges: Mapping[int, Range]) -> dict[int, str]:
-        """Ask for the records in some ranges at once, and wait for the reports. Return a text for
-        each range that was reported, by number: empty if it was answered, else the reason why not.
-        """
+        # Returns a text for each range that was reported: empty if it was answered, else the
+        # reason.
         start = self._end()
         expires_ms = int((time.time() + self.timeout_s) * 1_000)
         RepairDesk(native_options(self.client), self.topic).send(

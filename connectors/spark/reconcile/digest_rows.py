@@ -68,7 +68,7 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
     """Return the ``CUTS_KEPT`` newest cut rows of each copy, unordered. A tombstone, by which a
-    node gives the copy up, counts as one and is a ``Retired``. ``rows``: result of ``parse_keys``.
+    node gives the copy up, counts as one and is a ``Retired``.
     """
     order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (
@@ -96,10 +96,7 @@ def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
 def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
     """Return the newest hour row, below the compared cut row, of each hour of every compared copy.
 
-    Args:
-        spark: the session.
-        rows: result of ``parse_keys``; it is read twice, so persist it.
-        compared: comparison of each shard.
+    ``rows`` is read twice, so persist it.
 
     Returns:
         ``node, topic, partition, hour_ms``; ``from_ms``, start of the first compared slot, epoch
@@ -130,7 +127,6 @@ class _Hour(msgspec.Struct):
     Attributes:
         life: name that the copy got when it was built.
         cut: offset of the checkpoint at which the row was written.
-        slot_ms: length of a slot, in ms.
         slots: JSON of index, count and hash of each slot that has records.
     """
 
@@ -150,7 +146,7 @@ _decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
 
 
 def hour_sums(hours: DataFrame) -> DataFrame:
-    """Return count and hash of each hour of a copy; ``hours``: result of ``hours_at``.
+    """Return count and hash of each hour of a copy.
 
     Returns:
         ``node, topic, partition, hour_ms``; of the whole hour, to check against the cut row,
@@ -176,9 +172,7 @@ def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """Return the columns ``SUMS`` for each compared slot in these hours; ``hours``: result of
-    ``hours_at``.
-    """
+    """Return the columns ``SUMS`` for each compared slot in these hours."""
     return hours.mapInArrow(_sum_slots, SUMS)
 
 
@@ -193,12 +187,8 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
-    """Yield copy, start of the hour, start of the first compared slot (both epoch ms), decoded
-    value and slots of each hour row in a batch. Its columns are those of the hour row, and
-    ``cut_life`` and ``at_cut`` of the cut row that is compared. Skipped are rows with another
-    ``life`` (name that a copy gets whenever it is built anew), with a later checkpoint, and those
-    that can't be read.
-    """
+    # Skipped are rows of another life (name that a copy gets when it is built anew), those with a
+    # later checkpoint than the compared one, and those that can't be read.
     columns = (*COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
     for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
         *(batch.column(name).to_pylist() for name in columns), strict=True
@@ -213,17 +203,12 @@ def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _S
 
 
 def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
-    """Return the slots of an hour that begin at least ``first_ms`` ms after its start; ``slot_ms``:
-    length of a slot.
-    """
     return slots if first_ms <= 0 else [slot for slot in slots if slot[0] * slot_ms >= first_ms]
 
 
 def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
-    """Return a hash of the slots ``compared`` of the hour ``said``; None: there are none. If these
-    are all its slots, ``filled`` in number, the node's own text is hashed, as nodes write equal
-    texts for equal slots.
-    """
+    # If all slots of the hour are compared, the node's own text is hashed: nodes write equal texts
+    # for equal slots.
     text = bytes(said.slots)
     if len(compared) < filled:
         text = msgspec.json.encode([(n, count, f"{hashed:016x}") for n, count, hashed in compared])
@@ -232,7 +217,7 @@ def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
     """Return by copy the number of slots with records, the number of records, and the signed sum of
-    their hashes; ``hours``: result of ``hour_sums``.
+    their hashes.
     """
     summed = hours.groupBy(*COPY).agg(
         sf.sum("slots").alias("slots"),
@@ -249,7 +234,7 @@ def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
     """Return ``topic, partition, hour_ms`` of the hours whose compared slots are not equal in all
-    compared copies; ``hours``: result of ``hour_sums``.
+    compared copies.
     """
     nodes = sf.broadcast(
         spark.createDataFrame(
@@ -280,8 +265,8 @@ def from_hex(digits: Column) -> Column:
 
 
 def sum64(numbers: Column) -> Column:
-    """Return the aggregate that sums signed numbers of 64 bits modulo 2^64, as a signed number. The
-    halves of the numbers are added apart, as Spark's sum must not overflow.
+    """Return the sum of signed numbers of 64 bits modulo 2^64, as a signed number. The halves of
+    the numbers are added apart, as Spark's sum must not overflow.
     """
     low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
     high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)

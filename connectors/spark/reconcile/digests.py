@@ -32,7 +32,6 @@ class CutRow:
 
     Attributes:
         row: offset of this row in the digest topic, by which rows are ordered.
-        topic_id: Kafka's id of the delay topic.
         life: name that the copy got when it was built; a copy that is built again gets a new name.
         cut: offset of the checkpoint in the checkpoint topic.
         cut_ms: time at which the broker appended the checkpoint, epoch ms.
@@ -73,15 +72,11 @@ class CutRow:
 
     @property
     def copy(self) -> Copy:
-        """Node, topic and partition of the copy."""
         return self.node, self.topic, self.partition
 
 
 class Retired(NamedTuple):
-    """Tombstone of cut rows in the digest topic: the node no longer keeps a copy of the shard.
-
-    ``row`` is its offset in the digest topic.
-    """
+    """Tombstone of cut rows in the digest topic: the node no longer keeps a copy of the shard."""
 
     node: str
     topic: str
@@ -154,11 +149,9 @@ class Comparison:
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the shard."""
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """Return the comparison as part of the JSON summary."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -175,9 +168,6 @@ class Comparison:
         }
 
     def leave_out(self, node: str, why: str) -> None:
-        """Remove a node's copy from the comparison, and note it in ``behind`` with the reason
-        ``why``.
-        """
         self.nodes.remove(node)
         self.rows = [row for row in self.rows if row.node != node]
         self.behind[node] = why
@@ -190,13 +180,8 @@ def choose(
     now_ms: int,
 ) -> list[Comparison]:
     """Return what to compare of each shard: the copies at the checkpoint for which the largest
-    number of copies have cut rows; if several have as many, at the newest.
-
-    Args:
-        rows: the newest cut rows of each copy, and tombstones, by which a copy was given up.
-        shards: shards to compare, by topic and partition.
-        expected: copies that should exist.
-        now_ms: present time by the brokers' clocks, epoch ms: that of the newest checkpoint.
+    number of copies have cut rows; if several have as many, at the newest. ``now_ms``: time of the
+    newest checkpoint by the brokers' clocks, epoch ms.
     """
     copies: dict[Copy, list[CutRow | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
@@ -217,8 +202,7 @@ def choose(
 
 def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
     """Return the cut rows of a copy since it was last built, newest first, one for each checkpoint;
-    empty if it was given up. ``told``: all cut rows of the copy, newest first; ``topic_id``: id of
-    the topic, whose former namesakes are ignored.
+    empty if it was given up. Rows of a former topic of the same name are ignored.
     """
     newest = told[0]
     if isinstance(newest, Retired):
@@ -250,9 +234,6 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
 
 
 def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
-    """Set checkpoint, cursor and nodes of a comparison: the checkpoint at which most copies can be
-    compared. Note the other copies as behind. ``usable``: cut rows by node and checkpoint.
-    """
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
         return
@@ -271,9 +252,7 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -
 def _leave_out_stale(
     found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
 ) -> None:
-    """Leave out copies whose newest cut row is of a checkpoint before ``since_ms`` (epoch ms) and
-    of another cursor than ``cursor``, the shard's present one. ``lives``: cut rows by node.
-    """
+    # A copy whose newest cut row is old is current nevertheless if its cursor has not moved.
     for node in list(found.nodes):
         newest = lives[node][0]
         if newest.cut_ms < since_ms and newest.cursor != cursor:
@@ -283,9 +262,6 @@ def _leave_out_stale(
 
 
 def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
-    """Return the nodes whose newest cut row is of a checkpoint before ``since_ms`` (epoch ms), each
-    with a text for users. ``lives``: cut rows by node, newest first.
-    """
     why = (
         "it has reported nothing for a day or longer: start it; if it was taken away for good, "
         "name the nodes that there are (--node)"
@@ -294,14 +270,7 @@ def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str
 
 
 def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
-    """Return why a copy can't be compared: it has no cut row without ``behind`` of a checkpoint at
-    or after ``since_ms``; None: it has one.
-
-    Args:
-        told: cut rows of the copy, newest first.
-        since_ms: time of the earliest checkpoint, epoch ms.
-        newest_ms: time of the newest checkpoint of any copy of the shard, epoch ms.
-    """
+    """Return why a copy has no usable cut row of a checkpoint at or after ``since_ms``, if so."""
     reached = next((row for row in told if not row.behind), None)
     if reached is not None and reached.cut_ms >= since_ms:
         return None

@@ -43,12 +43,11 @@ class FollowOptions:
     """Options of comparisons at intervals, and of repairs.
 
     Attributes:
-        reconcile: options of each comparison.
-        interval_s: time from the start of one comparison to that of the next, in seconds; if a
-            comparison takes longer, the next begins at once.
+        interval_s: time from the start of one comparison to that of the next; if a comparison takes
+            longer, the next begins at once.
         repairs_max: largest number of repairs in the life of the process; 0: no repairs.
         timeout_s: longest wait for the reports of nodes about repair steps, or about reading their
-            disks, in seconds.
+            disks.
     """
 
     reconcile: ReconcileOptions
@@ -59,13 +58,8 @@ class FollowOptions:
 
 @dataclass(slots=True)
 class Repairs:
-    """Numbers of repairs since the process was started.
-
-    Attributes:
-        allowed: largest number of repairs; 0: no repairs are made.
-        made: number of repairs that were begun, successful or not.
-        failed: number of repair steps that failed, or for which no report came.
-        left: number of steps of the newest plan that were not carried out, by reason.
+    """Numbers of repairs since the process was started: ``made`` were begun, successful or not,
+    ``left`` are steps of the newest plan that were not carried out, by reason.
     """
 
     allowed: int = 0
@@ -75,24 +69,15 @@ class Repairs:
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether no more repairs are made, as the allowed number is reached."""
         return 0 < self.allowed <= self.made
 
     def to_json(self) -> dict[str, object]:
-        """Return the numbers of repairs as part of the JSON summary."""
         return {**asdict(self), "left": dict(self.left), "stopped": self.has_stopped}
 
 
 @dataclass(slots=True)
 class Followed:
-    """Results of the comparisons since the process was started.
-
-    Attributes:
-        intervals: number of comparisons, including failed ones.
-        failed: number of comparisons that failed.
-        repairs: numbers of repairs.
-        last: result of the last comparison that did not fail; None: no such comparison.
-    """
+    """Results since the process was started; ``intervals`` counts failed comparisons too."""
 
     intervals: int = 0
     failed: int = 0
@@ -125,8 +110,6 @@ def follow(
 
 
 class _Following:
-    """Runner of comparisons and repairs, one at a time."""
-
     def __init__(
         self, spark: SparkSession, options: FollowOptions, stop: threading.Event, say: Say
     ) -> None:
@@ -140,8 +123,8 @@ class _Following:
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
     def once(self) -> ReconcileResult | str | None:
-        """Compare, make the allowed repairs, write and publish the summary; return the result, or
-        the reason why that failed; None: it was stopped.
+        """Compare, make the allowed repairs, write and publish the summary; return the reason if
+        that failed, None if it was stopped.
         """
         self.so_far.intervals += 1
         try:
@@ -164,9 +147,8 @@ class _Following:
         return compare_copies(self._spark, self._options.reconcile, self._say, self._stop)
 
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
-        """Choose the allowed repairs; if there are any, have the copies read from disk, compare
-        again, and make those that are allowed then. Return the newest comparison.
-        """
+        # The copies are read from disk and compared again before a repair: only what is allowed
+        # then is done.
         chosen = self._choose(result)
         if chosen.repairs:
             self._say("having other copies read from their disks")
@@ -204,9 +186,6 @@ class _Following:
         return choose(result.plan.steps, known, repairs.allowed - repairs.made)
 
     def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
-        """Have nodes read the copies to repair, and their witnesses, from disk; wait up to
-        ``timeout_s`` of the options; return the copies that were read.
-        """
         told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
         copies = list(dict.fromkeys(told))
         plan, timeout_s = uuid.uuid4().hex, self._options.timeout_s

@@ -39,11 +39,8 @@ class CopyStanding(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """Repair of one node's copies of one slice.
-
-    Attributes:
-        steps: steps of the plan for these copies.
-        witnesses: for each shard of the steps, a copy on another node that has no findings.
+    """Repair of one node's copies of one slice; ``witnesses``: for each shard, a copy on another
+    node without findings.
     """
 
     node: str
@@ -62,7 +59,6 @@ class Chosen(NamedTuple):
 def standings(
     compared: Collection[Comparison], wrong: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return the state of every copy in ``compared``; ``wrong``: copies with findings."""
     owners = {(node, one.partition) for one in compared for node in one.owners}
     return {
         (node, *one.place): CopyStanding(
@@ -76,10 +72,6 @@ def standings(
 def choose(
     steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
 ) -> Chosen:
-    """Return the repairs that may be made now, at most ``repairs_left``, and by reason the number
-    of steps that are left to users. ``steps``: steps of the plan; ``known``: state of each compared
-    copy.
-    """
     groups: dict[tuple[str, int], list[RepairStep]] = {}
     for step in steps:
         groups.setdefault((step.node, step.partition), []).append(step)
@@ -103,15 +95,14 @@ def choose(
 
 
 def is_fresh(age_s: float) -> bool:
-    """Return whether copies that were read ``age_s`` seconds ago are recent enough for a repair."""
     return age_s <= FRESH_S
 
 
 def confirmed(
     known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return ``known`` with ``is_equal`` set to False for all copies but those in ``answered``,
-    which their nodes have just read again.
+    """Return ``known`` with ``is_equal`` False for all copies that have not just been
+    read again.
     """
     return {
         copy: one._replace(is_equal=one.is_equal and copy in answered)
@@ -120,9 +111,7 @@ def confirmed(
 
 
 def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> bool:
-    """Return whether a node is, or may be, the owner of a slice; also true if none of its copies of
-    the slice was compared.
-    """
+    # A node counts as owner if none of its copies of the slice was compared.
     mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
     return not mine or any(one.is_owner for one in mine)
 
@@ -130,9 +119,7 @@ def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> b
 def _witnesses(
     node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
 ) -> tuple[Copy, ...] | None:
-    """Return for each shard of the steps a copy without findings on another node, if possible on a
-    replica; None: a shard has no such copy.
-    """
+    """Return for each shard a copy without findings on another node, a replica if possible."""
     found = []
     for place in dict.fromkeys((step.topic, step.partition) for step in steps):
         right = [

@@ -49,5 +49,4 @@ class ReconcileOptions:
     topic: str | None = None
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"

@@ -63,9 +63,7 @@ class Heat:
 
 
 def heat(found: DataFrame) -> Heat | None:
-    """Return the number of findings by copy and range of due times; None: no finding names a node
-    and a slot. ``found``: columns ``compare.FINDING``.
-    """
+    """Return the numbers for the heat map; None: no finding names a node and a slot."""
     placed = found.where("slot_start_ms > 0 and node is not null")
     first, last = placed.agg(sf.min("slot_start_ms"), sf.max("slot_start_ms")).collect()[0]
     if first is None:
@@ -87,9 +85,6 @@ def heat(found: DataFrame) -> Heat | None:
 
 
 def page(result: ReconcileResult, where: Heat | None) -> str:
-    """Return the page of a comparison as HTML text; ``where``: findings for the heat map, None: no
-    map.
-    """
     passed = f"{result.counts.slots_passed} slots became due while this ran; what differed there"
     notes = [f"{passed} is left out."] if result.counts.slots_passed else []
     sections = [_findings(result, where)] if result.findings else []
@@ -134,9 +129,6 @@ def _findings(result: ReconcileResult, where: Heat | None) -> PageSection:
 
 
 def heat_map(where: Heat) -> Chart:
-    """Return a chart with a row for each copy and a column for each range of due times, darker for
-    more findings.
-    """
     names = [f"{node} {topic}:{partition}" for node, topic, partition in where.copies]
     cells = [
         (row, at, count)

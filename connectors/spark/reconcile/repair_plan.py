@@ -1,4 +1,4 @@
-"""Repair plan: ranges of copies that nodes must read again from the log, as a file that users check
+"""Repair plan: ranges of copies that nodes must read again from the log; users check the file
 first.
 
 ``reconcile`` writes ``plan.json``; ``carry_out`` sends its steps to the nodes and waits for their
@@ -69,7 +69,6 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copy(self) -> Copy:
-        """Node, topic and partition of the copy."""
         return self.node, self.topic, self.partition
 
 
@@ -91,11 +90,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
 
     def age_hours(self, now_ms: int) -> int:
-        """Return the age of the plan at ``now_ms`` (epoch ms) in whole hours."""
         return (now_ms - self.made_ms) // HOUR_MS
 
     def encode(self) -> str:
-        """Return the plan as the JSON text of ``plan.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
 
@@ -105,11 +102,8 @@ def first_steps(
     """Return the steps for a plan, and a list of notes for users.
 
     Only the first ``STEPS_MAX`` of ``steps`` are used; a note says so if there are more. More than
-    ``RANGES_MAX`` steps for one copy become one step that rebuilds the whole copy.
-
-    Args:
-        steps: all steps, those of one copy together; or the first ``STEPS_MAX`` and one more.
-        keep: copies that must not be rebuilt as a whole.
+    ``RANGES_MAX`` steps for one copy become one step that rebuilds the whole copy, unless it is in
+    ``keep``. The steps of one copy stand together.
     """
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
     found: list[RepairStep] = []
@@ -121,7 +115,6 @@ def first_steps(
 
 
 def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
-    """Return one step that rebuilds a whole copy, in place of steps for ranges of this copy."""
     return replace(
         ranges[0],
         command="rebuild_copy",
@@ -156,8 +149,6 @@ def decode_plan(data: bytes | str) -> Plan:
 
 
 class CommandClient(Protocol):
-    """Client that sends commands to nodes, such as ``RepairDesk``."""
-
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
         """Send commands to nodes, and yield their reports as they come, until each command has one
         or ``timeout_s`` seconds are over.
@@ -170,13 +161,8 @@ the newest report; None: there is no report yet."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of carrying out a plan.
-
-    Attributes:
-        done: number of steps that were carried out.
-        frames: number of pending records that nodes have stored again.
-        failed: reason why a step failed, by the number of the step.
-        silent: numbers of the steps for which no report came in time.
+    """Result of carrying out a plan; ``frames``: number of pending records that nodes have stored
+    again.
     """
 
     done: int
@@ -186,7 +172,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every step of the repair plan was carried out."""
         return not self.failed and not self.silent
 
 
@@ -200,7 +185,7 @@ def carry_out(
     timeout_s: float = 600.0,
     replica_only: bool = False,
 ) -> Outcome:
-    """Send the steps of a plan to the nodes, wait for their reports, and return the result.
+    """Send the steps of a plan to the nodes, and wait for their reports.
 
     Args:
         plan: a plan from ``decode_plan``.
@@ -251,7 +236,7 @@ def commands(
     replica_only: bool,
 ) -> list[Command]:
     """Return repair steps as commands for nodes, which expire after ``timeout_s`` seconds, when
-    their reports are no longer awaited; ``numbered``: steps with their numbers.
+    their reports are no longer awaited.
     """
     expires_ms = int((time.time() + timeout_s) * 1_000)
     return [

@@ -1,5 +1,3 @@
-"""Result of a comparison of copies: findings by kind, counts, and paths of the written files."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -17,8 +15,7 @@ class Counts:
     """Numbers of records, slots and offsets in a comparison.
 
     Attributes:
-        slot_rows: slots in the digest rows that were read, counted for each copy; 0 for copies on
-            disks.
+        slot_rows: slots in the digest rows that were read, counted for each copy.
         slots_differing: slots that were compared with the log, as copies differ there or all are
             compared.
         slots_passed: wrong slots that K passed while the comparison was running; findings there are
@@ -41,7 +38,6 @@ class Counts:
     uncompared: int = 0
 
     def notes(self) -> list[str]:
-        """Return notes for users about what could not be judged; empty: there is nothing."""
         notes = []
         if self.uncompared:
             notes.append(
@@ -63,11 +59,9 @@ class ReconcileResult:
 
     Attributes:
         findings: number of findings by kind; kinds without any are left out.
-        seconds: duration of the comparison.
         read_s: time at which reading the copies began, monotonic seconds.
         paths: paths of the results by name: ``findings``, ``summary``, ``plan`` and ``report``.
         sample: the first findings, for display, at most ``run.SAMPLE_ROWS``.
-        compared: comparison of every shard, with the nodes whose copies are compared.
         wrong: copies with at least one finding.
         notes: one sentence for each log that is not compared, or only in part, with the reason.
     """
@@ -85,20 +79,16 @@ class ReconcileResult:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether everything was compared and there are no findings."""
         return self.status == 0
 
     @property
     def status(self) -> int:
-        """Return the exit status of the command: 3 if there are findings, 4 if there are none and
-        something was not compared, else 0.
-        """
         left = self.counts.uncompared + self.counts.unjudged
         return exit_status(len(self.findings), left if self.compared else 1)
 
     @property
     def extent(self) -> str:
-        """Return how much was compared, as a part of a sentence."""
+        """How much was compared, as a part of a sentence."""
         counts, shards = self.counts, len(self.compared)
         return (
             f"{max(0, shards - counts.uncompared):,} of {shards:,} shards, {counts.records:,} of "
@@ -106,7 +96,6 @@ class ReconcileResult:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as the content of ``summary.json``, ready for a JSON encoder."""
         return {
             "v": FINDINGS_VERSION,
             "kind": "reconcile",

@@ -27,8 +27,8 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of an export: path of the Parquet file and its number of rows (pending records). All
-    records of the shard with offsets below ``stop_offset`` (S) had been stored by then.
+    """Path of the Parquet file and its number of rows (pending records). All records of the shard
+    with offsets below ``stop_offset`` (S) had been stored by then.
     """
 
     path: Path
@@ -45,14 +45,8 @@ def export_rocks(
     content: bool = True,
 ) -> Exported:
     """Write the records of one shard to a Parquet file, which appears at ``target`` only when it is
-    complete; return what was written.
-
-    Args:
-        shard: store of a worker, and the shard in it.
-        target: path of the Parquet file, which is replaced if it exists.
-        bounds: range of key times to export.
-        topic: name of the delay topic for the column ``topic``; None: unknown.
-        content: whether to include keys, values and headers of records.
+    complete. ``topic`` fills the column of that name; without ``content``, keys, values and headers
+    are left out.
 
     Raises:
         StoreError: the store is missing, damaged or of another format.
@@ -76,8 +70,8 @@ def export_rocks(
 
 
 def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    """Yield the stored records of a shard with key times in ``bounds``, in the order of their keys,
-    in lists of up to 65,536 records or some 32 MiB.
+    """Yield the records of a shard in the order of their keys, in lists of up to 65,536 records or
+    some 32 MiB.
     """
     batch: list[Frame] = []
     size = 0

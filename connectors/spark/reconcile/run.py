@@ -78,8 +78,8 @@ def reconcile(
 def compare_copies(
     spark: SparkSession, options: ReconcileOptions, say: Say, stop: threading.Event | None = None
 ) -> ReconcileResult:
-    """Compare the copies and write findings, page and repair plan; ``conclude`` writes the
-    summary. ``stop``: ends the waiting for nodes, with ``DelayServiceError``, when it is set.
+    """Compare the copies and write findings, page and repair plan; ``conclude`` writes the summary.
+    ``stop``: ends the waiting for nodes, with ``DelayServiceError``, when it is set.
     """
     return _Reconciling(spark, options, say, stop or threading.Event()).run()
 
@@ -90,9 +90,6 @@ def conclude(
     result: ReconcileResult,
     repairs: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the summary, and publish findings and summary if the options name a topic; ``repairs``:
-    facts about repairs to add to the summary.
-    """
     summary = {**result.to_json(), **({} if repairs is None else {"repairs": repairs})}
     write_text(result.paths["summary"], json.dumps(summary, indent=2) + "\n")
     if options.topic is not None:
@@ -117,7 +114,6 @@ class _Reconciling:
         self._counts = Counts()
 
     def run(self) -> ReconcileResult:
-        """Compare the copies, write findings, repair plan and page, and return the result."""
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")
@@ -199,16 +195,10 @@ class _Reconciling:
         return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
-        """Return a data frame with ``topic``, ``partition`` and further columns. ``columns``: DDL
-        of the further ones; ``facts``: their values by shard.
-        """
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
-        """Return the records that are pending by the log in the slots where copies differ
-        (``suspected``), or in all slots for a deep comparison.
-        """
         parts = self._parts(served(cut), replicas, suspected)
         self._counts.log_offsets = sum(part.stop - part.start for part in parts.values())
         sifted = self._kept("sifted", self._sift(parts))
@@ -228,9 +218,6 @@ class _Reconciling:
     def _parts(
         self, shards: Mapping[Place, ShardCut], replicas: Replicas, suspected: DataFrame
     ) -> dict[Place, LogPart]:
-        """Return by shard the part of its log that may have pending records of the slots in
-        ``suspected``, or of all slots for a deep comparison.
-        """
         compared = {one.place: one for one in replicas.compared}
         bounds = self._bounds(replicas, suspected)
         starts = self._starts({p: (shards[p], first) for p, (first, _) in bounds.items()})
@@ -247,9 +234,6 @@ class _Reconciling:
         }
 
     def _starts(self, first: Mapping[Place, tuple[ShardCut, int]]) -> dict[Place, int]:
-        """Return by shard the offset at which reading of its log must begin; ``first``: the shard,
-        and the lowest key time (epoch ms) that is needed.
-        """
         by_time: dict[int, list[Place]] = {}
         for place, (shard, key_ms) in first.items():
             since_ms = written_since_ms(shard.contracts, key_ms)
@@ -272,10 +256,7 @@ class _Reconciling:
         return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return all findings, columns ``FINDING``, except those in slots that K has passed while
-        the comparison was running. ``wrong``: slots of copies that differ from the log; ``logged``:
-        result of ``_logged``.
-        """
+        # Slots that K has passed while the comparison was running are left out.
         asked = self._asked(replicas, wrong, logged)
         if asked.isEmpty():
             return self._others(replicas)
@@ -311,7 +292,6 @@ class _Reconciling:
         return asked.union(named.select(*PLACE, sf.expr("false")))
 
     def _others(self, replicas: Replicas) -> DataFrame:
-        """Return findings about unreadable ranges, and about copies that can't be compared."""
         replicas.look_again()
         rows = [
             (kind, node or None, *one.place, None, None, None, None, why)
@@ -325,7 +305,6 @@ class _Reconciling:
     def _plan(
         self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
     ) -> tuple[Plan, list[str]]:
-        """Return the repair plan for the findings ``found``, and notes for users on its limits."""
         shards = served(cut)
         facts = {
             one.place: (shards[one.place].topic_id, one.cursor.offset, shards[one.place].span.start)

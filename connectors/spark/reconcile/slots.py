@@ -27,12 +27,12 @@ WRONG: Final = (
 
 
 def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
-    """Return the slots to compare with the log: those that differ between copies.
+    """Return the slots to compare with the log: those that differ between copies, or ``every``
+    slot.
 
     Args:
         sums: count and hash of each copy's records by slot, columns ``digest_rows.SUMS``.
         copies: for each shard, the ``nodes`` whose copies are compared.
-        every: whether to return slots that are equal in all copies too.
 
     Returns:
         Columns of a slot, and ``sums``: array of node, count and hash of each copy that has records
@@ -56,19 +56,11 @@ def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
 def wrong_slots(
     suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame, hashed: str
 ) -> DataFrame:
-    """Return the slots of copies that differ from the log in count or hash of the records, except
-    slots that the node could not read.
+    """Return the slots of copies that differ from the log in count or hash, columns ``WRONG``,
+    except slots that the node could not read (``UNREADABLE``).
 
-    Args:
-        suspected: result of ``suspects``.
-        logged: records that are pending by the log, with their slots; complete for the slots of
-            ``suspected``.
-        copies: for each shard, the ``nodes`` whose copies are compared.
-        unreadable: ranges that nodes could not read, columns ``details.UNREADABLE``.
-        hashed: name of the column of ``logged`` with the hashes that are summed up in a slot.
-
-    Returns:
-        Columns of ``WRONG``.
+    ``logged``: records that are pending by the log, with their slots, and in the column ``hashed``
+    the hash to sum up; complete for the slots of ``suspected``.
     """
     right = logged.groupBy(*SLOT).agg(
         sf.count("*").alias("log_count"), sum64(sf.col(hashed)).alias("log_hash")
@@ -86,14 +78,11 @@ def wrong_slots(
 
 
 def by_node(copies: DataFrame) -> DataFrame:
-    """Return a row for each copy, from a row for each shard with the ``nodes`` that have copies."""
     return copies.select(*SHARD, sf.explode("nodes").alias("node"))
 
 
 def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the slots of copies that no range of the same copy overlaps; ``ranges``: columns
-    ``details.UNREADABLE``.
-    """
+    """Return the slots of copies that no range of the same copy overlaps."""
     bounds = ranges.select(
         *COPY, sf.col("slot_start_ms").alias("from_ms"), sf.col("slot_stop_ms").alias("to_ms")
     )
@@ -138,17 +127,13 @@ def slot_findings(
 
 
 def damage_findings(unreadable: DataFrame) -> DataFrame:
-    """Return unreadable ranges of copies as findings of kind ``damaged``."""
     found = unreadable.withColumn("kind", sf.lit("damaged")).withColumnRenamed("why", "detail")
     return as_findings(found)
 
 
 def ranges_of(slots: DataFrame) -> DataFrame:
     """Return the ranges of due times whose records nodes must send: for each hour of a copy, from
-    the first to the last of the given slots. Ranges with wrong slots come first.
-
-    Args:
-        slots: slots of copies (``PLACE``), and ``is_wrong``.
+    the first to the last of ``slots``. Ranges with wrong slots (``is_wrong``) come first.
 
     Returns:
         Columns of a copy, ``start_ms`` and ``stop_ms`` (exclusive), sorted.
@@ -206,9 +191,7 @@ def plan_steps(
 
 
 def _by_hours(ranges: DataFrame) -> DataFrame:
-    """Return the ranges cut at full hours, about ``STEPS_MAX`` pieces of each at most, as a plan
-    has no more steps.
-    """
+    # About STEPS_MAX pieces of each range at most, as a plan has no more steps.
     start, stop = sf.col("slot_start_ms"), sf.col("slot_stop_ms")
     last = sf.least(stop - 1, start + STEPS_MAX * HOUR_MS)
     hours = sf.sequence(_hour(start), _hour(last), sf.lit(HOUR_MS).cast("bigint"))
@@ -225,8 +208,8 @@ def _hour(time_ms: Column) -> Column:
 
 
 def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
-    """Merge slots of a copy within an hour that are at most ``gap_ms`` ms apart. Return a row for
-    each merged range: copy, ``start_ms``, ``stop_ms`` and the aggregates ``summed``.
+    """Merge slots of a copy within an hour that are at most ``gap_ms`` ms apart: copy,
+    ``start_ms``, ``stop_ms`` and the aggregates ``summed``.
     """
     hour = _hour(sf.col("slot_start_ms")).alias("hour_ms")
     before = Window.partitionBy(*COPY, hour).orderBy("slot_start_ms", "slot_stop_ms")

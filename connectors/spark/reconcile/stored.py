@@ -71,16 +71,10 @@ class ShardName:
                 record's key.
             frames: stored records (key time, offset, mark, encoded payload) in any order.
             content: whether to include keys, values and headers, which are most of the bytes.
-
-        Raises:
-            StoreError: a payload has a version that this code does not know.
         """
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        """Return an Arrow batch of one row of damage: the keys and offsets that could not be read,
-        and why.
-        """
         slot_ms = (damage.start_ms, damage.stop_ms)
         offsets = (damage.first_offset, damage.stop_offset)
         unknown = (None,) * (len(SCHEMA) - _DAMAGE_COLUMNS)
@@ -90,7 +84,6 @@ class ShardName:
     def _row(
         self, slot_ms: tuple[int, int] | None, frame: Frame, *, content: bool
     ) -> tuple[object, ...]:
-        """Return one stored record as values for the columns of ``DDL``, in order."""
         key_ms, offset, mark, data = frame
         target, partition, key, value, headers, due_ms, meta = decode_payload(data)
         record_id, source, attempt, expires_ms = _PLAIN if meta is None else meta[:4]
@@ -111,8 +104,8 @@ class ShardName:
 
 
 def signed(hashed: int) -> int:
-    """Return an unsigned number of 64 bits as a signed one with the same bits, as Spark and Arrow
-    store it.
+    """Return an unsigned number of 64 bits as Spark and Arrow store it: signed, with the
+    same bits.
     """
     return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
 

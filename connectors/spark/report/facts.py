@@ -51,12 +51,10 @@ class Lateness:
 
     Attributes:
         name: the target, the hour's start in epoch milliseconds, the class of delays, or ``all``.
-        records: number of deliveries.
         bytes: sum of the bytes of the deliveries' keys and values.
         early: number of deliveries before the due time, without fired records.
         fired: number of fired records, which have no lateness.
-        p50_ms, p90_ms, p99_ms: quantiles of lateness, in ms; None when all records were fired.
-        max_ms: largest lateness, in ms; None when all records were fired.
+        p50_ms, p90_ms, p99_ms, max_ms: lateness, in ms; None when all records were fired.
         histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and at the end the
             number of those later than its last bound.
     """
@@ -81,13 +79,8 @@ NOTHING_LATE: Final = Lateness(
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """Pending records that are due in one time step.
-
-    Attributes:
-        start_ms: start of the step, epoch ms.
-        records: number of records.
-        bytes: sum of the bytes of the records' keys and values.
-        peak_per_s: largest number of records that are due in one second of the step.
+    """Pending records that are due in one step from ``start_ms`` (epoch ms) on; ``peak_per_s``:
+    largest number that is due in one second of it.
     """
 
     start_ms: int
@@ -100,13 +93,8 @@ class LoadStep:
 class PendingTotals:
     """Totals of all pending records. A parked or paced record counts as due at its next attempt.
 
-    Attributes:
-        records: number of records.
-        bytes: sum of the bytes of the records' keys and values.
-        overdue: number of records whose due time has passed.
-        beyond: number of records that are due after the end of the forecast.
-        last_ms: start of the last second in which a pending record is due, epoch ms; None: no
-            record is pending.
+    ``overdue`` counts records whose due time has passed, ``beyond`` those due after the end of the
+    forecast; ``last_ms``: last second in which a record is due, epoch ms.
     """
 
     records: int
@@ -129,23 +117,18 @@ class ReportFacts:
     """All facts of a report.
 
     Attributes:
-        since_ms, until_ms: start and exclusive end of the reported period, epoch ms; None: no
-            limit.
-        whole: lateness of all deliveries together.
-        targets: lateness for each of the targets with the most deliveries; ``targets_total`` is the
-            number of all targets.
+        since_ms, until_ms: start and exclusive end of the reported period, epoch ms.
+        targets: lateness for the targets with the most deliveries, of ``targets_total``.
         hours: lateness for each of the last ``HOURS_MAX`` hours in which delivered records were
             due, ascending.
         delays: lateness for each class of delays with any deliveries, in the order of ``DELAYS``.
-        waiting: totals of pending records.
-        horizon_ms: length of the forecast, in ms.
+        horizon_ms: length of the forecast.
         forecast: pending records by time steps of ``step_ms``, ascending; steps without records are
             left out.
         pending_targets: number of pending records of the targets that have the most.
         outcomes: number of records in the outcomes topic by the value of ``delay-outcome``, also
             ``fired`` and ``not_pending``.
         letters: number of dead letters by error code.
-        seconds: duration of the counting, in seconds.
         cut: offsets and cursors up to which records are counted.
     """
 
@@ -167,7 +150,6 @@ class ReportFacts:
     cut: Cut
 
     def to_json(self) -> dict[str, object]:
-        """Return the facts as the content of ``report.json``, ready for a JSON encoder."""
         facts = {name: value for name, value in asdict(self).items() if name != "cut"}
         return {
             "v": 1,

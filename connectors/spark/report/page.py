@@ -34,7 +34,6 @@ _P99: Final = 5
 
 
 def page(report: ReportFacts) -> str:
-    """Return the report as the text of an HTML file: lateness, forecast, outcomes, cursors."""
     as_of = moment(report.cut.taken_ms)
     early = f"{number(report.whole.early)} records were delivered before their due time"
     warnings = [f"{early}. An audit names each of them."] if report.whole.early else []
@@ -129,9 +128,7 @@ def _cells(group: Lateness) -> tuple[object, ...]:
 
 
 def class_names() -> list[str]:
-    """Return a display name for each class of ``Lateness.histogram``, in its order, from "early" to
-    "later".
-    """
+    """Return a name for each class of ``Lateness.histogram``, from "early" to "later"."""
     bounds = [format_duration(bound) if bound else "0" for bound in LATENESS_BOUNDS_MS[1:]]
     return ["early", *bounds, "later"]
 

@@ -77,10 +77,9 @@ class ReportOptions:
     Attributes:
         audit: the cluster, and the topics to read, as for an audit; its ``out`` is the folder of
             the report, which replaces an earlier report there.
-        since_ms: start of the reported period by the records' timestamps, epoch milliseconds; None:
-            from the start of the logs.
-        until_ms: end of the period, exclusive; None: now.
-        horizon_ms: length of the load forecast from now on, in ms.
+        since_ms, until_ms: reported period by the records' timestamps, epoch ms, ``until_ms``
+            exclusive; None: from the start of the logs, until now.
+        horizon_ms: length of the load forecast from now on.
         top: number of targets in the tables, those with the most records.
     """
 
@@ -92,8 +91,8 @@ class ReportOptions:
 
 
 def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts:
-    """Count records, write ``report.html``, ``report.json`` and the Parquet data sets ``lateness``
-    and ``forecast`` into the report's folder, and return the facts.
+    """Count records, and write ``report.html``, ``report.json`` and the Parquet data sets
+    ``lateness`` and ``forecast`` into the report's folder.
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic named in the options is missing.
@@ -128,8 +127,6 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts
 
 
 class _Work:
-    """Counter of the records of one report, up to the offsets and cursors of the cut ``cut``."""
-
     def __init__(self, spark: SparkSession, options: ReportOptions, cut: Cut) -> None:
         self._spark = spark
         self._options = options
@@ -139,9 +136,6 @@ class _Work:
         self.step_ms = next(steps, _STEPS_MS[-1])
 
     def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
-        """Return the records of topics up to the cut, or only those with timestamps of ``since_ms``
-        (epoch ms) or later.
-        """
         spans = {place: span for place, span in self._cut.spans.items() if place[0] in topics}
         if since_ms is not None and spans:
             later = offsets_at(self._audit.client, spans.keys(), since_ms)
@@ -153,7 +147,6 @@ class _Work:
         return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
-        """Return the records that were written to topics within the reported period."""
         options = self._options
         records = self._read(topics, since_ms=options.since_ms)
         if options.since_ms is not None:
@@ -163,9 +156,7 @@ class _Work:
         return records
 
     def lateness(self) -> dict[str, Any]:
-        """Write the data set ``lateness``; return the facts about deliveries by the name of the
-        field of ``ReportFacts`` that each fills.
-        """
+        """Write the data set ``lateness``; return the fields of ``ReportFacts`` that it fills."""
         delivered = self._delivered()
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
@@ -226,10 +217,7 @@ class _Work:
         )
 
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
-        """Write the data set ``forecast``, pending records by second and target; return the totals
-        of pending records, the steps of the forecast, and the targets with the most pending
-        records.
-        """
+        """Write the data set ``forecast``, pending records by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
             s.place: LogPart(s.contracts, s.span.start, s.span.end, s.later)
@@ -268,9 +256,7 @@ class _Work:
         )
 
     def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
-        """Return the pending records that are due before ``end_ms`` (epoch ms) by time step,
-        ascending; overdue records are in the first step. ``seconds``: the data set ``forecast``.
-        """
+        # Overdue records are in the first step.
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         sums = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms").agg(*_sums())
         at_ms = sf.greatest(sf.col("second_ms"), sf.lit(now_ms))
@@ -280,9 +266,7 @@ class _Work:
         return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
     def named(self, topic: str, header: str) -> tuple[Count, ...]:
-        """Return the number of a topic's records in the reported period by value of a header, the
-        50 most frequent values first.
-        """
+        """Return the number of records by value of a header, the 50 most frequent values first."""
         said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
         rows = said.groupBy("name").count().orderBy(sf.desc("count")).limit(_NAMES_MAX).collect()
         return tuple(Count(row["name"], row["count"]) for row in rows)
@@ -301,9 +285,6 @@ def _bytes(column: str) -> Column:
 
 
 def _delay() -> Column:
-    """Return a column with the class of delays, as in ``DELAYS``, from ``due_ms``, ``written_ms``
-    and ``recurring``.
-    """
     delay_ms = sf.col("due_ms") - sf.col("written_ms")
     found = sf.when(sf.col("recurring"), DELAY_RECURRING).when(delay_ms.isNull(), DELAY_UNKNOWN)
     for name, bound_ms in DELAY_BOUNDS:
@@ -312,7 +293,6 @@ def _delay() -> Column:
 
 
 def _histogram() -> Column:
-    """Return a column with the number of records in each class of lateness, as an array."""
     late_ms, bounds = sf.col("late_ms"), LATENESS_BOUNDS_MS
     between = [(late_ms > low) & (late_ms <= high) for low, high in pairwise(bounds)]
     classes = [late_ms <= bounds[0], *between, late_ms > bounds[-1]]

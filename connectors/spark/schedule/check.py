@@ -47,9 +47,9 @@ class RowRules:
         topic: name of the delay topic.
         contracts: contracts for records that are written now. While nodes change the settings there
             are several, and a record must be valid under each.
-        now_ms: time at which the record is assumed to be appended, epoch milliseconds.
+        now_ms: time at which the record is assumed to be appended, epoch ms.
         partitions: number of partitions of each topic of the cluster.
-        record_bytes_max: the delay topic's ``max.message.bytes``, in bytes.
+        record_bytes_max: the delay topic's ``max.message.bytes``.
         allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
     """
 
@@ -62,8 +62,7 @@ class RowRules:
 
 
 def check(rules: RowRules) -> Check:
-    """Return a function for ``DataFrame.mapInArrow`` that checks rows with the columns
-    ``mapping.DRAFT_COLUMNS``, and returns them with the columns ``JUDGED``.
+    """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
 
     The function appends ``code`` and ``reason``, which are null for valid rows. It sets ``row`` of
     valid rows to null, as only rejected rows are shown as text.
@@ -85,8 +84,6 @@ def check(rules: RowRules) -> Check:
 
 
 class ScheduleCheck:
-    """Checker of records against contracts, limits and existing target topics."""
-
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
         self._readers = [
@@ -97,9 +94,7 @@ class ScheduleCheck:
         self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
-        """Return error code and reason if the service would not deliver a record; None: it would.
-        ``row``: the record as the service would read it.
-        """
+        """Return error code and reason if the service would not deliver a record."""
         size = _size(row)
         if size > self._rules.record_bytes_max:
             return TOO_LARGE, (

@@ -47,8 +47,6 @@ class CsvRow(NamedTuple):
 
 
 class _Lines:
-    """Iterator over the lines of a file as text, each with its line break."""
-
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = iter(lines)
         self.number = 0
@@ -67,11 +65,8 @@ class _Lines:
 
 
 def csv_rows(lines: Iterable[bytes], names: Sequence[str]) -> Iterator[CsvRow]:
-    """Yield the rows of a CSV file, without the first one, which has the names of the columns.
-
-    Args:
-        lines: the content of the file, split at each line feed.
-        names: names that the columns must have, in any order.
+    """Yield the rows of a CSV file after the first, whose names must be ``names`` in any order;
+    ``lines``: the content of the file, split at each line feed.
     """
     csv.field_size_limit(CELL_CHARS_MAX)
     source = _Lines(lines)
@@ -108,9 +103,6 @@ def csv_rows(lines: Iterable[bytes], names: Sequence[str]) -> Iterator[CsvRow]:
 
 
 def _unusable(heading: Sequence[str], names: Collection[str]) -> str | None:
-    """Return why the names of columns can't be used; None: they can. ``names``: those that are
-    expected.
-    """
     if not heading or len({name.lower() for name in heading}) < len(heading):
         return f"it does not name each column once, but says {', '.join(heading) or 'nothing'}"
     if set(heading) != set(names):
@@ -173,13 +165,6 @@ def _names(spark: SparkSession, files: Iterable[str], where: str) -> list[str]:
 def _reading(
     names: Sequence[str], columns: Sequence[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that makes rows from lines.
-
-    Args:
-        names: names of the columns of the files.
-        columns: names of the columns of the result.
-    """
-
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[tuple[str | None, ...]] = []
         chars, nothing = 0, (None,) * len(names)
@@ -198,9 +183,7 @@ def _reading(
 
 
 def _lines_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple[str, ...], bytes]]:
-    """Yield the place of each line, which is the file and the values of its folders, and the
-    line.
-    """
+    """Yield each line with its place: the file, and the values of its folders."""
     for batch in batches:
         file, line, *folders = (column.to_pylist() for column in batch.columns)
         yield from zip(zip(file, *folders, strict=True), line, strict=True)

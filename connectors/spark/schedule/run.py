@@ -76,14 +76,11 @@ class ScheduleOptions:
     Attributes:
         client: options of librdkafka for reading, as in the service's ``[kafka]`` section.
         writer: options of librdkafka for writing; None: those in ``client``.
-        topic: name of the delay topic.
         name: name of the job, used as consumer group and prefix of its transactional ids. A second
             process with this name stops the first.
-        fields: mapping from the columns of a row to the parts of a delayed record.
         rejected_path: folder of Parquet files for rejected rows; each process replaces it.
         allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
         skip_rejected: whether to write the valid rows even if other rows are rejected.
-        dry_run: whether to check only, and write no delayed record.
         min_partitions: smallest number of tasks that read the delay topic.
         sample_rows: number of records in the result's sample.
     """
@@ -112,8 +109,6 @@ class Scheduled:
         fresh: number of valid rows whose id and content the delay topic does not have yet.
         replacing: number of ``fresh`` rows whose id the delay topic has with another content; that
             record is replaced if it is pending.
-        written: number of records that were written to the delay topic.
-        seconds: duration, in seconds.
         rejected_path: folder of the rejected rows; None: no row was rejected.
         sample: id, headers and value of some ``fresh`` rows, as text.
     """
@@ -129,7 +124,6 @@ class Scheduled:
     sample: list[dict[str, object]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        """Return the result ready for a JSON encoder."""
         return {"v": VERSION, "kind": "schedule", **asdict(self)}
 
 
@@ -237,11 +231,8 @@ def _check_replaceable(path: str) -> None:
 def served_contracts(
     client: Mapping[str, str], checkpoint: str, topic: str
 ) -> tuple[Contract, ...]:
-    """Return the contracts for records that are written now to the delay topic ``topic``, from the
-    newest checkpoints.
-
-    There is one contract, or several while the nodes change it. The result is empty if the topic
-    was never served.
+    """Return the contracts for records that are written now to ``topic``, from the newest
+    checkpoints: one, or several while the nodes change it; none if the topic was never served.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
@@ -279,9 +270,7 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
 
 
 def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
-    """Return every row with an error code and a reason, columns ``check.JUDGED``: those of the
-    check, or ``ID_DUPLICATE`` if another row has its id; null for valid rows.
-    """
+    # A row whose id another row has is rejected too (ID_DUPLICATE).
     asked = drafts(rows, fields)
     checked = asked.mapInArrow(check(rules), JUDGED)
     # From what was asked, not from what was checked: that would be checked twice.
@@ -300,7 +289,6 @@ def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
 
 
 def _counts(judged: DataFrame) -> dict[str | None, int]:
-    """Return the number of rows by error code; the key None counts valid rows."""
     try:
         return counts_by("code", judged)
     except FAILURES as exc:
@@ -308,18 +296,12 @@ def _counts(judged: DataFrame) -> dict[str | None, int]:
 
 
 def write_rejected(judged: DataFrame, path: str) -> None:
-    """Write the rows that have an error code to the Parquet folder ``path``, with the columns of
-    ``REJECTED``, in place of its content.
-    """
     bad = judged.where("code IS NOT NULL")
     text = sf.col("id").cast("string").alias("id")
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
 
 
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
-    """Return ``id`` and ``digest`` (hash of the content) of every record with an id that the delay
-    topic has now.
-    """
     spans = settled_spans(options.client, [options.topic])
     records = read_topic(spark, options.client, spans, options.min_partitions)
     named = records.withColumn("id", last_header(names.DELAY_ID))
@@ -327,16 +309,13 @@ def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
 
 
 def _digest() -> Column:
-    """Return a column with the hash of a record's id, value and headers, which include time and
-    target. 64 bits suffice, as only contents of the same id are compared.
-    """
+    # 64 bits suffice, as only contents of the same id are compared.
     return sf.xxhash64("id", "value", "headers")
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Return those of the valid records ``good`` that are not in ``held``, the records of the delay
-    topic, by id and content; with ``is_replacing``: whether ``held`` has their id with another
-    content.
+    """Return those of the valid records that the delay topic (``held``) lacks, by id and content;
+    ``is_replacing``: whether it has their id with another content.
     """
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())
@@ -359,7 +338,6 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 
 def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
-    """Return the sink that writes a job's records to the delay topic."""
     return TopicSink(
         client=sink_client(options.writer or options.client),
         topic=options.topic,

@@ -80,7 +80,6 @@ class StreamOptions:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """Arguments for Spark's ``trigger``, which decides when a batch begins."""
         if self.every_ms is None:
             return {"availableNow": True}
         return {"processingTime": f"{self.every_ms} milliseconds"}
@@ -150,14 +149,7 @@ def start_stream(
 
 
 class Stream:
-    """Running stream that schedules the records of a topic.
-
-    Attributes:
-        batches: number of completed batches.
-        written: number of records that this process wrote to the delay topic.
-        rejected: number of rejected records by error code, in the completed batches.
-        rejected_path: folder of the rejected records, with a folder ``batch=N`` for each batch.
-    """
+    """Running stream; ``rejected_path`` has a folder ``batch=N`` for each batch."""
 
     def __init__(
         self,
@@ -185,9 +177,6 @@ class Stream:
         self._is_stopped = False
 
     def start(self, asked: DataFrame, stream: StreamOptions) -> None:
-        """Start Spark's query. ``asked``: stream of unchecked records from ``mapping.drafts``;
-        ``stream``: options with the trigger and the folder for Spark's checkpoint.
-        """
         self._query = (
             asked.writeStream.queryName("delay schedule")
             .trigger(**stream.trigger)
@@ -198,7 +187,6 @@ class Stream:
 
     @property
     def is_active(self) -> bool:
-        """Return whether the stream is running."""
         return bool(self._query.isActive)
 
     def stop(self) -> None:
@@ -215,7 +203,6 @@ class Stream:
             raise failure
 
     def to_json(self) -> dict[str, object]:
-        """Return the numbers of batches and records so far, ready for a JSON encoder."""
         return {
             "v": VERSION,
             "kind": "schedule_stream",
@@ -276,9 +263,7 @@ class _State(msgspec.Struct):
 
     Attributes:
         name: name of the stream's sink: the job's name and a random text.
-        topic: name of the delay topic.
-        from_topic: name of the topic to read.
-        topic_id, from_topic_id: Kafka's ids of both topics.
+        topic_id, from_topic_id: Kafka's ids of the delay topic and the topic to read.
         parts: number of parts in which the sink writes.
         schema: fields of the JSON values, as Spark DDL; None: values are not parsed.
     """
@@ -293,11 +278,6 @@ class _State(msgspec.Struct):
 
 
 def _id_of(admin: KafkaAdmin, topic: str) -> str:
-    """Return Kafka's id of a topic.
-
-    Raises:
-        DelayServiceError: the broker that answers does not know the topic.
-    """
     found = topic_ids(admin, [topic]).get(topic)
     if found is None:
         raise DelayServiceError(f"topic {topic} can't be described: try again")
@@ -307,19 +287,9 @@ def _id_of(admin: KafkaAdmin, topic: str) -> str:
 def _refuse_another(
     state: _State, served: KafkaAdmin, cluster: KafkaAdmin, checkpoint: str
 ) -> None:
-    """Refuse to go on if a topic was deleted and created again since the stream began: the stream's
-    offsets and what it has written are of the former topic. A topic that a broker does not know is
-    passed over, as brokers learn of a topic one after another.
-
-    Args:
-        state: facts about the stream.
-        served: client of the cluster with the delay topic.
-        cluster: client of the cluster with the topic to read.
-        checkpoint: folder for the state of the stream.
-
-    Raises:
-        InvalidRequestError: a topic has another id.
-    """
+    # After a topic was created again, the stream's offsets and what it has written are of the
+    # former topic. A topic that a broker does not know is passed over, as brokers learn of a topic
+    # one after another.
     for admin, topic, known in (
         (served, state.topic, state.topic_id),
         (cluster, state.from_topic, state.from_topic_id),
@@ -389,7 +359,6 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
 
 
 def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
-    """Return the columns of the first JSON objects in the topic, as Spark DDL."""
     text = sf.col("value").cast("string").alias("text")
     first = _records(spark.read, stream).select(text).limit(_SAMPLE_RECORDS)
     found = first.where(sf.json_object_keys("text").isNotNull()).collect()
