@@ -29,7 +29,6 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.contract.names import COPY_NAMES, HOME_NAMES
 
 _RECORDS_MAX: Final = 2_000_000
-"""Largest number of records in one batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
 
+# Largest allowed time by which an output's timestamp precedes that of its source record, in ms.
 CLOCKS_DIFFER_MS: Final = 600_000
-"""Largest allowed time by which an output's timestamp precedes that of its source record, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,6 @@ class EarlierCut:
 
 
 NO_PAST: Final = EarlierCut()
-"""Facts of an audit without a previous cut."""
 
 
 @dataclass(frozen=True, slots=True)

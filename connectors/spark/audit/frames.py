@@ -21,8 +21,8 @@ from connectors.spark.common.cut import Cut
 from connectors.spark.ledger.facts import NAMED
 from connectors.spark.ledger.rows import NO_SHARD, name_hash
 
+# Largest number of offset blocks of which the driver keeps the time when H had passed them.
 _PASSED_MAX: Final = 500_000
-"""Largest number of offset blocks of which the driver keeps the time when H had passed them."""
 _USUAL: Final = Strictness()
 
 

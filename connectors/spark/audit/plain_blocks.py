@@ -21,16 +21,16 @@ from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, SOURCE
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
 from delayservice.contract.entry import SCHEDULE
 
+# Size of a block of neighbouring offsets that are compared together: 2 to this power.
 BLOCK_BITS: Final = 8
-"""Size of a block of neighbouring offsets that are compared together: 2 to this power."""
 BLOCK: Final = ["shard", "block"]
 
+# Columns with two cursors of a shard, first read before the ends of the logs and last after them: K
+# (_ms in epoch ms, _at as offset) and H (_h, offset).
 CURSORS: Final = (
     "shard long, first_ms long, first_at long, first_h long, "
     "last_ms long, last_at long, last_h long"
 )
-"""Columns with two cursors of a shard, ``first`` read before the ends of the logs and ``last``
-after them: K (``_ms`` in epoch ms, ``_at`` as offset) and H (``_h``, offset)."""
 
 
 def is_plain() -> Column:

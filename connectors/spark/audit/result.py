@@ -10,7 +10,6 @@ from connectors.spark.common.failures import exit_status
 
 SAMPLE_ROWS: Final = 20
 VERSION: Final = 2
-"""Version of the format of findings and summaries."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,10 @@ COUNT: Final = 5
 as ``ledger.ids.Line``; ``COUNT``: the row holds a number of records."""
 
 _SCHEMA: Final = arrow_schema(JUDGED)
+# Largest number of rows that are held as Python objects before they become an Arrow batch.
 _ROWS_MAX: Final = 10_000
-"""Largest number of rows that are held as Python objects before they become an Arrow batch."""
+# Size of a block of neighbouring offsets, which one task judges together: 2 to this power.
 _BLOCK_BITS: Final = 13
-"""Size of a block of neighbouring offsets, which one task judges together: 2 to this power."""
 
 _Row: TypeAlias = dict[str, Any]
 _pack: Final = msgspec.msgpack.Encoder().encode

@@ -25,9 +25,9 @@ COMPACTED: Final = "target_compacted"
 it; ``NOT_READ``: its target is not read; ``COMPACTED``: its target keeps only the last record of a
 key."""
 
+# Allowed lag of a broker's clock behind a node's, in ms; the service delivers nothing while the lag
+# is larger.
 CLOCKS_MS: Final = 500
-"""Allowed lag of a broker's clock behind a node's, in ms; the service delivers nothing while the
-lag is larger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,6 @@ class Following:
         self._from_start = from_start
         self._state = State(spark, options.path("state"))
         self.manifest = self._state.newest()
-        """Manifest of the last completed cut."""
         self._state.recover(self.manifest)
         self._is_concluded = not self.manifest.number
 

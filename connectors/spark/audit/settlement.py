@@ -57,21 +57,21 @@ from delayservice.contract.codes import (
 )
 from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
+# Reason not to judge a record: Java reads its header names differently from the service.
 HEADERS_UNREADABLE: Final = "headers_unreadable"
-"""Reason not to judge a record: Java reads its header names differently from the service."""
 
+# Largest time after delay-expires-at at which a delivery is allowed, in ms: the duration of a
+# transaction.
 EXPIRY_MS: Final = 1_000
-"""Largest time after ``delay-expires-at`` at which a delivery is allowed, in ms: the duration of a
-transaction."""
 
+# Codes of dead letters that any valid record may get when it is delivered.
 _AT_DELIVERY: Final = frozenset(
     {TARGET_UNKNOWN, TARGET_UNAUTHORIZED, TARGET_REFUSED, TARGET_DOWN, SLOT_FULL, TOO_LARGE}
 )
-"""Codes of dead letters that any valid record may get when it is delivered."""
+# Codes of dead letters that a record may get while it is sent to its home.
 _ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
-"""Codes of dead letters that a record may get while it is sent to its home."""
+# Outcome of a control record that acted on a record, by its kind.
 _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
-"""Outcome of a control record that acted on a record, by its kind."""
 
 
 def problems(

@@ -49,25 +49,24 @@ SPECIAL: Final = "special"
 JUDGED: Final = "judged"
 
 WAITING: Final = (PENDING, IDENTIFIED)
-"""Kinds of stored rows that are records without a settlement."""
 _BUCKETED: Final = (*WAITING, GONE)
 _KINDS: Final = (*_BUCKETED, OPEN, RECENT, SPECIAL, JUDGED)
 
+# Columns of stored rows of kind judged: kind and topic as in a REMEMBERED row, block and offsets
+# from Spark's bitmap_bucket_number and bitmap_construct_agg.
 _JUDGED_ROWS: Final = "shard long, kind byte, topic long, block long, offsets binary"
-"""Columns of stored rows of kind ``judged``: ``kind`` and ``topic`` as in a ``REMEMBERED`` row,
-``block`` and ``offsets`` from Spark's ``bitmap_bucket_number`` and ``bitmap_construct_agg``."""
 _BLOCK_BITS: Final = 15
+# Sizes as powers of 2: a bitmap of offsets has 2**15 bits, a byte 2**3.
 _BYTE_BITS: Final = 3
-"""Sizes as powers of 2: a bitmap of offsets has 2**15 bits, a byte 2**3."""
 
 VERSION: Final = 2
 KEY: Final = ["shard", "offset"]
+# Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
+# is at most the time until it is due.
 WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
-"""Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
-is at most the time until it is due."""
+# Number of stored Parquet folders of one kind, bucket and similar size from which on they are
+# merged into one.
 RUNS_MAX: Final = 8
-"""Number of stored Parquet folders of one kind, bucket and similar size from which on they are
-merged into one."""
 _TIER_BITS: Final = 4
 _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 

@@ -37,7 +37,6 @@ KINDS: Final = (
     MISSING_CODE,
     MALFORMED,
 )
-"""All kinds of findings."""
 
 FOUND: Final = 0
 UNJUDGED: Final = 1
@@ -58,9 +57,9 @@ canceller; ``IF_UNMARKED``: if it has not; ``UNLESS_MARKED``: if the later H has
 if the canceller that the output names is not the record's canceller."""
 
 LOST_ROLE: Final = -1
+# Values in place of the role of a settlement: LOST_ROLE: nothing settled the record; UNJUDGED_ROLE:
+# it is unknown what settled it.
 UNJUDGED_ROLE: Final = -2
-"""Values in place of the role of a settlement: ``LOST_ROLE``: nothing settled the record;
-``UNJUDGED_ROLE``: it is unknown what settled it."""
 
 FINDING: Final = (
     "id string, kind string, topic string, partition int, offset long, source string, "

@@ -22,8 +22,8 @@ _TYPES: Final = {
         pa.struct([("name", pa.string()), ("value", pa.binary())])
     ),
 }
+# Comma between two columns of a DDL, but not within the type of a column.
 _COMMA: Final = re.compile(r",\s*(?![^<]*>)")
-"""Comma between two columns of a DDL, but not within the type of a column."""
 
 
 def arrow_schema(ddl: str) -> pa.Schema:

@@ -37,17 +37,15 @@ from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 
+# Longest wait for open transactions in the checkpoint topic, in s: longer than a broker leaves the
+# transaction of a dead producer open.
 SETTLE_TIMEOUT_S: Final = 150.0
-"""Longest wait for open transactions in the checkpoint topic, in s: longer than a broker leaves the
-transaction of a dead producer open."""
+# Longest wait for open transactions in other topics than the checkpoint topic, in s: longer than
+# the service's own transactions take.
 OPEN_WAIT_S: Final = 15.0
-"""Longest wait for open transactions in other topics than the checkpoint topic, in s: longer than
-the service's own transactions take."""
 TICK_S: Final = 0.1
-"""Pause before the cluster is asked again about open transactions, in s."""
+# Calls message.headers() from C, for the reason given in connectors.kafka.scan.
 headers_of: Final = methodcaller("headers")
-"""Function that returns the headers of a message. It calls ``message.headers()`` from C, for the
-reason given in ``connectors.kafka.scan``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,16 @@ from typing import Final
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+# Exceptions that a failed Spark job raises; Py4JJavaError where PySpark has no class of its own.
 FAILURES: Final = (PySparkException, Py4JJavaError)
-"""Exceptions that a failed Spark job raises; ``Py4JJavaError`` where PySpark has no class of its
-own."""
 
 EXIT_FINDINGS: Final = 3
 EXIT_UNJUDGED: Final = 4
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
+# Beginning of the line of a traceback that names the error; it is the only line without
+# indentation.
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
-"""Beginning of the line of a traceback that names the error; it is the only line without
-indentation."""
 _CHARS_MAX: Final = 500
 
 

@@ -24,7 +24,6 @@ from delayservice.base.errors import KafkaEdgeError
 _FIRST_BATCH: Final = 1_000
 
 _LOOK_AHEAD: Final = 1_000
-"""Largest number of records at the start of each log that are searched for a header."""
 
 
 def first_times(

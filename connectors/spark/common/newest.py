@@ -18,10 +18,9 @@ from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import slice_no_of
 
 _FIRST_LOOK: Final = 512
-"""Number of offsets at the end of a partition that are read first."""
+# Factor by which each range of offsets that is read is longer than the one before. It limits the
+# number of reads; in a compacted log most offsets hold no record.
 _GROWTH: Final = 4
-"""Factor by which each range of offsets that is read is longer than the one before. It limits the
-number of reads; in a compacted log most offsets hold no record."""
 
 
 @dataclass(slots=True)

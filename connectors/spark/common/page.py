@@ -45,7 +45,6 @@ _VARIABLES: Final = MappingProxyType(
         BAD: "bad",
     }
 )
-"""CSS variables of ``templates/page.html``, by the placeholder colour that stands for each."""
 
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
@@ -68,15 +67,14 @@ _STYLE: Final[dict[Any, Any]] = {
     "ytick.major.size": 0,
     "legend.frameon": False,
 }
+# Width of a chart, in inches: about that of a phone, on which chart text then has its normal size.
 _WIDTH_INCHES: Final = 4.7
-"""Width of a chart, in inches: about that of a phone, on which chart text then has its normal
-size."""
 _LINES_INCHES: Final = 2.9
 _ROW_INCHES: Final = 0.28
 _AXIS_INCHES: Final = 0.9
 _LABEL_CHARS_MAX: Final = 26
+# Ratio of the largest to the smallest value of a chart above which its scale is logarithmic.
 _LOG_RATIO: Final = 1_000
-"""Ratio of the largest to the smallest value of a chart above which its scale is logarithmic."""
 _ANCHOR: Final = re.compile(r'(\bid="|url\(#|href="#)')
 _ROOT: Final = re.compile(r'.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>.*?</metadata>', re.DOTALL)
 

@@ -28,19 +28,18 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.marking import is_user_record
 from delayservice.replicas.digest import HOUR_MS
 
+# Allowance for differing clocks of nodes and brokers, in ms; in fact they differ by less than 500.
 CLOCKS_MS: Final = HOUR_MS
-"""Allowance for differing clocks of nodes and brokers, in ms; in fact they differ by less than
-500."""
 
 _NEVER_MARKED: Final = -1
 _SHARD: Final = ("topic", "partition")
+# Columns of records that sift returns. canceller: the record's own offset if it is a user's record
+# with an id below H, which settles earlier records of its id; else null. base: first offset whose
+# record may settle this one; null if this one is not pending.
 _SIFTED: Final = arrow_schema(
     "topic string, partition int, key_ms bigint, offset bigint, record_id binary, "
     "canceller bigint, base bigint"
 )
-"""Columns of records that ``sift`` returns. ``canceller``: the record's own offset if it is a
-user's record with an id below H, which settles earlier records of its id; else null. ``base``:
-first offset whose record may settle this one; null if this one is not pending."""
 
 
 class LogPart(NamedTuple):

@@ -13,7 +13,6 @@ from xxhash import xxh3_64_hexdigest
 from connectors.spark.common.sink import TopicSink, sink_client
 
 NAMES: Final = "delayservice-spark-"
-"""Prefix of the transactional ids and consumer groups of jobs that publish results."""
 _RECORD_BYTES_MAX: Final = 1_048_576
 
 

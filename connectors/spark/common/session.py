@@ -19,7 +19,6 @@ from connectors.spark.common.connector import PACKAGES, are_installed
 from delayservice.base.errors import DelayServiceError
 
 JAVA_VERSIONS: Final = (17, 21)
-"""Releases of Java that Spark 4.0 runs on."""
 
 SESSION: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -38,7 +37,6 @@ SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     }
 )
-"""Settings that all sessions of the jobs need, wherever Spark is running."""
 
 _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -56,8 +54,8 @@ _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
 )
 _VERSION = re.compile(r'version "(\d+)')
 _ASK_TIMEOUT_S: Final = 30.0
+# Environment variable that spark-submit sets to the port of its Java process.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Environment variable that ``spark-submit`` sets to the port of its Java process."""
 
 
 class SparkSetupError(DelayServiceError):

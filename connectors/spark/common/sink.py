@@ -56,14 +56,14 @@ from delayservice.contract.entry import Headers
 
 Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
 """Key, value and headers of a record."""
+# Largest number of parts of a job, which write in parallel. A part takes 0.1 s to open.
 PARTS_MAX: Final = 8
-"""Largest number of parts of a job, which write in parallel. A part takes 0.1 s to open."""
+# Time after which the broker aborts the transaction of a dead job, in ms. Until then, consumers of
+# the delay topic, the service included, wait.
 TRANSACTION_TIMEOUT_MS: Final = 45_000
-"""Time after which the broker aborts the transaction of a dead job, in ms. Until then, consumers of
-the delay topic, the service included, wait."""
 
+# Logger of the producers, for errors only: each retry of the client would be a warning.
 _QUIET: Final = LOGGER.getChild("bulk")
-"""Logger of the producers, for errors only: each retry of the client would be a warning."""
 _QUIET.setLevel(logging.ERROR)
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
@@ -86,12 +86,12 @@ _MOVING: Final = frozenset(
         KafkaError.UNSTABLE_OFFSET_COMMIT,
     }
 )
+# Options of librdkafka that name a file, each with the option that takes the file's content.
 _INLINE: Final = {
     "ssl.ca.location": "ssl.ca.pem",
     "ssl.certificate.location": "ssl.certificate.pem",
     "ssl.key.location": "ssl.key.pem",
 }
-"""Options of librdkafka that name a file, each with the option that takes the file's content."""
 
 
 def mark_of(batch: int, records: int) -> int:
@@ -281,8 +281,8 @@ class _Part:
         self._group = consumer_client(group)
         self._log = CoordinatorLog(_QUIET)
         self._producer = self._make()
+        # Mark of the last transaction of this writer; None: it has committed none.
         self._written: int | None = None
-        """Mark of the last transaction of this writer; None: it has committed none."""
 
     def _make(self) -> Producer:
         sink = self._sink

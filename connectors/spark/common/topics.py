@@ -15,8 +15,8 @@ from delayservice.base.errors import DelayServiceError
 
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
+# Approximate largest number of records that one Spark task reads.
 TASK_RECORDS: Final = 1_000_000
-"""Approximate largest number of records that one Spark task reads."""
 
 _FETCH: Final = {
     "kafka.isolation.level": "read_committed",
@@ -25,16 +25,16 @@ _FETCH: Final = {
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.receive.buffer.bytes": "1048576",
 }
+# Options of Java's consumer that no setting changes: a batch whose bytes were altered ends the job,
+# and a look-up creates no topic.
 _ALWAYS: Final = {"check.crcs": "true", "allow.auto.create.topics": "false"}
-"""Options of Java's consumer that no setting changes: a batch whose bytes were altered ends the
-job, and a look-up creates no topic."""
 _PLAIN_LOGIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_LOGIN: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
+# Options of librdkafka with the same name and meaning in Java's client. Other options tune
+# librdkafka, and are not passed on.
 _SHARED: Final = frozenset(
     {"bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id"}
 )
-"""Options of librdkafka with the same name and meaning in Java's client. Other options tune
-librdkafka, and are not passed on."""
 
 
 @dataclass(frozen=True, slots=True)

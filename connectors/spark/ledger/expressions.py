@@ -25,9 +25,9 @@ RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value",
 ``value_hash`` (long), for values of which only the hash was kept."""
 
 _DIGITS_MAX: Final = 18
+# Characters of header names for which the service refuses a record; Java puts the second in place
+# of bytes that are not UTF-8.
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
-"""Characters of header names for which the service refuses a record; Java puts the second in place
-of bytes that are not UTF-8."""
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:

@@ -27,17 +27,15 @@ settle nothing: ``DISCLAIMED``, refused as forged; ``CONTINUED``, the next occur
 ``ARRIVED``, an envelope that brings the record home without settling it."""
 
 SOURCES: Final = frozenset({SOURCE, NAMED, REMEMBERED})
-"""Roles of ledger rows that are source records."""
 
 SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
-"""Roles of ledger rows that are outputs which settle a record."""
 
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
 """Time later than all others, epoch ms: it stands for events that have not happened."""
+# Value of origin for an outcome that names as its source the very record that it settles.
 HERE: Final = "#"
-"""Value of ``origin`` for an outcome that names as its source the very record that it settles."""
 
 
 class SourceFacts(msgspec.Struct, array_like=True, frozen=True):

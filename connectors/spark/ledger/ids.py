@@ -19,12 +19,11 @@ from connectors.spark.ledger.facts import OUTCOME
 from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAITING
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 
+# Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
+# step, and a transaction takes a moment.
 ORDER_MS: Final = 1_000
-"""Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
-step, and a transaction takes a moment."""
+# Largest time between due time and settlement at which a record counts as settled on time, in ms.
 ON_TIME_MS: Final = 1_000
-"""Largest time between due time and settlement at which a record counts as settled on time, in
-ms."""
 NONE: Final = -1
 
 

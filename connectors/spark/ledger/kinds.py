@@ -10,15 +10,15 @@ from typing import Final, NamedTuple
 from connectors.spark.ledger.facts import COPIED, DELIVERED, FORWARDED, LETTER, OUTCOME
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
+# Kind of a requeued record that waits until it can be sent to its home. Other kinds of records are
+# in delayservice.contract.entry.
 WAITING: Final = 100
-"""Kind of a requeued record that waits until it can be sent to its home. Other kinds of records are
-in ``delayservice.contract.entry``."""
 
 _DELAYED: Final = frozenset({SCHEDULE, COPY})
+# Kinds of source records that a canceller, a later record of their id, may settle.
 PENDING: Final = _DELAYED | {WAITING}
-"""Kinds of source records that a canceller, a later record of their id, may settle."""
+# Kinds of source records that must be sent to their home in another partition.
 FOREIGN: Final = frozenset({HOMEBOUND, WAITING})
-"""Kinds of source records that must be sent to their home in another partition."""
 
 KIND_NAMES: Final[Mapping[int, str]] = {
     SCHEDULE: "a record",
@@ -29,7 +29,6 @@ KIND_NAMES: Final[Mapping[int, str]] = {
     HOMEBOUND: "a record whose id is at home in another partition",
     WAITING: "a copy that waits for its home",
 }
-"""Names of kinds of source records, for use within a sentence."""
 
 
 class Settlement(NamedTuple):
@@ -65,9 +64,8 @@ SETTLEMENTS: Final[Mapping[str, Settlement]] = {
 """Kinds of settlements by name. Names of those with the role ``OUTCOME`` are the values of the
 header ``delay-outcome``."""
 
+# Values of delay-outcome, after an empty one. The index of each is the kind of its ledger rows.
 OUTCOME_NAMES: Final = ("", *(name for name, s in SETTLEMENTS.items() if s.role == OUTCOME))
-"""Values of ``delay-outcome``, after an empty one. The index of each is the ``kind`` of its ledger
-rows."""
 OUTCOME_KINDS: Final = {name: kind for kind, name in enumerate(OUTCOME_NAMES)}
 
 _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}

@@ -45,6 +45,7 @@ from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READIN
 from delayservice.contract.user_record import FIRE_SINCE, PARTITION_BY_KEY
 
 _SPECIAL: Final = sorted(KNOWN | names.HOME_NAMES)
+# Headers of the service that have a meaning in records that this module reads.
 _TOLD: Final = (
     names.DELAY_AT,
     names.DELAY_AFTER,
@@ -52,7 +53,6 @@ _TOLD: Final = (
     names.DELAY_ID,
     names.DELAY_OP,
 )
-"""Headers of the service that have a meaning in records that this module reads."""
 _ID_AND_OP: Final = 2
 
 
@@ -181,12 +181,12 @@ def _has_no_special(headers: str) -> Column:
     return sf.when(count == 0, sf.lit(1) == 1).when(count == 1, alone).otherwise(several)
 
 
+# Columns with limits for the records of a shard from the source offset first on, to which its
+# newest contract applies; _bounds returns the others, in this order.
 _SHARD: Final = (
     "shard long, first long, surely_ms long, min_ms long, max_ms long, id_max int, "
     "has_controls boolean, has_homes boolean"
 )
-"""Columns with limits for the records of a shard from the source offset ``first`` on, to which its
-newest contract applies; ``_bounds`` returns the others, in this order."""
 
 
 def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bool]]:
@@ -310,6 +310,7 @@ def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
     )
 
 
+# Headers of the outcomes that are read here; outcomes with any other header are DOUBTFUL.
 _OF_OUTCOME: Final = (
     names.DELAY_OUTCOME,
     names.DELAY_SHARD,
@@ -319,7 +320,6 @@ _OF_OUTCOME: Final = (
     names.DELAY_DUE_AT,
     names.DELAY_SETTLED_BY,
 )
-"""Headers of the outcomes that are read here; outcomes with any other header are ``DOUBTFUL``."""
 
 
 def _place_of_output() -> dict[str, Column]:

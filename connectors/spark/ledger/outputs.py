@@ -59,8 +59,8 @@ _SHARD: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,9})")
 _PLACE: Final = re.compile(_SHARD.pattern + rb":\d{1,19}(?:#\d{1,19})?")
 _SERVICE: Final = names.OUTPUT | {names.DELAY_ID}
 _LETTER_ONLY: Final = names.DELAY_ERROR
+# Part of the detail text of a dead letter whose content was left out.
 _LEFT_OUT: Final = b" are left out, "
-"""Part of the detail text of a dead letter whose content was left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,8 @@ NOWHERE: Final = 3
 """Values of ``offset`` in rows whose ``shard`` is ``NO_SHARD``. ``UNMARKED``: records of other
 producers; ``FOREIGN``: outputs of shards that are not judged; ``MALFORMED``: an output whose
 headers can't be read; ``NOWHERE``: an output that names a partition that does not exist."""
+# Names of the counts that rows of UNMARKED and FOREIGN add to, in this order.
 COUNTED: Final = ("ordinary", "foreign")
-"""Names of the counts that rows of ``UNMARKED`` and ``FOREIGN`` add to, in this order."""
 
 
 class LedgerRow(NamedTuple):
@@ -116,10 +116,8 @@ class LedgerRow(NamedTuple):
 
 
 _ORIGIN: Final = re.compile(r"(.+):(\d{1,9}):(\d{1,18})(?:#\d{1,18})?", re.ASCII)
-"""Pattern of ``delay-source``: topic, partition and offset, perhaps with an occurrence number."""
 
 pack: Final = msgspec.msgpack.Encoder().encode
-"""Function that encodes facts, or other values, as MessagePack."""
 
 _hash: Final = xxhash.xxh64_intdigest
 _SEED: Final = 42

@@ -42,9 +42,9 @@ from delayservice.contract.home import Group, homebound
 from delayservice.contract.names import DELAY_COPY, DELAY_HOME
 from delayservice.contract.recurrence import recurrence_of
 
+# Number of parts of the refusal of an invalid record. For a record that came to its home there is a
+# further part, the last: the place where it was written.
 _CODE_AND_DETAIL: Final = 2
-"""Number of parts of the refusal of an invalid record. For a record that came to its home there is
-a further part, the last: the place where it was written."""
 
 
 @dataclass(frozen=True, slots=True)

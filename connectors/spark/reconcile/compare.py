@@ -31,7 +31,6 @@ HELD: Final = (
 )
 """Columns of a pending record in a copy; ``payload_hash`` as in ``stored.DDL``."""
 LOGGED: Final = "topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
-"""Columns of a record that is pending by the log."""
 COPIES: Final = "node string, topic string, partition int, log_start bigint"
 """Columns of a copy to compare. ``log_start``: first offset of the shard's log; records of the copy
 with lower offsets can't be judged, and are ignored."""

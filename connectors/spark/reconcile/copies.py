@@ -35,11 +35,10 @@ _FOUND: Final = (
     "payload_hash bigint, damage string, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint"
 )
-"""Columns, of those in ``stored.DDL``, that are kept of a record on a disk; and ``node``."""
 
+# Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
+# are small.
 _HOURS_PER_TASK: Final = 24
-"""Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
-are small."""
 
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
@@ -286,4 +285,3 @@ class OnDisk:
 
 
 Replicas: TypeAlias = Live | OnDisk
-"""Copies of all nodes; ``Live`` describes the attributes and methods that both classes have."""

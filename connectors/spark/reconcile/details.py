@@ -31,11 +31,10 @@ UNREADABLE: Final = (
 Times are epoch ms; stops are exclusive; offsets are null if unknown; ``why``: reason for users."""
 
 RANGES_MAX: Final = 10_000
-"""Largest number of ranges to ask nodes about in one comparison; a plan has as many steps."""
 ASKED_AT_ONCE: Final = 1_000
 _LOOK_EVERY_S: Final = 0.5
+# Number of answers of nodes that one task reads; each holds up to 2,000 records.
 _TASK_ANSWERS: Final = 100
-"""Number of answers of nodes that one task reads; each holds up to 2,000 records."""
 _ANSWER: Final = (
     "kind string, plan string, step int, node string, topic string, partition int, "
     "status string, detail string, rows array<array<string>>"

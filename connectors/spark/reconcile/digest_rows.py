@@ -136,9 +136,9 @@ class _Hour(msgspec.Struct):
     slots: msgspec.Raw
 
 
+# (index, count, hash) of each slot of an hour that has records: number of the slot in the hour from
+# 0, number of records, and unsigned sum of their hashes.
 _Slots: TypeAlias = list[tuple[int, int, int]]
-"""``(index, count, hash)`` of each slot of an hour that has records: number of the slot in the hour
-from 0, number of records, and unsigned sum of their hashes."""
 
 _decode_hour = msgspec.json.Decoder(_Hour).decode
 

@@ -20,10 +20,9 @@ from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
-"""Largest number of cut rows that are read of each copy, the newest."""
+# Time by which a node's newest cut row must be older than the newest of all nodes for the node to
+# count as gone, in ms.
 GONE_MS: Final = 86_400_000
-"""Time by which a node's newest cut row must be older than the newest of all nodes for the node to
-count as gone, in ms."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,11 @@ Copy: TypeAlias = tuple[str, str, int]
 
 VERSION: Final = 2
 STEPS_AT_ONCE: Final = 32
-"""Number of commands that are sent before their reports are awaited."""
+# Largest number of steps of a plan. More would take days, in which the copies change.
 STEPS_MAX: Final = 10_000
-"""Largest number of steps of a plan. More would take days, in which the copies change."""
 RANGES_MAX: Final = 48
-"""Largest number of ranges of one copy in a plan; a copy with more ranges is rebuilt as a whole."""
+# Age above which a plan is refused, in ms, as copies may have changed since.
 AGE_MAX_MS: Final = DAY_MS
-"""Age above which a plan is refused, in ms, as copies may have changed since."""
 
 
 class PlanError(DelayServiceError):

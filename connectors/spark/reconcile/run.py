@@ -53,9 +53,9 @@ from delayservice.contract.times import DUE_STOP_MS
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 SAMPLE_ROWS: Final = 20
+# Largest number of findings that one comparison publishes, as the next comparison finds most of
+# them again.
 PUBLISHED_MAX: Final = 100
-"""Largest number of findings that one comparison publishes, as the next comparison finds most of
-them again."""
 _ORDER: Final = ["kind", *COPY, "slot_start_ms", "offset"]
 _LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigint"
 

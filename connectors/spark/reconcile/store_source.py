@@ -56,8 +56,8 @@ from delayservice.store.wheel.reading import (
 FORMAT: Final = "delayservice-store"
 
 _MODES: Final = ("permissive", "failfast")
+# Number of RocksDB shards that one task reads, as opening their common database takes time.
 _SHARDS_PER_TASK: Final = 16
-"""Number of RocksDB shards that one task reads, as opening their common database takes time."""
 _UNTRUSTED: Final = (
     "what the store says of itself is missing, damaged or of an older format: a node starts the "
     "whole store over from the log"
@@ -71,7 +71,6 @@ class StoreOptions:
 
     bounds: ReadBounds = EVERYTHING
     topics: Mapping[str, str] | None = None
-    """Names of the topics to read, by their ids; None: all topics."""
     partitions: tuple[int, ...] | None = None
     failfast: bool = False
     content: bool = True

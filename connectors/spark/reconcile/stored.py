@@ -47,7 +47,6 @@ DDL: Final = """
 SCHEMA: Final = arrow_schema(DDL)
 
 _DAMAGE_COLUMNS: Final = 8
-"""Number of columns that are not null in a row of damage."""
 _PLAIN: Final = (None, None, 1, None)
 
 

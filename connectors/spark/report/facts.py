@@ -42,7 +42,6 @@ DELAYS: Final = (*(name for name, _ in DELAY_BOUNDS), DELAY_LONGER, DELAY_RECURR
 "unknown": the source record is no longer in its log."""
 
 HOURS_MAX: Final = 31 * 24
-"""Largest number of hours in the report's table of lateness by hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ class Lateness:
 NOTHING_LATE: Final = Lateness(
     "all", 0, 0, 0, 0, None, None, None, None, (0,) * (len(LATENESS_BOUNDS_MS) + 1)
 )
-"""``Lateness`` of a report without deliveries."""
 
 
 @dataclass(frozen=True, slots=True)

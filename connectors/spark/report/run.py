@@ -47,8 +47,8 @@ from delayservice.contract import names
 from delayservice.contract.entry import Entry
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
+# Accuracy of percentile_approx: the rank of a quantile is wrong by 1 in 1,000 at most.
 _ACCURACY: Final = 1_000
-"""Accuracy of ``percentile_approx``: the rank of a quantile is wrong by 1 in 1,000 at most."""
 
 FORECAST_STEPS_MAX: Final = 1_440
 _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)

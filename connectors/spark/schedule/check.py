@@ -22,9 +22,8 @@ from delayservice.contract.targets import Allowlist
 
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
+# Upper bound for the bytes that Kafka adds to a single record besides its key, value and headers.
 RECORD_EXTRA_BYTES: Final = 128
-"""Upper bound for the bytes that Kafka adds to a single record besides its key, value and
-headers."""
 
 JUDGED: Final = (
     "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
@@ -32,8 +31,8 @@ JUDGED: Final = (
 )
 """Columns of ``mapping.drafts``, with the error code and reason of each rejected row."""
 
+# Code of a row that can't be read. No dead letter has it, as the row is never written.
 ROW_UNREADABLE: Final = "row-unreadable"
-"""Code of a row that can't be read. No dead letter has it, as the row is never written."""
 
 _HEADER_EXTRA_BYTES: Final = 10
 _BEYOND_ALL_OFFSETS: Final = 0

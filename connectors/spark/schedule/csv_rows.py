@@ -19,11 +19,10 @@ from pyspark.sql import functions as sf
 from connectors.spark.schedule.mapping import CSV_PLACE, CSV_TEXT, REFUSAL
 from delayservice.base.errors import InvalidRequestError
 
+# Largest cell; what looks larger is a missing quote.
 CELL_CHARS_MAX: Final = 64 * 1024 * 1024
-"""Largest cell; what looks larger is a missing quote."""
 
 _TEXT_CHARS_MAX: Final = 10_000
-"""Largest part of a refused row that is shown."""
 _HEADING_LINES_MAX: Final = 100
 _BATCH_ROWS: Final = 5_000
 _BATCH_CHARS: Final = 8 * 1024 * 1024

@@ -19,7 +19,6 @@ from delayservice.contract.aliases import RESERVED
 from delayservice.contract.request import instant_ms
 
 FIXED: Final = "="
-"""Prefix that marks a text as fixed, so that it is never taken for the name of a column."""
 
 MAPPABLE: Final = frozenset(
     {

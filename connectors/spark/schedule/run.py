@@ -44,27 +44,26 @@ from delayservice.contract import names
 from delayservice.contract.contracts import Contract
 from delayservice.contract.targets import Allowlist
 
+# Error code of a row whose id another row has too. Such rows are not written, so no dead letter has
+# this code.
 ID_DUPLICATE: Final = "id-duplicate"
-"""Error code of a row whose id another row has too. Such rows are not written, so no dead letter
-has this code."""
 
 VERSION: Final = 1
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 
+# Spark settings for scheduling: they limit the size of a transaction, and size tasks by the data
+# that is kept between two steps.
 CONF: Final[Mapping[str, str]] = MappingProxyType(
     {
         "spark.sql.execution.arrow.maxBytesPerBatch": "8388608",
         "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     }
 )
-"""Spark settings for scheduling: they limit the size of a transaction, and size tasks by the data
-that is kept between two steps."""
 
 REJECTED: Final = "file string, id string, code string, reason string, row string"
-"""Columns of rejected rows, as they are written to Parquet."""
+# Value for the delay topic's max.message.bytes if the broker does not give it, in bytes.
 _RECORD_BYTES_DEFAULT: Final = 1_048_588
-"""Value for the delay topic's ``max.message.bytes`` if the broker does not give it, in bytes."""
 _SAMPLE_CHARS_MAX: Final = 200
 _KEPT: Final = StorageLevel.DISK_ONLY
 

@@ -50,8 +50,8 @@ from delayservice.base import faults
 from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract.contracts import Contract
 
+# Value of schema with which the schema is derived from the first records of the topic.
 INFER: Final = "infer"
-"""Value of ``schema`` with which the schema is derived from the first records of the topic."""
 
 _SAMPLE_RECORDS: Final = 500
 _CORRUPT: Final = "kafka.corrupt"
@@ -170,9 +170,9 @@ class Stream:
         self._say = say
         self._check_topics = check_topics
         self._is_lost = is_lost
+        # Folder of the last batch's rejected records, if there were none; the next batch deletes
+        # it. None: there is nothing to delete.
         self._spent: str | None = None
-        """Folder of the last batch's rejected records, if there were none; the next batch deletes
-        it. None: there is nothing to delete."""
         self._lock = threading.Lock()
         self._is_stopped = False
 
