@@ -30,12 +30,9 @@ VERSION: Final = 1
 
 
 class BatchFacts(msgspec.Struct, frozen=True):
-    """Facts about one batch of an archive.
-
-    Attributes:
-        ends: topic, partition, and exclusive offset up to which the archive reaches after the
-            batch.
-        cut: cut and evidence, taken after the batch was written, as JSON (``snapshot.encode``).
+    """Facts about one batch: for each topic and partition the exclusive offset up to which the
+    archive reaches after it; and cut and evidence, taken after it was written, as JSON
+    (``snapshot.encode``).
     """
 
     ends: list[tuple[str, int, int]]
@@ -47,7 +44,7 @@ class BatchFacts(msgspec.Struct, frozen=True):
 
 
 class Archive:
-    """Folder of an archive, with its batches of records and a file of facts for each batch."""
+    """Folder of an archive: batches of records, and a file of facts for each batch."""
 
     def __init__(self, path: str) -> None:
         self._path = path.rstrip("/")
@@ -56,21 +53,19 @@ class Archive:
         return f"{self._path}/records/batch={number:08d}"
 
     def commit(self, number: int, facts: BatchFacts) -> None:
-        """Write the file of facts of a batch, which makes the batch part of the archive."""
+        # The file of facts makes the batch part of the archive.
         text = msgspec.json.encode(facts).decode()
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
     def newest(self, before: int | None = None) -> BatchFacts | None:
-        """Return the facts of the last complete batch, or of the last one before number ``before``.
-
-        Raises:
-            DelayServiceError: the file of facts can't be read.
+        """Return the facts of the last complete batch, or of the last one before number
+        ``before``.
         """
         numbers = [one for one in self.numbers() if before is None or one < before]
         return self._facts(numbers[-1]) if numbers else None
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all complete batches (those with a file of facts), ascending."""
+        # A batch without its file of facts is incomplete.
         return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
 
     def _facts(self, number: int) -> BatchFacts:
@@ -113,9 +108,8 @@ class Archive:
 def _joined(
     chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
 ) -> tuple[Cut, Evidence]:
-    """Return ``chosen`` with all offsets of the archive, and with the newest cut's contracts and
-    later cursors. Shards that are not in the newest cut are left out.
-    """
+    # The cut keeps its place, but gets the newest cut's contracts and later cursors. Shards that
+    # are not in the newest cut are left out.
     cut, evidence = chosen
     newest, (_, first) = cuts[-1][0], cuts[0]
     later = {shard.place: shard for shard in newest.shards}

@@ -74,9 +74,7 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
 
 
 def _kept(options: ArchiveOptions) -> list[Column]:
-    """Return the columns of ``ARCHIVE``. Without ``options.values``, ``value`` is null, except in
-    requeued records and envelopes.
-    """
+    # value is null without options.values, except in requeued records and envelopes.
     is_kept = sf.exists("headers", lambda one: one["key"].isin(*COPY_NAMES, *HOME_NAMES))
     value = sf.col("value") if options.values else sf.when(is_kept, sf.col("value"))
     hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
@@ -103,9 +101,7 @@ class _Batches:
         self._archive.commit(number, BatchFacts(ends, snapshot.encode(cut, evidence)))
 
     def _ends(self, number: int) -> list[tuple[str, int, int]]:
-        """Return topic, partition and exclusive end offset of a batch for each log, from the file
-        that Spark writes before the batch begins.
-        """
+        # Spark writes the ends of the batch into this file before the batch begins.
         path = self._options.audit.path(f"state/offsets/{number}")
         lines = (read_text(path) or "").splitlines()
         try:
@@ -119,12 +115,8 @@ class _Batches:
 
 
 def _check_topics(before: BatchFacts | None, cut: Cut, out: str) -> Mapping[str, str]:
-    """Return Kafka's ids of all topics that an archive has read.
-
-    Raises:
-        DelayServiceError: a topic has another id now. The archive holds records of the former one
-            under the same offsets, and Spark would go on at an offset of it.
-    """
+    # Of a topic that was created again, the archive holds records of the former one under the same
+    # offsets, and Spark would go on at an offset of it.
     if before is None:
         return {}
     known = snapshot.decode(before.cut)[0].topic_ids

@@ -38,9 +38,7 @@ _FINEST: Final = "0-"
 
 
 class CarriedState:
-    """Rows stored by earlier steps, of which this step reads some and adds others. ``taken_ms``:
-    time of this step's cut, epoch ms; ``work``: folder for the results of look-ups.
-    """
+    """Rows stored by earlier steps, of which this step reads some and adds others."""
 
     def __init__(
         self,
@@ -99,9 +97,7 @@ class CarriedState:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return the stored ledger rows of records (``keys``: shard and offset), pending or judged,
-        that ``beside`` has not returned.
-        """
+        """Return the stored rows of the records ``keys`` that ``beside`` has not returned."""
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)
@@ -116,11 +112,7 @@ class CarriedState:
     def keep(
         self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame
     ) -> tuple[StoredRun, ...]:
-        """Write the rows that the next step needs, and return all stored folders that it reads.
-
-        ``decided``: verdicts that count, on the records that were judged in Python; ``waiting`` and
-        ``sound``: ledger rows of pending records and of correct deliveries from ``plain_blocks``.
-        """
+        """Write the rows that the next step needs, and return all stored folders that it reads."""
         is_hidden = sf.col("kind") == HIDDEN
         again = self._packed(decided.where(is_hidden), CARRIED)
         carried = self._packed(decided.where(~is_hidden), CARRIED)
@@ -143,9 +135,8 @@ class CarriedState:
         return tuple(self._state.merged(is_kept + new, self._number))
 
     def _judged(self, settled: DataFrame, held: list[StoredRun]) -> list[StoredRun]:
-        """Write judged records. Those with details are kept as rows; others as rows for the grace
-        time of ``at_least_once``, and then as bitmaps of offsets: these leave ``held``.
-        """
+        # Records with details are kept as rows; others as rows for the grace time of at_least_once,
+        # and then as bitmaps of offsets: these leave held.
         settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
         is_plain = sf.col("more").isNull()
         written = self._written(settled.where(~is_plain), SPECIAL)

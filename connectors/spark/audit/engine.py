@@ -47,9 +47,7 @@ from connectors.spark.ledger.unread import read_in_python
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one step: findings and unjudged records have the columns of ``verdicts.FINDING``;
-    ``docs/internals/audit-method.md`` explains the names of ``counts``.
-    """
+    """Findings and unjudged records (``verdicts.FINDING``), counts, and the stored folders."""
 
     found: DataFrame
     unjudged: DataFrame
@@ -59,9 +57,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Judge of the records between two cuts; ``work``: folder for data between the parts of
-    a step.
-    """
+    """Judge of the records between two cuts."""
 
     spark: SparkSession
     logs: Logs
@@ -73,9 +69,7 @@ class Engine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, held: CarriedState | None = None) -> StepResult:
-        """Judge all records of this step; without ``held``, the audit has this one step, and stores
-        no rows.
-        """
+        """Judge all records of this step; ``held``: None if the audit has only this step."""
         rows = self._read()
         if held is not None:
             rows = rows.unionByName(held.beside(rows))
@@ -131,7 +125,6 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the ledger rows that Python must judge, and the other rows of ``sifted``."""
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
         if keys.isEmpty():

@@ -24,8 +24,7 @@ class EarlierCut:
 
     Attributes:
         ends: offset up to which each log (partition) was read, exclusive.
-        starts, judged: first offset of each shard from which all records are known, and from which
-            they are judged.
+        starts, judged: first offset of each shard that is known, and that is judged.
         seen_ms: timestamp of each partition's first record, epoch ms.
         overdue_ms: records due before this time, epoch ms, were already reported as overdue.
     """
@@ -62,21 +61,14 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence, without a check, that retention has deleted nothing from any log and that no
-    target is compacted; for histories that are known to be whole.
-    """
+    """Return evidence, unchecked, that all logs are whole and no target is compacted."""
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
     return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)
 
 
 def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
-    """Ask the cluster for the evidence about its logs at a cut. Offsets below the ends in ``past``
-    are not read again.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer, or a topic's configuration can't be read.
-    """
+    """Ask the cluster for the evidence; offsets below the ends in ``past`` are not read again."""
     spans = {
         place: Span(min(max(span.start, past.ends.get(place, 0)), span.end), span.end)
         for place, span in cut.spans.items()

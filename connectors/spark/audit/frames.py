@@ -58,9 +58,7 @@ def apart(ledger: DataFrame) -> DataFrame:
 
 
 def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
-    """Return times by which H had passed blocks of neighbouring offsets: the times of outputs that
-    settle records correctly. More ``offsets`` that were read make larger blocks.
-    """
+    """Return times by which H had passed blocks of neighbouring offsets, from right settlements."""
     bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
     sound = matched.where(sf.col("status") == SOUND)
     block = sf.shiftright("offset", BLOCK_BITS).alias("block")
@@ -73,16 +71,14 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
 
 
 def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that count, with the columns of ``row_judges.JUDGED``: those without a
-    condition, those whose condition holds, and those by comparison with other records of the id.
-    """
+    """Return the verdicts that count, with the columns of ``row_judges.JUDGED``."""
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))
 
 
 def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return findings and unjudged records with the columns ``FINDING`` and ``verdict``: names in
-    place of the ledger's hashes of topics and shards.
+    """Return findings and unjudged records (``FINDING``, ``verdict``), with names in place of
+    hashes.
     """
     spark = decided.sparkSession
     topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")

@@ -52,17 +52,14 @@ class Group:
     """Source record, and the outputs which state that they settle it, continue it or bring it home.
 
     Attributes:
-        shard: hash of the shard's name.
         source: the record; None: it is unknown, or an earlier cut has judged it.
         settled, details, named: what is stored if an earlier cut has judged the record: its
             settlement, its details, and its id and ``Line`` if it may still cancel others.
-        successors: next occurrences of its schedule, in the order in which they were written.
         arrivals: envelopes that bring the record to its home without settling it there.
         mirrored: number of its dead letters or outcomes that other producers have copied to target
             topics.
         undecided: requeued records and envelopes that name the record, and that the service may
             still refuse as forged.
-        rows: all ledger rows from which the group was made.
     """
 
     shard: int
@@ -79,9 +76,7 @@ class Group:
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN, reason: str = "") -> Iterator[RecordVerdict]:
-        """Yield verdicts that hand all ledger rows of the group to the next cut; ``reason``: why
-        the record, which is settled, can't be judged yet.
-        """
+        """Yield verdicts that hand all rows of the group to the next cut."""
         return (self.kept(CARRIED, row, when)._replace(kind=reason) for row in self.rows)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
@@ -116,9 +111,7 @@ def group_of(rows: Sequence[LedgerRow]) -> Group:
 def grouped(
     shard: int, offset: int, source: SourceRow | None, outputs: Iterable[OutputRow]
 ) -> Group:
-    """Return the group of a record and its outputs, without outputs that the service refused as
-    forged.
-    """
+    """Return the group without outputs that the service refused as forged."""
     said = sorted(outputs, key=lambda one: (one.at_ms, one.place))
     forged = {place_of(one) for one in said if one.role == DISCLAIMED}
     real = [one for one in said if place_of(one) not in forged]
@@ -157,9 +150,7 @@ def base_of(source: SourceRow) -> int:
 
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
-    """Return the verdict that keeps a judged record as a ``NAMED`` row, as it may cancel others
-    later.
-    """
+    """Return the verdict that keeps a judged record, as it may cancel others later."""
     row = LedgerRow(
         shard,
         line.offset,
@@ -175,9 +166,7 @@ def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> RecordVerdict:
-    """Return the verdict that keeps a judged record, to compare outputs with that later
-    cuts find.
-    """
+    """Return the verdict that keeps a judged record, to compare later outputs with."""
     row = LedgerRow(
         group.shard,
         group.offset,

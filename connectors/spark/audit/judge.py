@@ -150,7 +150,6 @@ def _without_elder(
 
 
 def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield findings about outputs that settle a record again that retention has deleted."""
     counts["source_expired"] += len(group.settling)
     name = f"{rules.shards[group.shard].name}:{group.offset}"
     kept: list[OutputRow] = []
@@ -167,9 +166,8 @@ def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Re
 
 
 def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
-    """Return whether two outputs that name the same source offset settle the same record twice,
-    whatever the record was. Two deliveries do so only if topic, due time and content are the same.
-    """
+    # Two deliveries settle a record twice, whatever it was, only if topic, due time and content are
+    # the same.
     if first.role == second.role == DELIVERED:
         return first.topic == second.topic and first[1:4:2] == second[1:4:2]
     return True
@@ -178,9 +176,8 @@ def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
 def _without_source(
     group: Group, settling: Sequence[OutputRow], rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about outputs that name an offset without a record. If the offset is beyond
-    the end of the log that was read, outputs that may be ahead of it are carried to the next cut.
-    """
+    # If the offset is beyond the end of the log that was read, outputs that may be ahead of it are
+    # carried to the next cut.
     own = rules.shards[group.shard]
     said = [*settling, *group.successors, *group.arrivals]
     if group.offset >= own.end:
@@ -197,9 +194,8 @@ def _without_source(
 
 
 def _is_beside(group: Group, output: OutputRow) -> bool:
-    """Return whether an output is a requeued record or envelope that may have been read before its
-    source record was: it is in another shard, or after the source offset in the same shard.
-    """
+    # A requeued record or envelope in another shard, or after the source offset in the same shard,
+    # may have been read before its source record was.
     is_copy = output.role in (COPIED, CONTINUED, FORWARDED, ARRIVED)
     return is_copy and not (output.facts.base != NONE and output.place <= group.offset)
 
@@ -215,9 +211,6 @@ def _late(
     rules: Rules,
     counts: Counter[str],
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about the new outputs of a record that an earlier cut has judged, and the row
-    to keep if its details change.
-    """
     details = group.details
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
     for output in settling:
@@ -362,9 +355,7 @@ def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
 
 
 def _may_be_copy(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a delivery in another topic than the record's target may be a consumer's copy
-    of one that an open transaction hides.
-    """
+    # An open transaction may hide a delivery in the target, of which this may be a consumer's copy.
     if output.role != DELIVERED or output.topic == source.topic:
         return False
     return rules.unseen_target(source, max(source.key_ms, source.written_ms)) == OPEN
@@ -373,9 +364,8 @@ def _may_be_copy(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
 def _unless_checkpointed(
     source: SourceRow, output: OutputRow, rules: Rules
 ) -> Iterator[RecordVerdict]:
-    """Yield a finding if a record has this output but the later cursor does not count the record as
-    settled; not for outputs so young that ``at_least_once`` explains that.
-    """
+    # Under at_least_once, outputs may be so young that the later cursor does not count the record
+    # yet.
     if _is_checkpointed(source, rules) or output.at_ms > rules.unsettled_since_ms:
         return
     shard = rules.shards[source.shard]

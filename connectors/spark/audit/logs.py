@@ -27,9 +27,7 @@ class Logs(Protocol):
     """Source of the records that one step of an audit reads."""
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the committed records of some partitions, with the columns of
-        ``topics.ROW_SCHEMA``.
-        """
+        """Return the committed records of some partitions, columns ``topics.ROW_SCHEMA``."""
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         """Return the verdicts ``decided`` corrected for retention that went on while the logs were

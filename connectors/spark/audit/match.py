@@ -116,10 +116,8 @@ def _is_outcome() -> Column:
 
 
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
-    """Return the pairs with the ``status`` that counts. If one pair of an id is neither ``SOUND``
-    nor ``PENDING``, or does not fit the other records of the id, or if there is a ``NAMED`` row of
-    the id, all ``SOUND`` and ``PENDING`` pairs of the id become ``ODD``.
-    """
+    # If one pair of an id is neither SOUND nor PENDING, or does not fit the other records of the
+    # id, or if there is a NAMED row of the id, all SOUND and PENDING pairs of the id become ODD.
     of_id = Window.partitionBy("shard", "group")
     in_order = of_id.orderBy("offset")
     columns = ("offset", "s_kind", "s_at_ms", "o_role", "o_kind", "o_by", "first_h")
@@ -137,10 +135,8 @@ def _with_ids_judged(pairs: DataFrame) -> DataFrame:
 
 
 def _is_as_demanded() -> Column:
-    """Return a column: whether an output fits the records of the same id just before and after its
-    record. A pending record fits if no record of the id follows it; a delivery, if it was written
-    before the next record of the id.
-    """
+    # A pending record fits if no record of the id follows it; a delivery, if it was written before
+    # the next record of the id.
     following, before = sf.col("next"), sf.col("last")
     is_alone = following.isNull()
     by_next = (sf.col("o_by") == following["offset"]) & (following["offset"] < sf.col("first_h"))
@@ -161,9 +157,7 @@ def _is_as_demanded() -> Column:
 
 
 def unpaired(matched: DataFrame) -> DataFrame:
-    """Return pairs as ledger rows. A record with several outputs is returned once for each
-    of them.
-    """
+    """Return pairs as ledger rows; a record with several outputs once for each of them."""
     rows = [_row(prefix) for prefix in _SIDES]
     return (
         matched.select(sf.explode(sf.array(*rows)).alias("row"))

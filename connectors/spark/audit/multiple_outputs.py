@@ -19,18 +19,14 @@ def settlement_of(output: OutputRow) -> Settled:
 
 
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
-    """Return whether ``output`` may be a copy of the delivery ``settled`` that a consumer wrote to
-    another topic: both are deliveries, in different topics, and ``output`` is not clearly older.
-    """
+    """Return whether a consumer may have copied the delivery ``settled`` to another topic."""
     are_deliveries = settled.role == output.role == DELIVERED
     is_after = output.at_ms >= settled.at_ms - ORDER_MS
     return are_deliveries and output.topic != settled.topic and is_after
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
-    """Return the outputs of a record, the one that counts first: sorted by number of errors, then
-    those in the target topic first, then by time.
-    """
+    """Return the outputs by number of errors, then those in the target topic, then by time."""
     if len(settling) == 1:
         return list(settling)
 

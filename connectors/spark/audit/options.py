@@ -81,12 +81,7 @@ class AuditOptions:
     topic: str | None = None
 
     def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return the topics to read besides the delay topics.
-
-        Raises:
-            KafkaEdgeError: the dead-letter topic, the outcome topic, a named target or the topic
-                for results does not exist.
-        """
+        """Return the topics to read besides the delay topics."""
         needed = {self.dead_letter, self.outcomes, *self.targets}
         published = set() if self.topic is None else {self.topic}
         missing = sorted((needed | published) - set(topics))

@@ -34,9 +34,7 @@ CURSORS: Final = (
 
 
 def is_plain() -> Column:
-    """Return a column: whether a ledger row can be judged in a block. It is a schedule or a
-    delivery, without id and further facts (``more``), and the record names no target partition.
-    """
+    # Without further facts (more), and without a target partition that the record names.
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
     )
@@ -81,7 +79,6 @@ def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
 
 
 def counted(blocks: DataFrame) -> tuple[int, int]:
-    """Return the numbers of settled and of pending records in all ``blocks``."""
     row = blocks.agg(sf.sum("sound"), sf.sum("pending")).collect()[0]
     return row[0] or 0, row[1] or 0
 
@@ -114,9 +111,7 @@ def _cursors(rules: Rules) -> list[tuple[int, ...]]:
 
 
 def has_settled(cursor: str, source: str = "") -> Column:
-    """Return a column: whether a cursor (``first`` or ``last``, read before or after the ends of
-    the logs) counts a record without an id as settled, as ``Cursor.has_settled`` does.
-    """
+    """Return a column: as ``Cursor.has_settled``, for records without an id."""
     key_ms, offset = sf.col(f"{source}key_ms"), sf.col("offset")
     k_ms, k_at = sf.col(f"{cursor}_ms"), sf.col(f"{cursor}_at")
     by_key = (key_ms < k_ms) | ((key_ms == k_ms) & (offset <= k_at))
@@ -124,16 +119,14 @@ def has_settled(cursor: str, source: str = "") -> Column:
 
 
 def is_pending(rules: Rules, source: str = "") -> Column:
-    """Return a column: whether a record without an id is neither settled at ``first``
-    nor overdue.
-    """
+    """Return a column: whether a record without an id is neither settled nor overdue."""
     since_ms = sf.greatest(f"{source}key_ms", f"{source}at_ms")
     return ~has_settled("first", source) & (since_ms >= rules.overdue_since_ms)
 
 
 def is_in_its_partition(rules: Rules, named: Column, output: str = "") -> Column:
-    """Return a column: whether a delivery is in the partition that its record names (``named``); if
-    that is negative, in the one that the key selects by the present number of partitions.
+    """Return a column: whether a delivery is in the partition that the record (``named``) or its
+    key chooses, by the present number of partitions.
     """
     topic, lies, hashed = (sf.col(f"{output}{name}") for name in ("topic", "partition", "key_hash"))
     counts = sf.lit(0)

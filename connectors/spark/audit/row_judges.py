@@ -77,9 +77,7 @@ _unpack_line: Final = msgspec.msgpack.Decoder(Line).decode
 
 
 def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
-    """Return the verdicts on each record by itself, with the columns of ``JUDGED``; with ``keeps``,
-    also the ledger rows that the next cut reads.
-    """
+    """Return the verdicts on each record by itself, columns ``JUDGED``."""
     return (
         rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
         .sortWithinPartitions("shard", "offset", "role")
@@ -88,10 +86,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
 
 
 def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that depend on other records of the same id, with the columns of
-    ``JUDGED``: verdicts whose condition holds, findings about wrong outcomes, and rows for the next
-    cut of records that may still cancel others.
-    """
+    """Return the verdicts that depend on other records of the same id, columns ``JUDGED``."""
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
@@ -112,9 +107,7 @@ class RowJudge:
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield verdicts, and at the end rows with the counts, with the columns of ``JUDGED``.
-        ``batches``: ledger rows sorted by shard, offset and role.
-        """
+        """Yield verdicts, and at the end counts; ``batches``: sorted by shard, offset and role."""
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
@@ -235,11 +228,11 @@ def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
 
 
 class PassedTimes:
-    """Times by which H (offset up to which cancels were read) had passed blocks of offsets.
+    """Times by which H (offset up to which cancels were read) had passed blocks of 2**``bits``
+    offsets.
 
     A record is settled only after H has passed it. So the time of its settlement is such a time for
-    all offsets up to its own. ``bits``: a block has 2 to this power offsets; ``blocks``: hash of
-    the shard, number of the block, and its records' earliest settlement time, epoch ms.
+    all offsets up to its own.
     """
 
     def __init__(self, bits: int = 0, blocks: Iterable[tuple[int, int, int]] = ()) -> None:
@@ -270,9 +263,7 @@ class IdJudge:
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield the verdicts that count. ``batches``: conditional or ``LINE`` rows of ``JUDGED``,
-        sorted by shard, id and offset.
-        """
+        """Yield the verdicts that count; ``batches``: sorted by shard, id and offset."""
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
             for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
@@ -324,10 +315,9 @@ class IdJudge:
 
 
 def _may_matter(line: Line, own: ShardRules, *, is_hidden: bool) -> bool:
-    """Return whether the next cut needs a judged record: H of the earlier cursor has not passed it,
-    so it may still cancel others; or it waits for its home and has not arrived there; or it may
-    have cancelled another record of its id, which is judged again (``is_hidden``).
-    """
+    # H of the earlier cursor has not passed the record, so it may still cancel others; or it waits
+    # for its home and has not arrived there; or it may have cancelled another record of its id,
+    # which is judged again (is_hidden).
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home

@@ -35,15 +35,12 @@ class ShardRules:
     """Rules for the records of one shard at one cut.
 
     Attributes:
-        name: the shard as ``topic:partition``.
         earlier, later: cursor of the shard, read before and after the ends of the logs.
         start: first source offset from which all records are known.
         end: source offset up to which its log is read, exclusive.
-        is_open: whether an open transaction hides the end of its log, where requeued records may
-            be.
+        is_open: whether an open transaction hides the end of its log.
         is_level: whether it is of a level topic, whose records may be requeued into other shards.
-        judged_from: first source offset whose record is judged.
-        new_from: first source offset that no earlier cut has read.
+        judged_from, new_from: first source offset that is judged, and that no earlier cut has read.
         born_ms: time, epoch ms; outputs written before it belong to expired records, or to a
             deleted topic of the same name, and settle no record of this shard.
     """
@@ -109,9 +106,7 @@ class Rules:
         return found
 
     def may_be_refused(self, output: OutputRow) -> bool:
-        """Return whether the service may still refuse a requeued record or envelope as forged: H of
-        the earlier cursor of its shard has not passed it.
-        """
+        # H of the earlier cursor of the output's shard has not passed it.
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"
         own = self.shards.get(name_hash(name))
         return own is not None and output.place >= own.earlier.offset
@@ -120,9 +115,7 @@ class Rules:
         return self.topics.get(source.topic, source.facts.target)
 
     def clocks_ms(self, topic: int) -> int:
-        """Return the allowed lag of a topic's timestamps behind the clocks of nodes, in ms; 0 if
-        the broker does not set them.
-        """
+        """Return the allowed lag of a topic's timestamps behind the clocks of nodes, in ms."""
         return CLOCKS_MS if topic in self.by_broker else 0
 
     def early_allowed_ms(self, topic: int) -> int:
@@ -130,8 +123,7 @@ class Rules:
 
     def unseen(self, source: SourceRow, since_ms: int) -> str | None:
         """Return the reason, such as ``DELETED``, why an output that settles this record may be
-        unreadable, if it was written at ``since_ms`` (epoch ms) or later; None: every place where
-        it could be was read.
+        unreadable, if it was written at ``since_ms`` (epoch ms) or later.
         """
         facts = source.facts
         own = self.shards[source.shard]
@@ -194,9 +186,8 @@ class Rules:
         return DELETED
 
     def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
-        """Return whether a producer may have chosen ``partition`` for a key, by a number of
-        partitions that the topic has had from ``at_ms`` (epoch ms) until now. A negative
-        ``key_hash`` stands for no key: any partition may be chosen.
+        """Return whether a producer may have chosen ``partition`` for a key (negative hash: no
+        key), by a number of partitions that the topic has had from ``at_ms`` (epoch ms) until now.
         """
         count = self.partitions[topic]
         if key_hash < 0 or key_hash % count == partition:

@@ -93,8 +93,8 @@ def audited(
     logs: Logs,
     began_s: float,
 ) -> AuditResult:
-    """Audit ``logs`` at a cut, write the results to ``options.out``, and publish them if
-    ``options.topic`` is given; ``began_s``: start of the work, monotonic seconds.
+    """Audit ``logs`` at a cut, write the results, and publish them if ``options.topic``
+    is given.
     """
     _check_ranges(cut, options)
     rules = rules_of(cut, evidence, options.strictness)
@@ -193,9 +193,7 @@ class Following:
         return result
 
     def _conclude(self) -> None:
-        """Write the summary of the last cut, and publish its findings unless that is done. If a
-        process was killed before this, the next one does it first.
-        """
+        # If a process was killed before this, the next one does it first.
         options, number = self._options, self.manifest.number
         text = read_text(self._state.summary_path(number)) or "{}"
         write_text(options.path("summary.json"), text)
@@ -312,9 +310,8 @@ def _result(
 def _judged_ranges(
     cut: Cut, evidence: Evidence, past: EarlierCut, options: AuditOptions
 ) -> Iterator[OffsetRange]:
-    """Yield the offset range of each shard that the verdict is for: offsets whose outputs were not
-    deleted, that no earlier cut has read, and that the options ask for. It may be empty.
-    """
+    # Offsets whose outputs were not deleted, that no earlier cut has read, and that the options ask
+    # for. A range may be empty.
     asked = {one.place: one for one in options.ranges}
     for shard in cut.shards:
         one = asked.get(shard.place, OffsetRange(*shard.place))

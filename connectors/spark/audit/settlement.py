@@ -187,9 +187,8 @@ def _mistimed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 
 
 def _may_be_fired(source: SourceRow, rules: Rules) -> bool:
-    """Return whether a requeued record may have been made of a fired one. It does not state that,
-    but then its ``base`` is the offset after the fire, not after the user's record.
-    """
+    # A requeued record does not state that it was made of a fired one, but then its base is the
+    # offset after the fire, not after the user's record.
     facts = source.facts
     if facts.attempt == 1 or facts.record_id is None:
         return False
@@ -296,9 +295,6 @@ def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdic
 
 
 def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings if an output (an envelope, or a requeued record that waits for its home) sends
-    a record to a wrong home, or changes it on the way.
-    """
     facts, told = source.facts, output.facts
     asked = [
         ("content", source.content, output.content),
@@ -327,9 +323,7 @@ def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 def unseen(
     source: SourceRow, reason: str, rules: Rules, when: int = CERTAIN
 ) -> Iterator[RecordVerdict]:
-    """Yield the record as unjudged for ``reason``; nothing below the first offset that
-    is judged.
-    """
+    # Nothing is unjudged below the first offset that is judged.
     if source.offset >= rules.shards[source.shard].judged_from:
         detail = "it is settled, and what settles it may be where nothing could be read"
         yield finding_of(reason, source, None, rules, detail, when)._replace(verdict=UNJUDGED)
@@ -343,9 +337,6 @@ def finding_of(
     detail: str,
     when: int = CERTAIN,
 ) -> RecordVerdict:
-    """Return a finding about a record. ``detail``: one sentence for users; ``when``: condition
-    under which it counts, such as ``IF_MARKED``.
-    """
     return RecordVerdict(
         kind,
         source.shard,

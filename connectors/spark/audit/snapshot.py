@@ -100,11 +100,6 @@ def encode(cut: Cut, evidence: Evidence) -> str:
 
 
 def decode(text: str) -> tuple[Cut, Evidence]:
-    """Return the cut and its evidence from the text that ``encode`` returned.
-
-    Raises:
-        DelayServiceError: the text has another version or format.
-    """
     try:
         found = msgspec.json.decode(text, type=_Snapshot)
     except msgspec.MsgspecError as exc:

@@ -105,10 +105,8 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """Offset ``end`` up to which one partition was read, exclusive.
-
-    ``seen_ms`` is the time of the partition's first record, epoch ms; -1: the partition is empty.
-    ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; else -1.
+    """Exclusive ``end`` up to which one partition was read. ``seen_ms``: time of its first record,
+    epoch ms. ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; unset: -1.
     """
 
     topic: str
@@ -145,9 +143,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def deleted(self, cut: Cut) -> list[str]:
-        """Return the shards (``topic:partition``) whose topic was deleted or created
-        again since.
-        """
+        """Return the shards whose topic was deleted or created again since."""
         ids = cut.topic_ids
         return [
             f"{log.topic}:{log.partition}"
@@ -159,7 +155,6 @@ class AuditManifest(msgspec.Struct, frozen=True):
         ]
 
     def past(self, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts for the next cut, without topics that were deleted or created again."""
         logs = [log for log in self.logs if topic_ids.get(log.topic) == log.topic_id]
         return EarlierCut(
             ends={log.place: log.end for log in logs},
@@ -178,11 +173,7 @@ class State:
         self._path = path.rstrip("/")
 
     def newest(self) -> AuditManifest:
-        """Return the manifest of the last cut, or an empty one before the first.
-
-        Raises:
-            DelayServiceError: the manifest can't be read, or is of another version.
-        """
+        """Return the manifest of the last cut, or an empty one before the first."""
         names = [name for name in names_in(self._path) if name.startswith("manifest-")]
         if not names:
             return AuditManifest()
@@ -202,9 +193,7 @@ class State:
         return found
 
     def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
-        """Write the manifest of a cut, which completes the cut; then delete all files to which
-        neither this manifest nor ``before``, the previous one, refers.
-        """
+        """Write the manifest, which completes the cut, and delete files that no manifest needs."""
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
         runs = {run.number for run in (*before.runs, *manifest.runs)}
@@ -234,9 +223,7 @@ class State:
     def write(
         self, rows: DataFrame, number: int, kind: str, taken_ms: int, part: str = ""
     ) -> list[StoredRun]:
-        """Write rows to Parquet folders, one for each ``bucket`` if the kind has buckets, and
-        return those that are not empty.
-        """
+        """Write rows to Parquet folders, one for each bucket; return those that are not empty."""
         run = StoredRun(number, kind, "", 0, taken_ms, part)
         path = f"{self._path}/{run.folder}"
         buckets = ["bucket"] if kind in _BUCKETED else []
@@ -251,9 +238,7 @@ class State:
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
-        """Return the records of some buckets that are still pending, with the column ``bucket``:
-        those in folders of ``kinds``, without those in folders of kind ``gone``.
-        """
+        """Return the records of some buckets that are still pending, with the column ``bucket``."""
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
         pending = self._with_bucket(run for run in held if run.kind in kinds)
@@ -267,18 +252,14 @@ class State:
         return self.read(runs).withColumn("bucket", bucket)
 
     def folded(self, judged: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows as bitmaps of offsets: time and place of the settlement are
-        dropped.
-        """
+        """Return ``REMEMBERED`` rows as bitmaps of offsets, without time and place."""
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
         return judged.groupBy(
             "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows, without time and place of the settlement, for the records of
-        ``keys`` (shard and offset) that the stored bitmaps contain.
-        """
+        """Return ``REMEMBERED`` rows for those of ``keys`` that the stored bitmaps contain."""
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))
@@ -292,10 +273,9 @@ class State:
     def without(
         self, runs: Sequence[StoredRun], shards: Sequence[int], number: int
     ) -> tuple[list[StoredRun], int]:
-        """Write all stored folders again without the rows of some shards; return the new folders,
-        and the number of pending records that were dropped.
-
-        Topics are created again so rarely that rows need not hold the id of their topic.
+        """Write all stored folders again without the rows of some shards; return them, and the
+        number of pending records that were dropped. It is rare: rows need not hold the id of their
+        topic.
         """
         is_theirs = sf.col("shard").isin(list(shards))
         buckets = {run.bucket for run in runs}
@@ -317,9 +297,7 @@ class State:
         return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
     def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
-        """Merge stored folders of the same tier if there are at least ``RUNS_MAX`` of them, except
-        kinds ``open`` and ``recent``.
-        """
+        """Merge stored folders of the same tier, except kinds ``open`` and ``recent``."""
         tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
             tiers.setdefault(run.tier, []).append(run)
@@ -340,10 +318,7 @@ class State:
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return a column with the bucket of a key as ``<index in WIDTHS_MS>-<number of the bucket>``:
-    the number is ``key_ms`` divided by the width, and the width depends on ``key_ms - now_ms``,
-    which is not negative.
-    """
+    """Return a column with the bucket of a key: ``<index in WIDTHS_MS>-<number of the bucket>``."""
     names = [
         sf.concat(sf.lit(f"{at}-"), ((key_ms - key_ms % width) / width).cast("bigint"))
         for at, width in enumerate(WIDTHS_MS)

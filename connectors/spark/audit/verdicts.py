@@ -82,9 +82,7 @@ _ID_DIGITS: Final = 32
 
 
 def with_ids(found: DataFrame) -> DataFrame:
-    """Return findings with the new column ``id``, a hash in hex of each finding's kind and places:
-    the same error has the same id in every audit.
-    """
+    """Return findings with ``id``, a hash in hex that the same error has in every audit."""
     text = sf.to_json(sf.struct(*_NAMES_IT))
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
 
@@ -125,13 +123,8 @@ class RecordVerdict(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Facts that an audit keeps about the output that settled a record.
-
-    Attributes:
-        role: role of the output (delivery, dead letter, …), or ``LOST_ROLE`` or ``UNJUDGED_ROLE``.
-        at_ms: time at which the broker appended the output, epoch ms.
-        topic: hash of the name of the output's topic.
-        partition, place: partition and offset of the output.
+    """Role, time (epoch ms) and place of the output that settled a record, or ``LOST_ROLE`` or
+    ``UNJUDGED_ROLE``. ``topic`` is the hash of its name, ``place`` the offset.
     """
 
     role: int
@@ -142,8 +135,8 @@ class Settled(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """Details of a judged record that may get further outputs: one that recurs or goes to its home.
-    ``begun``: highest number of an occurrence of its schedule that was written; 0: none.
+    """Details of a judged record that may get further outputs: one that recurs or goes to
+    its home.
     """
 
     source: SourceRow

@@ -27,9 +27,7 @@ _COMMA: Final = re.compile(r",\s*(?![^<]*>)")
 
 
 def arrow_schema(ddl: str) -> pa.Schema:
-    """Return the schema of columns given as Spark DDL, such as ``a int, b binary``; only the types
-    in ``_TYPES`` are known.
-    """
+    """Return the schema of columns given as Spark DDL, of the types in ``_TYPES`` only."""
     columns = (column.split(maxsplit=1) for column in _COMMA.split(ddl.strip()))
     return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
 

@@ -16,9 +16,7 @@ LOCK: Final = "jars.lock"
 
 
 class SparkJar(NamedTuple):
-    """Line of the lock file: coordinate ``group:artifact:version``, SHA-256 in hex, size
-    in bytes.
-    """
+    """Coordinate ``group:artifact:version``, SHA-256 in hex, size in bytes."""
 
     coordinate: str
     sha256: str
@@ -31,7 +29,7 @@ class SparkJar(NamedTuple):
 
     @property
     def fetched_name(self) -> str:
-        """File name in the folder into which Spark's resolver downloads it."""
+        # Spark's resolver names jars so in the folder into which it downloads them.
         group, artifact, version = self.coordinate.split(":")
         return f"{group}_{artifact}-{version}.jar"
 

@@ -70,7 +70,6 @@ class ShardCut:
 
     @property
     def name(self) -> str:
-        """Shard as ``topic:partition``, as headers name it."""
         return f"{self.topic}:{self.partition}"
 
     @property
@@ -219,9 +218,6 @@ def _with_shards(
     spans: Mapping[Place, Span],
     ids: Mapping[str, str],
 ) -> Cut:
-    """Return the cut with every shard that can be judged, and a note for each partition of a delay
-    topic that can't.
-    """
     shards: list[ShardCut] = []
     notes = list(cut.notes)
     unserved: dict[Place, int] = {}
@@ -266,7 +262,6 @@ class _CutClient:
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        """Return the newest committed checkpoint of every slice that has one, by slice."""
         config = consumer_config(self._client, "spark-cut")
         count = partitions[topic]
         spans = self.settled_spans([(topic, number) for number in range(count)])
@@ -290,10 +285,8 @@ class _CutClient:
     def spans(
         self, places: Collection[Place], wait_s: float
     ) -> tuple[dict[Place, Span], set[Place]]:
-        """Wait up to ``wait_s`` seconds for transactions that are open below the high watermarks of
-        logs. Return first offset and end of each log, and the logs where a transaction stays open:
-        these end at that transaction, the others at the high watermark.
-        """
+        # A log with a transaction that stays open ends at that transaction, others at the high
+        # watermark.
         ends = offsets_of(self.admin, places, LATEST)
         waiting = set(ends)
         stable: dict[Place, int] = {}

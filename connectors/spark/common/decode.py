@@ -70,8 +70,8 @@ class PartitionBatch(NamedTuple):
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable Python's collector of reference cycles within the block. It would examine the many
-    tuples of a batch again and again, which doubles the time; no cycles arise here.
+    """Disable the collector of reference cycles within the block: it would examine the many tuples
+    of a batch again and again, which doubles the time; no cycles arise here.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -121,9 +121,8 @@ def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
 
 
 def headers_of(batch: pa.RecordBatch) -> list[Headers]:
-    """Return the headers of each record; ``UNREADABLE`` where a header name is not UTF-8 or has a
-    zero byte, which the service's client can't read. Java shows the former as replacement
-    characters.
+    """Return the headers of each record; ``UNREADABLE`` where a name is not UTF-8 (Java shows
+    replacement characters) or has a zero byte: the service's client can't read it.
     """
     flat, found = header_lists(batch.column("headers"))
     names = pc.unique(flat.field("key")).to_pylist()
@@ -153,7 +152,6 @@ class ShardReader:
         be verified."""
 
     def read(self, rows: Sequence[Row]) -> list[Entry]:
-        """Return one decoded entry for each record, and set ``believed``."""
         self.believed.clear()
         entries = self._reader.read_batch(rows)
         return [
@@ -162,9 +160,7 @@ class ShardReader:
         ]
 
     def _believed(self, row: Row, entry: Entry) -> Entry:
-        """Return a record refused as forged as if its signature were valid, if a service can have
-        written it, and add it to ``believed``. Return other entries unchanged.
-        """
+        # A record refused as forged counts as genuine if a service can have written it.
         arrived = envelope_of(row)
         if arrived is not None:
             if not _came_from(entry, arrived.sent.source):
@@ -216,9 +212,7 @@ def envelope_of(row: Row) -> Arrived | None:
 
 
 def waiting(payload: Payload) -> Group | None:
-    """Return the records that wait together in a requeued record until they are sent to
-    their home.
-    """
+    """Return the records that wait together in a requeued record to be sent to their home."""
     try:
         group = group_of(payload)
     except StoreError:

@@ -22,9 +22,7 @@ _CHARS_MAX: Final = 500
 
 
 def reason(exc: PySparkException | Py4JJavaError) -> str:
-    """Return the innermost cause of a failure as one line of at most 500 characters: that of a Java
-    exception, or the error line of a Python worker's traceback.
-    """
+    """Return the innermost cause of a failure, of Java or of a Python worker, as one line."""
     text = _innermost(exc) if isinstance(exc, Py4JJavaError) else str(exc)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:

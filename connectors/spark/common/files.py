@@ -14,9 +14,7 @@ from delayservice.base.errors import DelayServiceError
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file and create its folder. Where the file system allows it, readers see either the
-    old content or the new one.
-    """
+    # Where the file system allows it, readers see either the old content or the new one.
     system, place = _located(path)
     system.create_dir(place.rpartition("/")[0], recursive=True)
     with system.open_output_stream(f"{place}.new") as stream:
@@ -53,9 +51,7 @@ def names_in(path: str) -> list[str]:
 
 
 def is_replaceable(path: str) -> bool:
-    """Return whether there is nothing at ``path``, or only files of Spark (``part-…``, ``_…``,
-    ``.…``).
-    """
+    """Return whether there is nothing at ``path``, or only files of Spark."""
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:
         return False

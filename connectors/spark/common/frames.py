@@ -9,9 +9,7 @@ from pyspark.sql import functions as sf
 
 
 def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
-    """Write rows to ``path`` as Parquet, and return a data frame that reads them from there;
-    ``by``: columns by which the files are partitioned.
-    """
+    """Write rows to ``path`` as Parquet, and return a data frame that reads them from there."""
     rows.write.mode("overwrite").partitionBy(*by).parquet(path)
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
 

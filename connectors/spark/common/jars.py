@@ -28,10 +28,8 @@ _HEADER: Final = """\
 
 
 def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
-    """Check the hashes of downloaded jars, and copy each atomically from ``fetched`` to ``folder``.
-
-    Raises:
-        DelayServiceError: a jar has another hash than in ``jars``, or can't be read or written.
+    """Check the hashes of downloaded jars, and copy each atomically from ``fetched`` to
+    ``folder``.
     """
     for jar in jars:
         path = fetched / jar.fetched_name
@@ -53,11 +51,7 @@ def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
 
 
 def fetch(scratch: Path) -> Path:
-    """Download the Kafka connector and its dependencies; return the folder of the jars.
-
-    Raises:
-        DelayServiceError: Spark can't start, or can't download a jar.
-    """
+    """Download the Kafka connector and its dependencies; return the folder of the jars."""
     conf = {"spark.jars.packages": ",".join(PACKAGES), "spark.jars.ivy": str(scratch)}
     try:
         open_session("jars", master="local[1]", conf=conf).stop()
@@ -67,9 +61,7 @@ def fetch(scratch: Path) -> Path:
 
 
 def write_lock(fetched: Path, lock: Path) -> None:
-    """Write the lock file with those jars in the folder ``fetched`` that PySpark lacks, or that the
-    present lock file names.
-    """
+    # Jars that PySpark lacks, or that the present lock file names.
     own = spark_folder()
     lines = []
     for path in sorted(fetched.iterdir()):

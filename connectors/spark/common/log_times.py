@@ -83,8 +83,8 @@ def _bears(message: Message, header: str | None) -> bool:
 def offsets_at(
     client: Mapping[str, str], places: Collection[Place], at_ms: int
 ) -> dict[Place, int]:
-    """Return the first offset of each log whose record has a timestamp of ``at_ms`` (epoch ms) or
-    later; logs without such a record are left out.
+    """Return the first offset of each log with a timestamp of ``at_ms`` (epoch ms) or later, if
+    any.
     """
     return offsets_since(admin_client(native_options(client)), places, at_ms)
 

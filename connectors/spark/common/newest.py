@@ -45,9 +45,7 @@ class CheckpointLog:
     found: dict[int, bytes] = field(default_factory=dict)
 
     def lacks(self, slices: int) -> bool:
-        """Return whether a slice's newest checkpoint may be below the offsets read so far;
-        ``slices``: number of slices, 0 if not known yet.
-        """
+        """Return whether a slice's checkpoint may be below; ``slices``: 0 if not known yet."""
         if self.read_from <= self.start:
             return False
         mine = range(self.partition, slices, self.partitions)

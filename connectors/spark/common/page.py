@@ -84,9 +84,7 @@ Row: TypeAlias = Sequence[object]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table of a page: numbers are right-aligned, None is a dash; ``note`` tells what was
-    left out.
-    """
+    """Numbers are right-aligned, None is a dash; ``note`` tells what was left out."""
 
     caption: str
     columns: tuple[str, ...]
@@ -121,15 +119,8 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class HtmlPage:
-    """Content of a page.
-
-    Attributes:
-        heading: result in a few words.
-        lead: sentence below the heading that says what the page shows.
-        facts: name and value of each of the most important facts.
-        footer: sentence that says where further information is.
-        warnings: sentences that must not be overlooked.
-        notes: sentences about what is not included.
+    """Content of a page. ``lead`` is the sentence below the heading, ``warnings`` are sentences
+    that must not be overlooked, ``notes`` tell what is not included.
     """
 
     title: str

@@ -172,9 +172,7 @@ class _PendingSieve:
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
-        """Return the row of a record, from column ``key_ms`` on; None: it is neither pending by its
-        key, nor may it cancel others.
-        """
+        # None for a record that is neither pending by its key, nor may cancel others.
         offset, kind, key_ms, record_id, _, base = entry
         takes_place = record_id is not None and is_user_record(entry)
         canceller = offset if takes_place and offset < part.cursor.offset else None

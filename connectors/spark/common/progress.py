@@ -38,9 +38,7 @@ class Tasks:
 
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
-    """Yield at the start of each interval until ``stop`` is set. If the caller's work takes longer
-    than the interval, the next one begins at once.
-    """
+    # If the caller's work takes longer than the interval, the next one begins at once.
     while not stop.is_set():
         next_s = time.monotonic() + interval_s
         yield
@@ -70,9 +68,7 @@ def running_tasks(tracker: StatusTracker) -> Tasks:
 def shown(
     spark: SparkSession, console: Console, *, is_plain: bool = False, every_s: float = LINE_EVERY_S
 ) -> Iterator[Say]:
-    """Show the progress of jobs within the block; yield the function that sets the displayed
-    activity. With ``is_plain``, a line every ``every_s`` seconds is printed even on a terminal.
-    """
+    """Show progress within the block; yield the function that sets the displayed activity."""
     tracker = spark.sparkContext.statusTracker()
     is_over = threading.Event()
     view = _Lines(console, every_s) if is_plain or not console.is_terminal else _Bar(console)

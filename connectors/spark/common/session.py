@@ -103,9 +103,7 @@ def open_session(
 
 
 def java_home() -> Path:
-    """Return the home folder of the first usable Java: of the one in ``JAVA_HOME``, the one on the
-    path, and those in ``/usr/lib/jvm``.
-    """
+    """Return the first usable Java: ``JAVA_HOME``, the path, ``/usr/lib/jvm``."""
     found: list[str] = []
     for java in _javas():
         version = _java_version(java)

@@ -95,9 +95,7 @@ _INLINE: Final = {
 
 
 def mark_of(batch: int, records: int) -> int:
-    """Return the mark of a part that has written ``records`` records of batch number ``batch``.
-    Marks ascend, and all are above 0, the mark of a new part.
-    """
+    # Marks ascend, and all are above 0, the mark of a new part.
     return ((batch + 1) << _RECORDS_BITS) | records
 
 
@@ -147,16 +145,16 @@ class TopicSink:
     mapping: str = ""
 
     def begin(self) -> None:
-        """Store the progress 0 for each part of a new name. If Kafka later deletes the stored
-        progress, ``fence`` returns None for the part.
+        """Store progress 0 for each part, so that progress that Kafka has deleted is
+        noticed later.
         """
         marks = [self.place(number) for number in range(self.parts)]
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
     def fence(self) -> list[int | None]:
-        """Fence earlier writers of all parts, and return the mark of each; None: it was never
-        stored, or Kafka has deleted it.
+        """Fence earlier writers; return the mark of each part, None if there is none or Kafka has
+        deleted it.
         """
         return [_Part(self, number).mark for number in range(self.parts)]
 
@@ -215,17 +213,13 @@ _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_sta
 
 
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's options of librdkafka for a sink, with certificates by content, and with
-    librdkafka's log limited to errors.
-    """
+    # librdkafka's log is limited to errors.
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:
-    """Return options of librdkafka in which the content of certificates and keys replaces their
-    file names, as executors lack the files.
-    """
+    """Return options with certificates and keys by content, as executors lack the files."""
     return dict(
         (_INLINE[name], Path(value).read_text("ascii"))
         if name in _INLINE and Path(value).is_file()
@@ -248,9 +242,7 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
 def _task(
     sink: TopicSink, batch: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task: it skips what its part has written already, writes each Arrow
-    batch in one transaction, and yields the number of written records.
-    """
+    """Return the function of a task, which skips what its part has written already."""
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -303,9 +295,7 @@ class _Part:
 
     @cached_property
     def mark(self) -> int | None:
-        """Mark at the first read, which fences earlier writers; None: it was never stored, or Kafka
-        has deleted it.
-        """
+        # The first read fences earlier writers. None: never stored, or Kafka has deleted it.
         return self._fenced()
 
     def _fenced(self) -> int | None:
@@ -320,9 +310,8 @@ class _Part:
         return None if found.offset < 0 else found.offset
 
     def _begin_anew(self) -> None:
-        """Take the part's transactional id again if the connection to the coordinator has failed:
-        what was sent last may come late, and end a transaction of the former producer only.
-        """
+        # After a failed connection to the coordinator, what was sent last may come late. With the
+        # transactional id taken again it can end a transaction of the former producer only.
         if self._written is None or not connection_failure(self._producer, self._log):
             return
         self._producer = self._make()
@@ -331,10 +320,8 @@ class _Part:
             raise KafkaEdgeError(f"{self._id}: another run of this job has taken over")
 
     def write(self, records: Iterable[Record], mark: int) -> None:
-        """Write records and the part's new mark in one transaction.
-
-        After an error it may be unknown whether they were written; the next writer reads the mark.
-        """
+        # After an error it may be unknown whether the records were written; the next writer reads
+        # the mark.
         self._begin_anew()
         with _explained(self._id):
             self._producer.begin_transaction()

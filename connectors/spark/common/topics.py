@@ -75,9 +75,8 @@ def read_topic(
 def stream_topics(
     spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
 ) -> DataFrame:
-    """Return a stream of the committed records of topics, with the columns of ``read_topic``. It
-    begins at the start of the logs, or where Spark's checkpoint of an earlier process ends;
-    ``records_max``: largest number of records in a micro-batch.
+    """Return a stream of the committed records, with the columns of ``read_topic``: from the start
+    of the logs, or where Spark's checkpoint ends; with up to ``records_max`` in a micro-batch.
     """
     options = {
         **java_options(client),
@@ -175,9 +174,7 @@ def _content(path: str) -> str:
 
 
 def _by_topic(numbers: Mapping[Place, int], *, as_list: bool = False) -> str:
-    """Return the JSON that Spark's Kafka source expects: ``{topic: {partition: offset}}``, or with
-    ``as_list`` ``{topic: [partition, …]}``.
-    """
+    # Spark's Kafka source expects {topic: {partition: offset}}, or {topic: [partition, …]}.
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), number in sorted(numbers.items()):
         found.setdefault(topic, {})[str(partition)] = number

@@ -25,9 +25,7 @@ from delayservice.contract.requeue import CONTINUES, Claim
 def said_by(
     ledger: Ledger, place: Place, row: Row, *, is_verified: bool = True
 ) -> Iterator[LedgerRow]:
-    """Yield a row for each record which a requeued record or envelope states that it settles,
-    continues or brings home; none if ``row`` is another record.
-    """
+    """Yield a row for each record which a requeued record or envelope states that it settles."""
     claim = claim_of(row)
     if claim is None:
         said = _said_by_envelope(ledger, row)
@@ -68,10 +66,8 @@ def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, Out
 def _said_by_waiting(
     ledger: Ledger, place: Place, claim: Claim
 ) -> Iterator[tuple[LedgerRow, OutputFacts]]:
-    """Yield the rows of a requeued record that waits until it can be sent to its home: one for the
-    record that it was made of, and one for the waiting record whose content it has taken over, if
-    there is one.
-    """
+    # One row is for the record that this one was made of, the other for the waiting record whose
+    # content it has taken over, if there is one.
     group, shard = waiting(claim.payload), ledger.shards.get(place)
     if group is None or shard is None:
         return

@@ -31,8 +31,8 @@ _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return a column with the number in ``text``, if that has up to ``digits_max`` digits, no
-    leading zero and nothing else; else null.
+    """Return a column: the number in ``text``, null if it has other characters or a
+    leading zero.
     """
     number = text.try_cast("bigint")
     is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
@@ -60,9 +60,7 @@ def has_readable_names() -> Column:
 
 
 def row_with(*kept: str, **given: Column) -> list[Column]:
-    """Return all columns of a ledger row in order: ``kept`` unchanged, ``given`` computed, the
-    others with the defaults of ``LedgerRow``.
-    """
+    """Return all columns of a ledger row in order, with the defaults of ``LedgerRow``."""
     usual = LedgerRow(0, 0, SOURCE)._asdict()
     columns = {name: sf.lit(value) for name, value in usual.items()}
     columns |= {name: sf.col(name) for name in kept} | given

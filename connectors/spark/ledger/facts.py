@@ -129,8 +129,8 @@ PLAIN_OUTPUT: Final = OutputFacts()
 
 
 class SourceRow(NamedTuple):
-    """Ledger row of a source record, with its facts unpacked. ``shard``: hash of the shard's name;
-    ``written_ms``: time at which the broker appended the record, epoch ms.
+    """Ledger row of a source record, with its facts unpacked; ``rows.LEDGER`` describes the
+    columns.
     """
 
     shard: int
@@ -150,8 +150,8 @@ class SourceRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """Ledger row of an output, with its facts unpacked; ``rows.LEDGER`` describes the columns. The
-    output's own place is ``topic`` (hash of the name), ``partition`` and ``place`` (offset).
+    """Ledger row of an output, with its facts unpacked; its place is topic, partition,
+    ``place``.
     """
 
     role: int

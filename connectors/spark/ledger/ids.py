@@ -86,9 +86,7 @@ class IdHistory:
         self._offsets = [lines[n].offset for n in self._users]
 
     def canceller(self, base: int) -> Line | None:
-        """Return the first user's record of the id at offset ``base`` or later. Below the first
-        offset that was read, the true canceller may be an unread record.
-        """
+        # Below the first offset that was read, the true canceller may be an unread record.
         at = bisect_left(self._offsets, base)
         return self._lines[self._users[at]] if at < len(self._users) else None
 
@@ -138,9 +136,7 @@ class IdHistory:
                 yield number, why
 
     def _lost_on_the_way(self) -> Iterator[Wrong]:
-        """Yield records that were requeued to wait for their home and never arrived there, although
-        all records that waited with them were sent, and none was replaced or dead-lettered.
-        """
+        # All records that waited with it were sent, and none was replaced or dead-lettered.
         waited = [line for line in self._lines if line.kind == WAITING]
         gone = all(line.settlement in ("forwarded", "requeued") for line in waited)
         for number, line in enumerate(self._lines):
@@ -150,9 +146,7 @@ class IdHistory:
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return what is wrong with a requeued record that waits for its home, given the next record of
-    its id, which replaces it or is sent with it.
-    """
+    # The next record of the id replaces the waiting one or is sent with it.
     if not line.settlement:
         return None
     is_replaced = line.acts == canceller.acts == SCHEDULE
@@ -193,9 +187,7 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
 
 
 def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return the reason if H had passed the canceller before the record was settled at its own
-    time.
-    """
+    # H had passed the canceller before the record was settled at its own time.
     verb = SETTLEMENTS[line.settlement].verb
     what = _what(canceller)
     if canceller.acts == FIRE and line.kind != WAITING and _may_be_fired(line, canceller):

@@ -72,7 +72,5 @@ _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.ro
 
 
 def settlement_name(role: int, outcome: str) -> str:
-    """Return the name in ``SETTLEMENTS`` for the role of an output, and for an outcome its
-    ``delay-outcome``. An unknown outcome is returned unchanged.
-    """
+    """Return the name in ``SETTLEMENTS``; an unknown outcome is returned unchanged."""
     return _BY_ROLE.get(role, outcome)

@@ -108,9 +108,7 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def _kind_of_source(targets: Sequence[str]) -> Column:
-    """Return the kind, ``SCHEDULE`` or ``CANCEL``, where expressions can read the record, else
-    null.
-    """
+    # null where column expressions can't read the record
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
     is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
     is_schedule = (
@@ -223,9 +221,8 @@ def _allowed(ledger: Ledger) -> list[str]:
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return one row for each record of target topics and the dead-letter topic, with parameters
-    and columns as for ``classified_sources``. Dead letters are ``DOUBTFUL``. ``reading`` may also
-    be ``ORDINARY``: then all other columns are null.
+    """As ``classified_sources``, for records of target topics and the dead-letter topic. Dead
+    letters are ``DOUBTFUL``. Where ``reading`` is ``ORDINARY``, all other columns are null.
     """
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))

@@ -68,9 +68,6 @@ class OutputRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield ledger rows of outputs that settle records, and rows of ``NO_SHARD`` for all other
-        records.
-        """
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
@@ -143,9 +140,8 @@ class _Outputs:
             yield from self._disclaimed(shard, offset, content)
 
     def _is_simple(self, facts: OutputFacts, *, is_here: bool) -> bool:
-        """Return whether the columns of a ledger row hold all facts: of a delivery that no fire
-        caused, or of an outcome that names its canceller or, for a control record, its own place.
-        """
+        # The columns hold all facts of a delivery that no fire caused, and of an outcome that names
+        # its canceller or, for a control record, its own place.
         if facts != OutputFacts(facts.origin, outcome=facts.outcome, by=facts.by):
             return False
         if self._role == OUTCOME:
@@ -185,9 +181,6 @@ class _Outputs:
     def _facts(
         self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
-        """Return the due time (epoch ms; -1: not stated), the hash of the content, and the other
-        facts of an output.
-        """
         key, value, headers = content
         origin = _text(told, names.DELAY_SOURCE)
         due_ms = _number(told, names.DELAY_DUE_AT)
@@ -219,9 +212,7 @@ class _Outputs:
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
     def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
-        """Yield the rows, with the role ``DISCLAIMED``, of the requeued record or envelope at
-        ``offset``, which the service refused as forged; ``content``: that of its dead letter.
-        """
+        # The service refused the requeued record or envelope at this offset as forged.
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
         forged: Row = (offset, 0, key, value, _written(headers))
@@ -230,9 +221,7 @@ class _Outputs:
 
 
 def _own(headers: Headers) -> Headers:
-    """Return the headers of a delivery without those that the service added: for each name that the
-    service uses, the last header of that name.
-    """
+    # For each name that the service uses, the last header of that name is the service's.
     last = {name: at for at, (name, _) in enumerate(headers) if name in _SERVICE}
     return [header for at, header in enumerate(headers) if last.get(header[0]) != at]
 

@@ -159,8 +159,8 @@ class Ledger:
         )
 
     def shard_of(self, origin: str) -> tuple[int | None, int]:
-        """Return the hash of the shard (None if it is not judged) and the offset that a
-        ``delay-source`` names.
+        """Return the hash of the shard, None if it is not judged, and the offset in a
+        ``delay-source``.
         """
         match = _ORIGIN.fullmatch(origin)
         if match is None:

@@ -52,9 +52,6 @@ class SourceRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield ledger rows of source records, and for requeued records and envelopes further rows
-        for the records that these settle, continue or bring home.
-        """
         reading = {
             place: ShardReader(*place, contracts, self.ledger.secrets)
             for place, contracts in self.ledger.contracts.items()
@@ -133,9 +130,7 @@ class SourceRows:
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:
-    """Return whether the row needs no facts besides the ledger's columns: that of a usual schedule,
-    a cancel or a fire. A schedule of an unknown target needs the target's name as a fact.
-    """
+    # A schedule of an unknown target needs the target's name as a fact.
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
         return topic != NO_TOPIC and payload[6] in (None, (record_id, None, 1, None))
@@ -171,9 +166,7 @@ def _waiting(entry: Entry, topic: str) -> Group | None:
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """Return target, partition, content and due time that the output must have. For a record that
-    asks for no delivery it has key, value and headers only.
-    """
+    # A record that asks for no delivery has key, value and headers only.
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:
         acts, first_ms, home = extra

@@ -11,9 +11,7 @@ _FIRST = 1
 
 
 def same_recurrence(held: bytes, copied: bytes) -> bool:
-    """Return whether a requeued record has the recurrence of the record that it was made of; both
-    are encoded as in a payload. The first occurrence of a cron schedule only adds the number 1.
-    """
+    # The first occurrence of a cron schedule only adds the number 1.
     if held == copied or not held or not copied:
         return held == copied
     before = decode(held)

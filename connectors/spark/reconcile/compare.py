@@ -86,9 +86,7 @@ def with_slot(records: DataFrame) -> DataFrame:
 
 
 def as_findings(slots: DataFrame) -> DataFrame:
-    """Return findings with all columns of ``FINDING``, from rows with ``kind``, ``detail`` and the
-    columns of ``PLACE``. ``offset`` and ``key_ms`` are null if the rows lack them.
-    """
+    # offset and key_ms are null if the rows lack them.
     unknown = sf.lit(None).cast("bigint")
     told = {"slot_stop_ms": sf.col("slot_start_ms") + SLOT_MS, "offset": unknown, "key_ms": unknown}
     told |= {name: sf.col(name) for name in slots.columns}
