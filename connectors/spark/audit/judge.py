@@ -1,10 +1,8 @@
-"""Judges one source record: whether it has exactly one settlement (output that settles it). Pure
-functions, without side effects except counts.
+"""Judges one source record: whether it has exactly one settlement (output that settles it).
 
 Source: rule 1 of ``docs/internals/design.md``, and "Proof from the topics" in
-``docs/guarantees.md``; ``docs/audit.md`` explains the kinds of findings. ``settlement`` decides
-whether a settlement is the right one, and ``row_judges`` with ``ledger.ids`` judges what depends on
-other records of the same id.
+``docs/guarantees.md``. ``settlement`` decides whether a settlement is right, ``row_judges`` with
+``ledger.ids`` what depends on other records of the same id.
 """
 
 from __future__ import annotations

@@ -72,10 +72,9 @@ _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """One Parquet folder with the rows of one kind that one cut stored.
+    """One Parquet folder with the rows of one kind that cut ``number`` stored.
 
     Attributes:
-        number: number of the cut that stored it.
         bucket: range of due times of its rows (``bucket_of``); empty: rows of all times.
         taken_ms: time of the newest cut that has rows in it, epoch ms.
         part: suffix that distinguishes folders of the same cut, kind and bucket.

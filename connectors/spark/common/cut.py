@@ -200,11 +200,8 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
 
 
 def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Place, Span]:
-    """Return first offset and end of all logs of ``topics`` that exist, once no transaction below
-    the ends is open.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer, or a transaction stays open.
+    """Return first offset and end of the existing logs, once no transaction below the
+    ends is open.
     """
     cluster = _CutClient(client)
     counts = partition_counts(cluster.admin)

@@ -23,11 +23,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """Return the content of a file; None if there is none.
-
-    Raises:
-        DelayServiceError: the file is not UTF-8.
-    """
+    """Return the content of a file, or None if there is none."""
     system, place = _located(path)
     if not is_there(path):
         return None

@@ -1,9 +1,8 @@
-"""Installs Spark's connector to Kafka in Spark's folder of jars, so that jobs download nothing.
+"""Installs Spark's connector to Kafka, so that jobs download nothing.
 
 python -m connectors.spark.common.jars
 
-Spark's own resolver downloads the jars, from the mirror in its settings. A jar whose hash differs
-from ``jars.lock`` is refused.
+Spark's resolver downloads the jars. A jar whose hash differs from ``jars.lock`` is refused.
 """
 
 from __future__ import annotations

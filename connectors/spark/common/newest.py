@@ -25,14 +25,8 @@ _GROWTH: Final = 4
 
 @dataclass(slots=True)
 class CheckpointLog:
-    """One partition of the checkpoint topic, read backwards from its end.
-
-    Attributes:
-        config: options of a consumer that reads committed records only.
-        partitions: number of partitions of the checkpoint topic.
-        read_from: lowest offset that was read so far; at first the end of the log.
-        look: number of offsets that the next read covers.
-        found: value of the newest checkpoint of each slice found so far.
+    """One partition of the checkpoint topic, read backwards from its end: down to ``read_from``,
+    with ``look`` offsets in the next read. ``found``: newest checkpoint of each slice so far.
     """
 
     config: Mapping[str, Any]
@@ -72,13 +66,10 @@ class CheckpointLog:
 def newest_checkpoints(
     logs: Iterable[CheckpointLog], partitions: Mapping[str, int]
 ) -> dict[int, Checkpoint]:
-    """Read all partitions of the checkpoint topic; return the newest checkpoint of each slice.
+    """Return the newest checkpoint of each slice from all partitions of the checkpoint topic.
 
     A checkpoint names all delay topics of its slice. So the topic with the most partitions among
-    all checkpoints gives the number of slices; ``partitions``: number of partitions by topic.
-
-    Raises:
-        KafkaEdgeError: a log can't be read, or a checkpoint can't be decoded.
+    all checkpoints gives the number of slices.
     """
     read = list(logs)
     found: dict[int, Checkpoint] = {}

@@ -1,7 +1,7 @@
 """Writes reports as one HTML file without scripts or network access: facts, tables and charts.
 
-Colours follow the setting of the reader's device, light or dark. So charts are drawn with
-placeholder colours, which are then replaced by the page's CSS variables. Text in charts stays text.
+Charts are drawn with placeholder colours, which are replaced by CSS variables: the colours follow
+the setting of the reader's device, light or dark.
 """
 
 from __future__ import annotations

@@ -100,12 +100,7 @@ def mark_of(batch: int, records: int) -> int:
 
 
 def records_written(mark: int, batch: int) -> int:
-    """Return the number of records of a batch that a part has written; 0 if its mark is of an
-    earlier batch.
-
-    Raises:
-        KafkaEdgeError: the part has written a later batch.
-    """
+    """Return the number of a batch's records that a part has written; fail if it is later."""
     later = (mark >> _RECORDS_BITS) - 1 - batch
     if later > 0:
         raise KafkaEdgeError(
@@ -161,10 +156,6 @@ class TopicSink:
     def claim(self) -> int:
         """Fence earlier writers, store the beginning of a new batch in all parts, and return its
         number. Tasks of earlier batches can't write any more, even if they begin late.
-
-        Raises:
-            KafkaEdgeError: the cluster refuses this or does not answer, or another process fences
-                this one.
         """
         parts = [_Part(self, number) for number in range(self.parts)]
         batch = next_batch(part.mark or 0 for part in parts)
@@ -177,14 +168,11 @@ class TopicSink:
 
         Args:
             records: columns ``id`` (binary, which becomes the key), ``value`` (binary), ``headers``
-                (array of ``key`` and ``value``, or null) and those of ``order``; they must be the
-                same in all attempts to write this batch.
+                (array of ``key`` and ``value``, or null) and those of ``order``; the same in all
+                attempts to write this batch.
             batch: number of the batch, higher than that of any earlier batch.
             order: columns to sort by, which differ between any two records and keep records of one
                 id in order.
-
-        Raises:
-            KafkaEdgeError: the batch was begun with another ``mapping``, or no broker answers.
         """
         if self.mapping:
             self._refuse_other_mapping(batch)

@@ -72,11 +72,8 @@ None: no time is known."""
 
 
 class IdHistory:
-    """Records of one id in one shard in order, from which follows how each must be settled.
-
-    Args:
-        lines: records of the id, in the order of their offsets.
-        known_from: first source offset that was read; users' records below it are unknown.
+    """Records of one id in one shard in order, from which follows how each must be settled. Users'
+    records below ``known_from`` are unknown.
     """
 
     def __init__(self, lines: Sequence[Line], known_from: int) -> None:
@@ -96,12 +93,6 @@ class IdHistory:
     def judge(self, passed_ms: PassedMs, lag_ms: int) -> Iterator[Wrong]:
         """Yield index and reason of each record that is settled in another way than the log
         demands.
-
-        Args:
-            passed_ms: gives times by which H had passed offsets, from the settlements of other
-                records.
-            lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
-                time.
         """
         victims: dict[int, list[int]] = {}
         doubtful: set[int] = set()

@@ -32,14 +32,10 @@ KIND_NAMES: Final[Mapping[int, str]] = {
 
 
 class Settlement(NamedTuple):
-    """Kind of settlement: a way in which an output settles a record.
+    """Way in which an output settles a record.
 
-    Attributes:
-        role: role of the output's ledger rows.
-        of: kinds of source records that may be settled in this way.
-        by: kind of the canceller that must have caused it, if it settles a user's or requeued
-            record; None: it needs no canceller.
-        verb: past participle, for use after "the record was".
+    ``role`` is that of the output's rows, ``of`` are the kinds of source records, ``by`` is the
+    kind of the canceller that must have caused it, and ``verb`` stands after "the record was".
     """
 
     role: int

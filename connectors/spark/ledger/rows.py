@@ -128,15 +128,8 @@ _signed_long: Final = struct.Struct("<q").pack
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Names and contracts by which executors make ledger rows; Spark sends it to them.
-
-    Attributes:
-        shards: hash of each shard that is judged, by topic and partition.
-        topics: hash of each topic of the cluster, by name.
-        contracts: contracts by which records are read, by topic and partition of the judged shards.
-        partitions: number of partitions of each delay topic.
-        roles: role of outputs by the name of their topic; in other topics ``DELIVERED``.
-        secrets: cluster secrets to check signatures with, or none.
+    """Names and contracts by which executors make ledger rows; ``shards`` and ``topics`` are
+    hashes. ``roles``: role of outputs by the name of their topic; in other topics ``DELIVERED``.
     """
 
     shards: Mapping[Place, int]

@@ -40,12 +40,9 @@ def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -
 
 
 class _Rest:
-    """Maker of the rows of ``read_in_python`` on the executors.
-
-    Args:
-        read: function that makes batches of ledger rows from batches of whole records.
-        homes: by hash of the shard: its partition, and the number of partitions over which ids have
-            their homes.
+    """Maker of the rows of ``read_in_python`` on the executors; ``read`` makes rows of whole
+    records. ``homes``: by hash of the shard: its partition, and the number of partitions with homes
+    of ids.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Compares copies with the log, record by record: takes data frames, returns findings.
 
-Notebooks may use this module too. It works on the session of the given data frames, Spark Connect
-included. ``docs/reconcile.md`` describes the findings. A record that is *pending by the log* is
-pending according to the records of its delay topic.
+Works on the session of the given data frames, Spark Connect included. ``docs/reconcile.md``
+describes the findings. *Pending by the log*: pending according to the delay topic's records.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Reads the nodes' copies, from their digests (``Live``) or from their disks (``OnDisk``).
-
-Both classes have the same methods and results: what is compared and at which cursor (``compared``),
-number of records and sum of their hashes in each slot (``sums``), and single records (``records``).
-"""
+"""Reads the nodes' copies: from their digests (``Live``), or from their disks (``OnDisk``)."""
 
 from __future__ import annotations
 
@@ -51,8 +47,8 @@ def served(cut: Cut) -> dict[Place, ShardCut]:
 
 
 def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the ``rows`` (records of copies) that are pending at the cursor of their shard's
-    comparison, with the column ``is_compared``. A null or negative ``mark`` means no canceller.
+    """Return the ``rows`` that are pending at the cursor of their comparison, with
+    ``is_compared``.
     """
     cursors = [(*one.place, one.cursor.offset, *one.cursor.key, one.from_ms) for one in compared]
     bounds = spark.createDataFrame(
@@ -82,7 +78,6 @@ class Live:
         topic: name of the digest topic.
         checkpoint: name of the checkpoint topic, whose newest timestamp gives the brokers' time.
         cut: shards to compare, and the end up to which the digest topic is read.
-        expected: copies that should exist.
         slots: number of slots in the digest rows that were read, counted for each copy.
         hashed: column with the hash of a record that digests add up: ``frame_hash``, which covers
             the id instead of the payload where there is an id.
@@ -131,7 +126,7 @@ class Live:
         return digest_rows.parse_keys(records)
 
     def damaged(self) -> DataFrame:
-        """Return the ranges that nodes could not read from their disks, columns ``UNREADABLE``."""
+        """Return ranges that nodes could not read, columns ``UNREADABLE``."""
         found = [
             (node, *one.place, *damage[:5])
             for one in self.compared
@@ -141,8 +136,8 @@ class Live:
         return self.spark.createDataFrame(found, UNREADABLE)
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return count and hash of each compared copy's slots, columns ``digest_rows.SUMS``: of all
-        hours, or unless ``every`` only of hours that differ between copies.
+        """Return count and hash of each copy's slots, columns ``digest_rows.SUMS``; unless
+        ``every``, of hours that differ between copies only.
         """
         hours = self._hours
         if not every:
@@ -152,8 +147,8 @@ class Live:
         return digest_rows.slot_sums(hours).join(copies, COPY)
 
     def look_again(self) -> None:
-        """Read what was added to the digest topic. Remove copies from ``Comparison.behind`` that
-        were there for lack of a newer report and have sent one since.
+        """Compare copies after all that were behind for lack of a newer report and have
+        sent one.
         """
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
@@ -172,10 +167,8 @@ class Live:
         self._rows.unpersist()
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Ask nodes for the records in some ranges of their copies.
-
-        Args:
-            ranges: copies and keys, columns as ``details.Range``, in a total order.
+        """Ask nodes for the records in some ranges (columns of ``details.Range``, in a total
+        order).
 
         Returns:
             Records that are pending at their shard's cursor, with the columns of ``compare.HELD``;
@@ -189,12 +182,9 @@ class Live:
 class OnDisk:
     """Copies read from folders: of stopped nodes, of backups, or beside running nodes.
 
-    Attributes:
-        folders: by name of the node, its state folder or a folder of stores in it.
-        behind_records: number of records up to H that a copy may lack before it counts as behind.
-        work: folder to which the records are written, so that disks are read once.
-        slots: 0, as there are no digest rows.
-        hashed: as in ``Live``: ``payload_hash``.
+    ``folders``: by name of the node, its state folder or a folder of stores in it;
+    ``behind_records``: number of records up to H that a copy may lack before it counts as behind;
+    ``work``: folder to which the records are written, so that disks are read once.
     """
 
     spark: SparkSession

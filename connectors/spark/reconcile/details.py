@@ -53,10 +53,8 @@ class Range(NamedTuple):
 
 @dataclass
 class Details:
-    """Client that asks nodes for records of their copies, and reads the answers.
-
-    ``timeout_s`` is the longest wait from one node's report to the next, ``ranges_max`` the largest
-    number of ranges to ask about (0: nodes are not asked).
+    """Client that asks nodes for records of their copies, for up to ``ranges_max`` ranges.
+    ``timeout_s``: longest wait from one node's report to the next.
     """
 
     spark: SparkSession
@@ -71,17 +69,14 @@ class Details:
         self._admin = admin_client(native_options(self.client))
 
     def of(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Ask nodes for the records in the first ``ranges_max`` ranges.
-
-        Args:
-            ranges: copies and keys, columns as ``Range``, in a total order.
+        """Ask nodes for the records in the first ``ranges_max`` ranges (columns of ``Range``,
+        sorted).
 
         Returns:
             Records with the columns of ``compare.HELD`` and ``mark``; and ranges without an answer,
             with the columns of ``UNREADABLE``.
 
         Raises:
-            KafkaEdgeError: the repair topic can't be read or written.
             DelayServiceError: ``stop`` was set.
         """
         asked = [Range(*row) for row in ranges.limit(self.ranges_max).collect()]
@@ -95,8 +90,8 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask for the records of each range; return them, columns ``compare.HELD`` and ``mark``,
-        and each range that was not answered, with the reason.
+        """Return the records of the ranges, and each range that was not answered, with
+        the reason.
         """
         plan, start = uuid.uuid4().hex, self._end()
         untold: list[tuple[Range, str]] = []

@@ -1,7 +1,4 @@
-"""Reads rows of the digest topic as data frames, and sums them up by slot, hour and copy.
-
-The rows are *cut rows* and *hour rows*, which the module ``digests`` describes.
-"""
+"""Reads the digest topic's cut rows and hour rows (``digests``), and sums them up."""
 
 from __future__ import annotations
 
@@ -67,9 +64,7 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
-    """Return the ``CUTS_KEPT`` newest cut rows of each copy, unordered. A tombstone, by which a
-    node gives the copy up, counts as one and is a ``Retired``.
-    """
+    """Return the ``CUTS_KEPT`` newest cut rows of each copy, tombstones included, unordered."""
     order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (
         rows.where("kind = 'c'")
@@ -96,8 +91,6 @@ def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
 def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
     """Return the newest hour row, below the compared cut row, of each hour of every compared copy.
 
-    ``rows`` is read twice, so persist it.
-
     Returns:
         ``node, topic, partition, hour_ms``; ``from_ms``, start of the first compared slot, epoch
         ms; the ``value`` of the hour row; and from the cut row ``cut_life``, the name of the copy,
@@ -122,12 +115,8 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
 
 
 class _Hour(msgspec.Struct):
-    """Value of an hour row, from JSON.
-
-    Attributes:
-        life: name that the copy got when it was built.
-        cut: offset of the checkpoint at which the row was written.
-        slots: JSON of index, count and hash of each slot that has records.
+    """Value of an hour row. ``life``: name that the copy got when it was built; ``cut``: offset of
+    the checkpoint; ``slots``: JSON of index, count and hash of each slot that has records.
     """
 
     life: str
@@ -146,13 +135,9 @@ _decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
 
 
 def hour_sums(hours: DataFrame) -> DataFrame:
-    """Return count and hash of each hour of a copy.
-
-    Returns:
-        ``node, topic, partition, hour_ms``; of the whole hour, to check against the cut row,
-        ``slots`` (number with records), ``records`` (number) and ``hash`` (signed sum); and
-        ``print``, a hash of the compared slots that is equal for equal slots, or null if there are
-        none.
+    """Return ``node, topic, partition, hour_ms``; of the whole hour, to check against the cut row,
+    ``slots`` (number with records), ``records`` (number) and ``hash`` (signed sum); and ``print``,
+    a hash that is equal for equal compared slots, or null if there are none.
     """
     return hours.mapInArrow(_sum_hours, _HOUR_SUMS)
 
@@ -216,9 +201,7 @@ def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
-    """Return by copy the number of slots with records, the number of records, and the signed sum of
-    their hashes.
-    """
+    """Return by copy the number of slots with records, of records, and the signed sum of hashes."""
     summed = hours.groupBy(*COPY).agg(
         sf.sum("slots").alias("slots"),
         sf.sum("records").alias("records"),
@@ -233,9 +216,7 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """Return ``topic, partition, hour_ms`` of the hours whose compared slots are not equal in all
-    compared copies.
-    """
+    """Return ``topic, partition, hour_ms`` where compared slots are not equal in all copies."""
     nodes = sf.broadcast(
         spark.createDataFrame(
             [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],
@@ -258,15 +239,15 @@ def differing_hours(
 
 
 def from_hex(digits: Column) -> Column:
-    """Return a column with the signed number of 64 bits that 16 hexadecimal digits denote."""
+    """Return a column with the signed number of 64 bits in 16 hexadecimal digits."""
     high = sf.conv(sf.substring(digits, 1, _HEX_HALF), 16, 10).cast("bigint")
     low = sf.conv(sf.substring(digits, _HEX_HALF + 1, _HEX_HALF), 16, 10).cast("bigint")
     return sf.shiftleft(high, 32).bitwiseOR(low)
 
 
 def sum64(numbers: Column) -> Column:
-    """Return the sum of signed numbers of 64 bits modulo 2^64, as a signed number. The halves of
-    the numbers are added apart, as Spark's sum must not overflow.
+    """Return the sum of signed numbers modulo 2^64. Halves are added apart, as Spark's sum must not
+    overflow.
     """
     low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
     high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)

@@ -32,19 +32,14 @@ class CutRow:
     Attributes:
         row: offset of this row in the digest topic, by which rows are ordered.
         life: name that the copy got when it was built; a copy that is built again gets a new name.
-        cut: offset of the checkpoint in the checkpoint topic.
-        cut_ms: time at which the broker appended the checkpoint, epoch ms.
-        cursor: cursor (K and H) of the shard in the checkpoint.
+        cut, cut_ms: offset of the checkpoint, and when the broker appended it, epoch ms.
         stored: source offset up to which the copy is stored, exclusive.
         from_ms: start of the first slot in the digest, epoch ms.
-        count, hash: number of records in the digest, and the sum of their hashes as a signed number
-            of 64 bits.
-        scanned_ms: time at which the last complete scan of the copy's disk began, epoch ms; 0:
-            there was no scan.
+        count, hash: number of records in the digest, and the signed sum of their hashes.
+        scanned_ms: begin of the last complete scan of the copy's disk, epoch ms; 0: none.
         behind: whether the copy can't be compared at the checkpoint, mostly as it was not stored up
             to H.
         role: ``owner`` or ``replica``: role of the node in the slice.
-        store: kind of the copy's store, such as ``wheel``.
         damaged: ranges of the copy that the node could not read.
         pending: approximate number of pending records in the copy; None: a row of an older version.
     """
@@ -113,12 +108,9 @@ class Comparison:
     """Comparison of the copies of one shard: at which checkpoint, of which nodes.
 
     Attributes:
-        cursor: cursor (K and H) at which the copies are compared.
         from_ms: start of the first slot to compare, epoch ms.
-        cut: offset of the checkpoint at which digests are compared; None: copies on disks are
-            compared.
-        cut_ms: time at which the broker appended that checkpoint, epoch ms.
-        nodes: nodes whose copies are compared.
+        cut, cut_ms: offset of the checkpoint at which digests are compared (None: on disks), and
+            when the broker appended it, epoch ms.
         rows: cut rows at that checkpoint, one for each of ``nodes``; empty for copies on disks.
         damaged: ranges of a copy that its node could not read, by node.
         behind: reason why a copy is not compared, by node.
@@ -179,8 +171,7 @@ def choose(
     now_ms: int,
 ) -> list[Comparison]:
     """Return what to compare of each shard: the copies at the checkpoint for which the largest
-    number of copies have cut rows; if several have as many, at the newest. ``now_ms``: time of the
-    newest checkpoint by the brokers' clocks, epoch ms.
+    number of copies have cut rows; if several have as many, at the newest.
     """
     copies: dict[Copy, list[CutRow | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
@@ -200,9 +191,8 @@ def choose(
 
 
 def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
-    """Return the cut rows of a copy since it was last built, newest first, one for each checkpoint;
-    empty if it was given up. Rows of a former topic of the same name are ignored.
-    """
+    # Only rows since the copy was last built count; rows of a former topic of the same name are
+    # ignored.
     newest = told[0]
     if isinstance(newest, Retired):
         return []
@@ -279,9 +269,7 @@ def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
-    """Return the nodes without an expected copy of a shard, each with the reason; ``""`` stands for
-    a node of unknown name. ``nodes``: nodes that have a copy.
-    """
+    """Return nodes without an expected copy, each with the reason; ``""``: node of unknown name."""
     if expected.replicas:
         missing = expected.replicas - len(nodes)
         why = f"{len(nodes)} copies report, and {expected.replicas} are expected"

@@ -40,14 +40,8 @@ from delayservice.replicas.commands import Command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
-    """Options of comparisons at intervals, and of repairs.
-
-    Attributes:
-        interval_s: time from the start of one comparison to that of the next; if a comparison takes
-            longer, the next begins at once.
-        repairs_max: largest number of repairs in the life of the process; 0: no repairs.
-        timeout_s: longest wait for the reports of nodes about repair steps, or about reading their
-            disks.
+    """Options of comparisons at intervals (``interval_s`` from start to start), of at most
+    ``repairs_max`` repairs in the life of the process, and of the wait for nodes' reports.
     """
 
     reconcile: ReconcileOptions
@@ -58,8 +52,8 @@ class FollowOptions:
 
 @dataclass(slots=True)
 class Repairs:
-    """Numbers of repairs since the process was started: ``made`` were begun, successful or not,
-    ``left`` are steps of the newest plan that were not carried out, by reason.
+    """Numbers of repairs since the process was started, failed ones included; ``left``: steps of
+    the newest plan that were not carried out, by reason.
     """
 
     allowed: int = 0
@@ -97,9 +91,8 @@ def follow(
     heard: Heard = lambda *_: None,
     say: Say = lambda _: None,
 ) -> Followed:
-    """Compare at intervals until ``stop`` is set, and return the results; ``heard`` is called after
-    each comparison, also with the reason of a failure, but not after one that ``stop`` has ended.
-    After a failure, the next interval tries again.
+    """Compare at intervals until ``stop`` is set; ``heard`` is called after each comparison, also
+    with the reason of a failure. After a failure, the next interval tries again.
     """
     following = _Following(spark, options, stop, say)
     for _ in each_interval(options.interval_s, stop, say):
@@ -123,9 +116,7 @@ class _Following:
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
     def once(self) -> ReconcileResult | str | None:
-        """Compare, make the allowed repairs, write and publish the summary; return the reason if
-        that failed, None if it was stopped.
-        """
+        """Return the reason if the comparison failed, None if it was stopped."""
         self.so_far.intervals += 1
         try:
             result = self._compare()

@@ -30,18 +30,12 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class CopyStanding(NamedTuple):
-    """State of one copy: whether its node is, or may be, the owner of the slice; and whether the
-    copy has no findings.
-    """
-
     is_owner: bool
     is_equal: bool
 
 
 class Repair(NamedTuple):
-    """Repair of one node's copies of one slice; ``witnesses``: for each shard, a copy on another
-    node without findings.
-    """
+    """Repair of one node's copies of one slice, with a witness for each shard."""
 
     node: str
     slice_no: int
@@ -101,9 +95,7 @@ def is_fresh(age_s: float) -> bool:
 def confirmed(
     known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return ``known`` with ``is_equal`` False for all copies that have not just been
-    read again.
-    """
+    # Only copies that have just been read again count as equal.
     return {
         copy: one._replace(is_equal=one.is_equal and copy in answered)
         for copy, one in known.items()

@@ -48,10 +48,8 @@ _REPAIR: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Number of findings by copy (row) and range of due times (column), for a heat map.
-
-    ``copies`` has node, topic and partition of each row. ``start_ms`` is the start of the first
-    column, epoch ms, ``width_ms`` the width of each column.
+    """Number of findings by copy (row) and range of due times (column). ``start_ms``: start of the
+    first column, epoch ms.
     """
 
     copies: tuple[tuple[str, str, int], ...]

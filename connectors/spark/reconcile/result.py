@@ -16,12 +16,10 @@ class Counts:
 
     Attributes:
         slot_rows: slots in the digest rows that were read, counted for each copy.
-        slots_differing: slots that were compared with the log, as copies differ there or all are
-            compared.
-        slots_passed: wrong slots that K passed while the comparison was running; findings there are
-            left out.
+        slots_differing: slots that were compared with the log.
+        slots_passed: wrong slots that K passed meanwhile; findings there are left out.
         log_offsets: source offsets of the delay topics that were read to compare with the log.
-        pending: pending records: the sum over all shards, each counted in the copy that has most.
+        pending: the sum over all shards, each counted in the copy that has most.
         records: pending records that were compared with another copy or with the log.
         unjudged: records of copies with offsets below the start of the log, in the slots compared
             record by record. The log can't judge them, so they are no findings.
@@ -63,7 +61,6 @@ class ReconcileResult:
         paths: paths of the results by name: ``findings``, ``summary``, ``plan`` and ``report``.
         sample: the first findings, for display, at most ``run.SAMPLE_ROWS``.
         wrong: copies with at least one finding.
-        notes: one sentence for each log that is not compared, or only in part, with the reason.
     """
 
     findings: Mapping[str, int]

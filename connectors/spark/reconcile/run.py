@@ -78,8 +78,8 @@ def reconcile(
 def compare_copies(
     spark: SparkSession, options: ReconcileOptions, say: Say, stop: threading.Event | None = None
 ) -> ReconcileResult:
-    """Compare the copies and write findings, page and repair plan; ``conclude`` writes the summary.
-    ``stop``: ends the waiting for nodes, with ``DelayServiceError``, when it is set.
+    """Compare the copies and write findings, page and repair plan, but no summary. If ``stop`` is
+    set, waiting for nodes ends with ``DelayServiceError``.
     """
     return _Reconciling(spark, options, say, stop or threading.Event()).run()
 
@@ -245,9 +245,8 @@ class _Reconciling:
         return {p: max(span.start, found.get(p, span.end)) for p, span in spans.items()}
 
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
-        """Return by shard the lowest key time whose records are needed from its log, and the
-        exclusive end of the key times, epoch ms. Shards without suspected slots are left out.
-        """
+        # The lowest key time whose records are needed from the log, and the exclusive end, epoch
+        # ms.
         if self._options.deep:
             return {o.place: (o.from_ms, DUE_STOP_MS + 1) for o in replicas.compared if o.nodes}
         found = suspected.groupBy(*SHARD).agg(
@@ -279,10 +278,8 @@ class _Reconciling:
         return found.select(*others.columns).union(others)
 
     def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return the slots of copies whose records are compared with the log one by one: the slots
-        in ``wrong`` (``is_wrong``), and in a deep comparison by digests also slots with ids, as
-        digests cover only the ids of their records.
-        """
+        # Digests cover only the ids of records with ids: a deep comparison asks for those slots
+        # too.
         asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
         if not self._options.deep or replicas.hashed == "payload_hash":
             return asked

@@ -67,8 +67,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options for reading a store; the module docstring describes each."""
-
     bounds: ReadBounds = EVERYTHING
     topics: Mapping[str, str] | None = None
     partitions: tuple[int, ...] | None = None
@@ -111,9 +109,7 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return the names of a shard for rows; None: the options exclude it. A store whose shards
-        can't be listed, with partition -1, is never excluded.
-        """
+        # A store whose shards can't be listed, with partition -1, is never excluded.
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
@@ -130,20 +126,15 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
 
 
 def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
-    """Return the records in a node's stores, or in one worker's store, with the columns of
-    ``stored.DDL``.
-    """
+    """Return the records in a node's stores or in one worker's, columns ``stored.DDL``."""
     spark.dataSource.register(StoreSource)
     options = (asked or StoreOptions()).to_options()
     return spark.read.format(FORMAT).options(**options).load(path)
 
 
 def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
-    """Yield every shard in the stores of a folder with its S: all records with offsets below S are
-    stored. S is None if the state of the store is missing, damaged or of an older format.
-
-    Raises:
-        StoreError: the folder holds no store, or may not be read.
+    """Yield every shard in the stores of a folder with its S (all records with offsets below S are
+    stored); None if the state of the store is missing, damaged or of an older format.
     """
     for path, group in groupby(find_shards(root), lambda folder: folder.path):
         folders = list(group)
@@ -180,9 +171,7 @@ class StoreSource(DataSource):
 
 @dataclass
 class Hours(InputPartition):
-    """Hours of one shard in a wheel: for each hour the durable parts of its slot files at the time
-    of planning.
-    """
+    """Hours of one shard in a wheel: the parts of its slot files that were durable at planning."""
 
     folder: ShardFolder
     name: ShardName

@@ -52,9 +52,7 @@ _PLAIN: Final = (None, None, 1, None)
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """Names for the rows of one shard: its folder (hash of the topic's id), partition, and topic if
-    known.
-    """
+    """Names for the rows of one shard; ``folder`` is a hash of the topic's id."""
 
     shard: str
     partition: int
@@ -63,13 +61,8 @@ class ShardName:
     def batch(
         self, slot_ms: tuple[int, int] | None, frames: Sequence[Frame], *, content: bool
     ) -> pa.RecordBatch:
-        """Return stored records as an Arrow batch with the columns of ``DDL``.
-
-        Args:
-            slot_ms: start and exclusive end of their slot, epoch ms; None: the minute of each
-                record's key.
-            frames: stored records (key time, offset, mark, encoded payload) in any order.
-            content: whether to include keys, values and headers, which are most of the bytes.
+        """Return stored records as an Arrow batch with the columns of ``DDL``. ``slot_ms``: start
+        and exclusive end of their slot, epoch ms; None: the minute of each record's key.
         """
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
@@ -103,9 +96,7 @@ class ShardName:
 
 
 def signed(hashed: int) -> int:
-    """Return an unsigned number of 64 bits as Spark and Arrow store it: signed, with the
-    same bits.
-    """
+    """Return an unsigned number of 64 bits as Spark and Arrow store it."""
     return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
 
 

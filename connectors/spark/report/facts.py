@@ -51,11 +51,8 @@ class Lateness:
     Attributes:
         name: the target, the hour's start in epoch milliseconds, the class of delays, or ``all``.
         bytes: sum of the bytes of the deliveries' keys and values.
-        early: number of deliveries before the due time, without fired records.
-        fired: number of fired records, which have no lateness.
-        p50_ms, p90_ms, p99_ms, max_ms: lateness, in ms; None when all records were fired.
-        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and at the end the
-            number of those later than its last bound.
+        early, fired: fired records have no lateness, and are not early.
+        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and of later ones.
     """
 
     name: str | int
@@ -77,9 +74,7 @@ NOTHING_LATE: Final = Lateness(
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """Pending records that are due in one step from ``start_ms`` (epoch ms) on; ``peak_per_s``:
-    largest number that is due in one second of it.
-    """
+    """Pending records due in one step; ``peak_per_s``: largest number in one second of it."""
 
     start_ms: int
     records: int
@@ -90,9 +85,7 @@ class LoadStep:
 @dataclass(frozen=True, slots=True)
 class PendingTotals:
     """Totals of all pending records. A parked or paced record counts as due at its next attempt.
-
-    ``overdue`` counts records whose due time has passed, ``beyond`` those due after the end of the
-    forecast; ``last_ms``: last second in which a record is due, epoch ms.
+    ``beyond``: records due after the end of the forecast.
     """
 
     records: int
@@ -117,17 +110,11 @@ class ReportFacts:
     Attributes:
         since_ms, until_ms: start and exclusive end of the reported period, epoch ms.
         targets: lateness for the targets with the most deliveries, of ``targets_total``.
-        hours: lateness for each of the last ``HOURS_MAX`` hours in which delivered records were
-            due, ascending.
+        hours: lateness by hour of the due time, the last ``HOURS_MAX`` hours with deliveries.
         delays: lateness for each class of delays with any deliveries, in the order of ``DELAYS``.
-        horizon_ms: length of the forecast.
-        forecast: pending records by time steps of ``step_ms``, ascending; steps without records are
-            left out.
-        pending_targets: number of pending records of the targets that have the most.
-        outcomes: number of records in the outcomes topic by the value of ``delay-outcome``, also
-            ``fired`` and ``not_pending``.
+        forecast: pending records by steps of ``step_ms``; steps without records are left out.
+        outcomes: number of records by ``delay-outcome``, also ``fired`` and ``not_pending``.
         letters: number of dead letters by error code.
-        cut: offsets and cursors up to which records are counted.
     """
 
     since_ms: int | None

@@ -164,9 +164,7 @@ def _forecast(report: ReportFacts) -> Chart:
 
 
 def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
-    """Return the steps of a forecast, with empty steps in place of missing ones and one after the
-    last, so that the chart's line drops to zero there.
-    """
+    # Empty steps stand for missing ones, and one after the last lets the chart's line drop to zero.
     if not forecast:
         return []
     by_start = {load.start_ms: load for load in forecast}

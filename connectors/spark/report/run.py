@@ -1,7 +1,6 @@
 """Reports the lateness of deliveries, the pending records, and all other outcomes.
 
-Spark counts everything. The driver gets a limited number of rows: targets, hours, classes of delays
-(times from writing to due time), and steps of the forecast. All groups are in Parquet.
+Spark counts everything, and the driver gets a limited number of rows. All groups are in Parquet.
 """
 
 from __future__ import annotations
@@ -176,10 +175,7 @@ class _Work:
         }
 
     def _delivered(self) -> DataFrame:
-        """Return a row for each delivery of this service: target, start of the hour in which it was
-        due (epoch ms), class of delays, bytes of key and value, whether it was fired, and lateness
-        in ms, null if it was fired.
-        """
+        # Lateness is null for a fired record.
         beside = {self._audit.dead_letter, self._audit.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
         outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))

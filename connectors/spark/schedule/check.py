@@ -1,8 +1,4 @@
-"""Checks records with the service's own reader before they are written to a delay topic.
-
-Executors check Arrow batches of rows, each of which asks for one record, and add an error code and
-a reason to rejected rows.
-"""
+"""Checks records with the service's own reader before they are written to a delay topic."""
 
 from __future__ import annotations
 
@@ -42,14 +38,9 @@ _BEYOND_ALL_OFFSETS: Final = 0
 class RowRules:
     """Contracts and limits by which rows are checked.
 
-    Attributes:
-        topic: name of the delay topic.
-        contracts: contracts for records that are written now. While nodes change the settings there
-            are several, and a record must be valid under each.
-        now_ms: time at which the record is assumed to be appended, epoch ms.
-        partitions: number of partitions of each topic of the cluster.
-        record_bytes_max: the delay topic's ``max.message.bytes``.
-        allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
+    While nodes change the settings there are several ``contracts``, and a record must be valid
+    under each. ``now_ms`` is the time at which the record is assumed to be appended, ``allowlist``
+    that of the nodes' settings, for contracts that have none.
     """
 
     topic: str
@@ -61,10 +52,8 @@ class RowRules:
 
 
 def check(rules: RowRules) -> Check:
-    """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
-
-    The function appends ``code`` and ``reason``, which are null for valid rows. It sets ``row`` of
-    valid rows to null, as only rejected rows are shown as text.
+    """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``:
+    ``code`` and ``reason`` are null for valid rows, whose ``row`` is dropped.
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

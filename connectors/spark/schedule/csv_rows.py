@@ -30,13 +30,9 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class CsvRow(NamedTuple):
-    """A row of a CSV file.
-
-    Attributes:
-        line: number of its first line, from 1.
-        cells: its cells, in the order of the names that were asked for; empty: it can't be read.
-        refusal: why it can't be read; None: it can.
-        text: its lines, if it can't be read; else None.
+    """A row of a CSV file: ``line`` is the number of its first line, from 1; ``cells`` are in the
+    order of the names that were asked for. A row that can't be read has ``refusal``, the reason,
+    and ``text``.
     """
 
     line: int
@@ -64,9 +60,7 @@ class _Lines:
 
 
 def csv_rows(lines: Iterable[bytes], names: Sequence[str]) -> Iterator[CsvRow]:
-    """Yield the rows of a CSV file after the first, whose names must be ``names`` in any order;
-    ``lines``: the content of the file, split at each line feed.
-    """
+    """Yield the rows after the first, whose names must be ``names`` in any order."""
     csv.field_size_limit(CELL_CHARS_MAX)
     source = _Lines(lines)
     reader = csv.reader(source, strict=True)

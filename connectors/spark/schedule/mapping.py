@@ -128,9 +128,6 @@ def _columns(rows: DataFrame) -> list[str]:
 
 
 def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]:
-    """Return name and value of each header: time, target, id and key first, then
-    ``fields.headers``.
-    """
     found = [_header(*_time(rows, fields))]
     if fields.target is not None:
         found.append(_header(names.DELAY_TARGET_TOPIC, _chosen(rows, "target", fields.target)))
@@ -168,9 +165,7 @@ def _chosen(
     of_column: Callable[[DataFrame, str, str], Column] | None = None,
     of_text: Callable[[str], str] = str,
 ) -> Column:
-    """Return the column named ``text`` as bytes for a header; or ``text`` itself, without a prefix
-    ``=``, if it has that or there is no such column. ``what``: name of the field, for errors.
-    """
+    # The text names a column, or is taken itself: without the prefix "=", if it has that.
     if not text.startswith(FIXED) and text in _columns(rows):
         return (of_column or _bytes)(rows, what, text)
     try:
@@ -181,9 +176,6 @@ def _chosen(
 
 
 def _bytes(rows: DataFrame, what: str, name: str) -> Column:
-    """Return a column as bytes to be written: binary unchanged, nested columns as JSON, others as
-    UTF-8 text.
-    """
     column, kind = _column(name), _type(rows, what, name)
     if CSV_PLACE in rows.columns and what != "value":
         column = sf.nullif(column, sf.lit(""))  # CSV has no null: an empty cell says nothing

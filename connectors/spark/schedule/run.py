@@ -73,15 +73,13 @@ class ScheduleOptions:
     """Options of a bulk schedule from a DataFrame.
 
     Attributes:
-        client: options of librdkafka for reading, as in the service's ``[kafka]`` section.
-        writer: options of librdkafka for writing; None: those in ``client``.
+        client, writer: options of librdkafka for reading, and for writing if they differ.
         name: name of the job, used as consumer group and prefix of its transactional ids. A second
             process with this name stops the first.
         rejected_path: folder of Parquet files for rejected rows; each process replaces it.
         allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
         skip_rejected: whether to write the valid rows even if other rows are rejected.
         min_partitions: smallest number of tasks that read the delay topic.
-        sample_rows: number of records in the result's sample.
     """
 
     client: Mapping[str, str]
@@ -102,10 +100,8 @@ class Scheduled:
     """Result of a bulk schedule, or of its dry run.
 
     Attributes:
-        rows: number of input rows.
         rejected: number of rejected rows by error code.
-        there: number of valid rows whose id and content the delay topic already has.
-        fresh: number of valid rows whose id and content the delay topic does not have yet.
+        there, fresh: number of valid rows whose id and content the delay topic has, or lacks.
         replacing: number of ``fresh`` rows whose id the delay topic has with another content; that
             record is replaced if it is pending.
         rejected_path: folder of the rejected rows; None: no row was rejected.
@@ -128,9 +124,7 @@ class Scheduled:
 
 def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataFrame:
     """Return the rows of a file, a folder, a pattern of either, or a table; ``kind``: one of
-    ``FORMATS``, None: by the ending of ``where``.
-
-    CSV files have column names in their first line, and all their values are text. Rows of CSV and
+    ``FORMATS``, None: by the ending of ``where``. All values of CSV files are text. Rows of CSV and
     JSON that can't be read have a reason in the column ``mapping.REFUSAL``.
 
     Raises:
@@ -162,16 +156,8 @@ def schedule(
 ) -> Scheduled:
     """Write the delayed records that rows ask for, unless the delay topic already has them.
 
-    Args:
-        rows: any DataFrame that gives the same rows each time: it is read a second time to find ids
-            that two rows share.
-        contracts: contracts for records that are written now to the delay topic.
-        options: delay topic, mapping and limits.
-        say: called with the current activity.
-
-    Returns:
-        Numbers of rows: rejected, there already, written. Nothing is written if rows are rejected
-        and ``skip_rejected`` is not set, or in a dry run.
+    ``rows`` are read a second time to find ids that two rows share, and must be the same then.
+    Nothing is written if rows are rejected and ``skip_rejected`` is not set, or in a dry run.
 
     Raises:
         InvalidRequestError: the mapping does not fit the input, the delay topic takes no ids or is
@@ -247,8 +233,7 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
     """Return contracts and limits by which rows for the delay topic are checked.
 
     Raises:
-        InvalidRequestError: the delay topic does not exist, or is a level topic, which takes no
-            ids.
+        InvalidRequestError: the delay topic does not exist, or is a level topic.
     """
     topic = options.topic
     if any(contract.level_ms for contract in contracts):
@@ -313,9 +298,7 @@ def _digest() -> Column:
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Return those of the valid records that the delay topic (``held``) lacks, by id and content;
-    ``is_replacing``: whether it has their id with another content.
-    """
+    # is_replacing: the delay topic has the record's id with another content.
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())
     return (

@@ -92,17 +92,10 @@ def start_stream(
     stream: StreamOptions,
     say: Say,
 ) -> Stream:
-    """Start to schedule the records of a topic, or continue where the last process stopped; return
-    the running stream.
+    """Start to schedule the records of a topic, or continue where the last process stopped.
 
-    Args:
-        spark: the session.
-        contracts: function that returns the contracts for records that are written now to the delay
-            topic.
-        options: options of the delay topic and of the mapping. Rejected records never stop the
-            stream.
-        stream: options of the topic to read.
-        say: called with a line about each completed batch.
+    ``contracts`` returns those for records that are written now. Rejected records never stop the
+    stream. ``say`` is called with a line about each completed batch.
 
     Raises:
         InvalidRequestError: the mapping does not fit, a topic is missing or was created again since
@@ -190,11 +183,7 @@ class Stream:
         return bool(self._query.isActive)
 
     def stop(self) -> None:
-        """Complete the current batch, if there is one, and end the stream.
-
-        Raises:
-            PySparkException: the stream has failed.
-        """
+        """Complete the current batch, if there is one, and end the stream."""
         with self._lock:
             self._is_stopped = True
         self._query.stop()
@@ -237,8 +226,7 @@ class Stream:
         self._say(f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took}")
 
     def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
-        """Write the rejected records of a batch to ``path``, unless an earlier process has done so;
-        return their number by error code.
+        """Write the rejected records of a batch, unless an earlier process has done so.
 
         Raises:
             DelayServiceError: an earlier process has done so, and the sink's stored progress has
@@ -259,13 +247,8 @@ class Stream:
 
 
 class _State(msgspec.Struct):
-    """Facts about a stream that are stored at its start and the same in all processes.
-
-    Attributes:
-        name: name of the stream's sink: the job's name and a random text.
-        topic_id, from_topic_id: Kafka's ids of the delay topic and the topic to read.
-        parts: number of parts in which the sink writes.
-        schema: fields of the JSON values, as Spark DDL; None: values are not parsed.
+    """Facts about a stream, the same in all its processes. ``name``: the job's name and a random
+    text; ``parts``: number of parts in which the sink writes.
     """
 
     name: str
@@ -334,9 +317,7 @@ def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  
 
 
 def _rows(records: DataFrame, schema: str | None) -> DataFrame:
-    """Return a stream of rows: the fields of the JSON values as columns, and key, value, timestamp,
-    headers and place of each record in columns ``kafka.…``.
-    """
+    # The fields of the JSON values become columns; columns kafka.… have the record itself.
     own = [
         *(sf.col(name).alias(f"kafka.{name}") for name in ("key", "value", "timestamp", "headers")),
         sf.concat_ws(":", "topic", "partition", "offset").alias(PLACE),
