@@ -1,5 +1,3 @@
-"""Development commands that are added to ``delayservice``: dev, demo, bench, spark drill."""
-
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +51,6 @@ def first_record(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the development commands to ``app``, the command line of the service."""
     app.command(epilog="Exit status 0 only when nothing was lost, doubled or early.")(demo)
     app.command(epilog=BENCH_EPILOG)(bench)
     spark.app.command(epilog=DRILL_EPILOG)(drill)

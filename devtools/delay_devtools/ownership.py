@@ -1,4 +1,4 @@
-"""Ownerships of slices, derived from what the nodes have logged. No I/O."""
+"""Ownerships of slices, derived from what the nodes have logged."""
 
 from __future__ import annotations
 
@@ -10,25 +10,12 @@ from typing import Final
 TOOK_OVER: Final = "took_over"
 HANDED_OVER: Final = "handed_over"
 LOST: Final = "ownership_lost"
+# Part of a logged reason for a loss: the broker refused a commit, as the slice has a newer owner.
 FENCED: Final = "fenced"
-"""Part of a logged reason for a loss: the broker refused a commit, as the slice has a newer
-owner.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceEvent:
-    """Event of a slice in a node's log.
-
-    Attributes:
-        at_ms: time of the event, epoch milliseconds.
-        node_id: node that logged it.
-        what: ``TOOK_OVER``, ``HANDED_OVER`` or ``LOST``.
-        slice_no: number of the slice.
-        epoch: epoch of the ownership; 0: the line has no epoch.
-        why: reason in the line; empty: it has no reason.
-    """
-
     at_ms: float
     node_id: str
     what: str
@@ -39,10 +26,7 @@ class SliceEvent:
 
 @dataclass(frozen=True, slots=True)
 class SliceOwnership:
-    """Ownership of a slice by a node from ``from_ms`` on. ``handed_over_ms`` is the time at which
-    that node handed it over; None: it did not. Both are epoch milliseconds.
-    """
-
+    # handed_over_ms: None if the node did not hand the slice over.
     slice_no: int
     node_id: str
     epoch: int
@@ -51,7 +35,6 @@ class SliceOwnership:
 
 
 def ownerships(events: Sequence[SliceEvent]) -> list[SliceOwnership]:
-    """Return all ownerships in the logged events, sorted by slice and epoch."""
     let_go = {
         (one.slice_no, one.node_id, one.epoch): one.at_ms
         for one in events
@@ -67,16 +50,10 @@ def ownerships(events: Sequence[SliceEvent]) -> list[SliceOwnership]:
 
 
 def owners(events: Sequence[SliceEvent]) -> dict[int, SliceOwnership]:
-    """Return, by slice number, the ownership of each slice with the highest epoch, whether its node
-    still runs or not.
-    """
     return {tenure.slice_no: tenure for tenure in ownerships(events)}
 
 
 def hand_overs(events: Sequence[SliceEvent]) -> list[tuple[int, float]]:
-    """Return slice number and time (epoch milliseconds) of each hand-over after which the slice was
-    taken over, sorted by slice and epoch.
-    """
     every = ownerships(events)
     return [
         (before.slice_no, before.handed_over_ms)

@@ -1,6 +1,4 @@
-"""Choice of free ports for servers, outside of the range that Linux takes for outgoing
-connections.
-"""
+"""Choice of free ports outside of the range that Linux takes for outgoing connections."""
 
 import random
 import socket
@@ -9,8 +7,8 @@ from typing import Final
 from delayservice.base.errors import ClusterError
 
 LOOPBACK = "127.0.0.1"
+# Settings with which a node serves metrics and page on free ports; it logs their numbers.
 ANY_PORTS: Final = ("metrics.listen=127.0.0.1:0", "admin.listen=127.0.0.1:0")
-"""Settings with which a node serves metrics and page on free ports; it logs their numbers."""
 
 # Below the range from which Linux takes ports for outgoing connections (32768 and up): else a
 # client that retries while its broker is down may be given the broker's own port.
@@ -20,14 +18,7 @@ _TRIES_MAX = 2_000
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return ``count`` different TCP ports of ``host`` that are free now.
-
-    Another process may bind a port before the server does: the cluster then starts over with other
-    ports.
-
-    Raises:
-        ClusterError: the range from which ports are chosen has too few free ones.
-    """
+    # Another process may bind a port before the server does: the cluster then starts over.
     chooser = random.SystemRandom()  # seeded by the system: parallel test workers must differ
     held: dict[int, socket.socket] = {}
     try:

@@ -18,9 +18,7 @@ _ANSWER_SECONDS_MAX = 1.0
 
 
 def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe that tells whether the broker at ``address`` (``host:port``) belongs to the
-    cluster ``cluster_id``, has a controller, and knows all ``broker_ids`` as alive.
-    """
+    """Return a probe for a broker that has a controller and knows all ``broker_ids`` as alive."""
     client = AdminClient(
         {
             "bootstrap.servers": address,
@@ -46,10 +44,6 @@ def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Ca
 
 
 def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
-    """Return a probe that tells whether the ZooKeeper server with the data folder ``data`` serves
-    clients at ``host`` and ``port``.
-    """
-
     def ready() -> bool:
         # Until it serves clients, a server answers ``conf`` with a message, not its settings.
         return os.fsencode(data) in _zookeeper_conf(host, port)
@@ -58,18 +52,13 @@ def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
 
 
 def zookeeper_tick_s(hosts: str) -> float | None:
-    """Return the tick (unit of session timeouts) of the first server in ``hosts``
-    (``host:port,…``), in seconds; None: it does not answer.
-    """
+    """Return the tick (unit of session timeouts) of the first server, in s."""
     host, _, port = hosts.partition(",")[0].rpartition(":")
     found = re.search(rb"^tickTime=(\d+)$", _zookeeper_conf(host, int(port)), re.MULTILINE)
     return int(found[1]) / 1_000 if found else None
 
 
 def _zookeeper_conf(host: str, port: int) -> bytes:
-    """Return a ZooKeeper server's answer to the command ``conf``, its settings as lines; empty:
-    there is no answer.
-    """
     try:
         with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:
             connection.sendall(b"conf")

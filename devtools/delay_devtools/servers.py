@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Name of the environment variable with the largest heap of each broker, in Java's notation (default
+# 512m).
 HEAP_VARIABLE = "DELAY_DEV_HEAP"
-"""Name of the environment variable with the largest heap of each broker, in Java's notation
-(default 512m).
-"""
 
 SECURE_HOST = "localhost"
-"""Host name at which clients that check a broker's certificate reach it."""
 
 _VOTERS_MAX = 3
 
@@ -28,16 +26,11 @@ rootLogger.appenderRef.out.ref = out
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """Java runtime, class path and logging configuration of the servers of one cluster."""
-
     java: Path
     class_path: Sequence[Path]
     log4j_path: Path
 
     def command(self, *arguments: str | Path, options: Sequence[str]) -> list[str]:
-        """Return the command that runs ``arguments`` (a main class and its arguments) with the JVM
-        options ``options``.
-        """
         return [
             str(self.java),
             *options,
@@ -53,43 +46,32 @@ class Jvm:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """Id, addresses and folder of one broker."""
-
     broker_id: int
     host: str
     port: int
     controller_port: int
     folder: Path
     secure_port: int | None = None
-    """Port of the second listener, ``SECURE``; None: there is no such listener."""
 
     @property
     def address(self) -> str:
-        """Return ``host:port`` of the first listener, for clients."""
         return f"{self.host}:{self.port}"
 
     @property
     def secure_address(self) -> str:
-        """Return ``name:port`` of the second listener, for clients, who check the name; only if it
-        exists.
-        """
         return f"{SECURE_HOST}:{self.secure_port}"
 
     @property
     def properties_path(self) -> Path:
-        """Return the path of the broker's configuration file."""
         return self.folder / "server.properties"
 
     @property
     def log_path(self) -> Path:
-        """Return the path of the file that the broker's output is written to."""
         return self.folder / "server.log"
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperPlan:
-    """Id, addresses and folder of one ZooKeeper server."""
-
     server_id: int
     host: str
     port: int
@@ -99,33 +81,26 @@ class ZooKeeperPlan:
 
     @property
     def data(self) -> Path:
-        """Return the path of the server's data folder."""
         return self.folder / "data"
 
     @property
     def config_path(self) -> Path:
-        """Return the path of the server's configuration file."""
         return self.folder / "zoo.cfg"
 
     @property
     def log_path(self) -> Path:
-        """Return the path of the file that the server's output is written to."""
         return self.folder / "server.log"
 
 
 def write_log4j(path: Path) -> None:
-    """Write the logging configuration that all servers share."""
     path.write_text(_LOG4J, encoding="utf-8")
 
 
 def write_broker(
     plan: BrokerPlan, peers: Sequence[BrokerPlan], overrides: Mapping[str, str]
 ) -> None:
-    """Create a broker's folder and write its configuration file; ``overrides`` replaces properties.
-
-    Of ``peers`` (all brokers) the first three are the voters of the KRaft quorum; of one or two
-    brokers only the first votes. Every voter is a broker as well.
-    """
+    # The first three brokers are the voters of the KRaft quorum; of one or two only the first
+    # votes.
     plan.folder.mkdir(parents=True, exist_ok=True)
     properties = _broker_properties(plan, peers) | dict(overrides)
     lines = (f"{name}={value}\n" for name, value in properties.items())
@@ -180,17 +155,12 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
 
 
 def broker_command(jvm: Jvm, plan: BrokerPlan) -> list[str]:
-    """Return the command of a broker, with the normal JIT compiler and G1, as in production:
-    benchmarks use it too.
-    """
+    # With the normal JIT compiler and G1, as in production: benchmarks use it too.
     options = [f"-Xmx{os.environ.get(HEAP_VARIABLE, '512m')}", "-XX:+UseG1GC"]
     return jvm.command("kafka.Kafka", plan.properties_path, options=options)
 
 
 def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
-    """Return the command that formats a broker's data folder for the cluster ``cluster_id``, and
-    does nothing if it is formatted already.
-    """
     arguments = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config"]
     return jvm.command(
         "kafka.tools.StorageTool",
@@ -204,9 +174,6 @@ def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
 def write_zookeeper(
     plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan], overrides: Mapping[str, str]
 ) -> None:
-    """Create a ZooKeeper server's folder and write its configuration; several ``peers`` (all
-    servers) form an ensemble, ``overrides`` replaces settings.
-    """
     plan.data.mkdir(parents=True, exist_ok=True)
     settings = {
         "dataDir": str(plan.data),
@@ -235,9 +202,7 @@ def write_zookeeper(
 
 
 def zookeeper_command(jvm: Jvm, plan: ZooKeeperPlan) -> list[str]:
-    """Return the command of a ZooKeeper server; call this after ``write_zookeeper``, as the main
-    class depends on whether the server is in an ensemble.
-    """
+    # The main class depends on the written configuration: whether the server is in an ensemble.
     alone = not (plan.data / "myid").exists()
     package = "org.apache.zookeeper.server"
     main_class = f"{package}.ZooKeeperServerMain" if alone else f"{package}.quorum.QuorumPeerMain"

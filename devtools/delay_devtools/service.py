@@ -1,4 +1,4 @@
-"""A process tree of the service for the demo, tests and benchmarks: started, watched, killed."""
+"""A process tree of the service: started, watched, killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServiceProcess:
         sets: ``section.key=value`` settings.
         log_path: file that its log lines, JSON, are appended to.
         fault: what the workers do at a point of their code, such as stop or die, in the form
-            ``NAME:ACTION:WHEN`` of ``delayservice.base.faults``; empty: nothing.
+            ``NAME:ACTION:WHEN`` of ``delayservice.base.faults``.
         environment: further environment variables.
         program: arguments of Python, for another program than the service.
         wrapper: command that replaces itself by the service, such as ``ip netns exec NAME``.
@@ -66,30 +66,19 @@ class ServiceProcess:
         self.pid = self._process.pid
 
     def __enter__(self) -> Self:
-        """Return this object; the service was started by the constructor."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the process tree."""
         self.kill()
 
     @property
     def running(self) -> bool:
-        """Return whether the service's supervisor process exists, frozen or not."""
         return self._process.poll() is None
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Return the log lines since this start whose field ``message`` is one of ``names``; no
-        names: all lines.
-        """
         return self._log.lines(*names)
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait ``timeout_s`` seconds at most until the service has taken over ``slices`` slices.
-
-        Raises:
-            ClusterError: it has not in time, or the process ended; the text has the end of its log.
-        """
         self._wait(
             lambda: len({e["slice"] for e in self.events("took_over")}) >= slices,
             f"the service did not serve {slices} slices",
@@ -97,9 +86,7 @@ class ServiceProcess:
         )
 
     def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Wait ``timeout_s`` seconds at most until a process of the tree is stopped (SIGSTOP), as
-        at a fault point; return whether one is. False also if the service has ended.
-        """
+        # Stopped (SIGSTOP) as at a fault point.
         try:
             self._wait(
                 lambda: any(_is(p, _is_stopped) for p in self.processes()),
@@ -122,13 +109,9 @@ class ServiceProcess:
             tick.wait(0.02)
 
     def log_tail(self) -> str:
-        """Return the last lines of the service's log, for error messages."""
         return tail(self._log_path)
 
     def processes(self) -> list[psutil.Process]:
-        """Return the service's supervisor and all its child processes; empty: the supervisor has
-        ended.
-        """
         try:
             top = psutil.Process(self.pid)
             return [top, *top.children(recursive=True)]
@@ -136,21 +119,15 @@ class ServiceProcess:
             return []
 
     def workers(self) -> list[psutil.Process]:
-        """Return the service's worker processes."""
         return [p for p in self.processes()[1:] if _is(p, is_worker)]
 
     def freeze(self) -> None:
-        """Send SIGSTOP to every process of the tree."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Send SIGCONT to every process of the tree."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to every process of the tree, and wait until all are dead,
-        ``STOP_TIMEOUT_S`` seconds at most.
-        """
         tree = self.processes()
         for process in tree:
             try:
@@ -165,18 +142,11 @@ class ServiceProcess:
             tick.wait(0.005)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Send SIGTERM to the supervisor, wait ``timeout_s`` seconds at most for its end, and
-        return the exit status.
-
-        Raises:
-            TimeoutExpired: it did not end in time.
-        """
         self._process.terminate()
         return self._process.wait(timeout_s)
 
 
 def _is(process: psutil.Process, holds: Callable[[psutil.Process], bool]) -> bool:
-    """Return whether a condition holds for a process; False if the process is gone."""
     try:
         return holds(process)
     except psutil.NoSuchProcess:
@@ -192,6 +162,6 @@ def _is_stopped(process: psutil.Process) -> bool:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Return whether a process below the supervisor is a worker: a fork of the fork server."""
+    # A worker is a fork of the fork server.
     parent = process.parent()
     return parent is not None and "multiprocessing.forkserver" in " ".join(parent.cmdline())

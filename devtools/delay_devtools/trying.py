@@ -37,23 +37,14 @@ from delayservice.smoke.signals import ignored_signals, stop_signals
 
 TARGET: Final = "orders"
 PARTITIONS: Final = 4
+# Limit for the lateness of the first record, in seconds, on a machine that has other work.
 _ARRIVAL_S: Final = 60.0
-"""Limit for the lateness of the first record, in seconds, on a machine that has other work."""
 _COMMAND_S: Final = 60.0
 _POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Addresses of the running broker and node.
-
-    Attributes:
-        bootstrap: address of the broker.
-        metrics: ``host:port`` of metrics and status.
-        page: ``host:port`` of the page and the API.
-        config: configuration file of the node, for commands in other terminals too.
-    """
-
     bootstrap: str
     metrics: str
     page: str
@@ -62,16 +53,6 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class ShownArrival:
-    """Record that the consumer received.
-
-    Attributes:
-        place: ``topic:partition:offset`` of the record.
-        key: key as text.
-        value: value as text.
-        due_ms: due time, epoch milliseconds.
-        lateness_ms: time of the receipt minus the due time, in ms.
-    """
-
     place: str
     key: str
     value: str
@@ -80,18 +61,6 @@ class ShownArrival:
 
 
 def run(after: str, *, once: bool, as_json: bool) -> int:
-    """Start a broker and a node, show the arrival of one record, and go on until Ctrl-C unless
-    ``once``. Return the exit status, 0 also after Ctrl-C.
-
-    Args:
-        after: delay of the first record, as of ``delayservice send --after``.
-        once: end when the first record has arrived.
-        as_json: print one JSON object when the record has arrived.
-
-    Raises:
-        DelayServiceError: ``after`` is no delay.
-        ClusterError: a process did not start, or the record was not sent or did not arrive.
-    """
     delay_s = delay_ms("--after", after) / 1_000
     console = Console(stderr=as_json)
     forgotten = forget_settings()
@@ -118,9 +87,6 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
 
 @contextmanager
 def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
-    """Start a broker and a node, and yield their addresses and the node's process; stop them at the
-    end, and remove their files.
-    """
     with (
         steps(console, is_shown=console.is_terminal) as shown,
         tempfile.TemporaryDirectory(prefix="delay-try-") as folder,
@@ -132,7 +98,6 @@ def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
 
 
 def _configure(bootstrap: str, folder: Path) -> World:
-    """Write the configuration file of a node in ``folder``, and return the addresses in it."""
     metrics, page = (f"{LOOPBACK}:{port}" for port in free_ports(2))
     config = folder / "delayservice.toml"
     lines = (
@@ -165,12 +130,6 @@ def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProces
 
 
 def _send(world: World, after: str, console: Console) -> None:
-    """Send one record, delayed by ``after``, with the command ``delayservice send``; print the
-    command and its output.
-
-    Raises:
-        ClusterError: the command failed.
-    """
     words = ["send", "delay_topic_any", "hello", "--after", after, "--target", TARGET]
     words += ["--key", "order-17"]
     console.print(
@@ -191,9 +150,7 @@ def _send(world: World, after: str, console: Console) -> None:
 
 @contextmanager
 def _reading(bootstrap: str) -> Iterator[Consumer]:
-    """Yield a plain consumer of the target topic, read from its start; it joins no group, which
-    would take time.
-    """
+    # It joins no group, which would take time.
     consumer = clients.consumer({"bootstrap.servers": bootstrap}, "try")
     consumer.assign(clients.partitions(consumer, TARGET))
     try:
@@ -268,9 +225,8 @@ def _sum_up(
 
 
 def _invite(console: Console, world: World, forgotten: Sequence[str]) -> None:
-    """Print the next commands to try, without line breaks so that they can be pasted.
-    ``forgotten``: variables of the environment that would override the configuration file.
-    """
+    # Without line breaks, so that commands can be pasted. Some variables of the environment would
+    # override the configuration file.
     command = Path(sys.executable).with_name("delayservice")
     lines = (
         "",

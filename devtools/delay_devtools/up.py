@@ -22,19 +22,6 @@ def run(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Start a cluster, print how to reach it, wait for Ctrl-C or SIGTERM, stop it.
-
-    Args:
-        brokers: number of Kafka brokers.
-        zookeepers: number of ZooKeeper servers, 0 or more.
-        folder: folder of all files, kept at the end; None: a temporary folder.
-        kafka: version of Kafka; None: that of ``DELAY_DEV_KAFKA``, or the default.
-        keep: keep the temporary folder at the end.
-        as_json: print one JSON object on standard output instead of a panel.
-
-    Raises:
-        ClusterError: a server did not start; all servers are stopped.
-    """
     console = Console(stderr=as_json)
     with stop_signals():
         cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep, kafka=kafka)

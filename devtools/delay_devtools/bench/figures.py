@@ -1,7 +1,3 @@
-"""Results of one bench. Each bench fills in its measurements; other fields stay None (null in
-JSON).
-"""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -13,7 +9,6 @@ from delay_devtools.bench.sampling import Sampler
 from delay_devtools.bench.tally import BenchVerdict
 
 US: Final = 1_000_000
-"""Microseconds in a second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,21 +83,11 @@ class Figures:
     def judge(
         self, verdicts: Sequence[BenchVerdict], lateness_of: Iterable[BenchVerdict]
     ) -> dict[int, int]:
-        """Fill in counts of errors, and lateness in ms; return the number of records by lateness in
-        ms.
-
-        Args:
-            verdicts: verdicts of the judge processes on all loads, whose errors are summed up.
-            lateness_of: verdicts on the loads whose lateness is measured.
-        """
         for name in ("lost", "duplicated", "early", "altered", "strangers"):
             setattr(self, name, sum(getattr(verdict, name) for verdict in verdicts))
         return self.take_lateness(lateness_of)
 
     def take_lateness(self, verdicts: Iterable[BenchVerdict]) -> dict[int, int]:
-        """Fill in median, 99 % quantile and maximum, in ms, of the lateness over all ``verdicts``;
-        return the number of records by lateness in ms.
-        """
         late: Counter[int] = Counter()
         for verdict in verdicts:
             late.update(verdict.lateness_ms)
@@ -112,17 +97,11 @@ class Figures:
         return late
 
     def take_memory(self, sampler: Sampler) -> None:
-        """Fill in the peaks of resident memory that ``sampler`` has seen, in MiB: of all processes
-        together, and of the largest one.
-        """
         self.rss_mib_peak = sampler.rss_mib_peak
         self.rss_mib_peak_worker = sampler.rss_mib_peak_largest
 
     @property
     def is_good(self) -> bool:
-        """Return whether no record was lost, early, altered or received without having been sent,
-        and under ``exactly_once`` none was duplicated. Counts that are None are no errors.
-        """
         wrong = [self.lost, self.early, self.altered, self.strangers]
         if self.delivery == "exactly_once":
             wrong.append(self.duplicated)
@@ -130,9 +109,7 @@ class Figures:
 
 
 def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
-    """Return the smallest value up to which at least ``fraction`` (0 to 1) of all counts lie; None:
-    the histogram is empty.
-    """
+    """Return the smallest value up to which at least ``fraction`` of all counts lie."""
     total = sum(histogram.values())
     below = 0
     for value in sorted(histogram):

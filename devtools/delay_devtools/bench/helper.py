@@ -1,9 +1,3 @@
-"""Start and control of a bench's helper processes, by their parent process.
-
-A helper process sends records (load), checks those in a target topic (judge), or copies a topic
-(passthrough). It gets command words and answers with messages, as ``wire`` defines them.
-"""
-
 from __future__ import annotations
 
 import os
@@ -25,21 +19,12 @@ from delayservice.base.errors import DelayServiceError
 
 _STOP_TIMEOUT_S: Final = 10.0
 _TIMEOUT_S: Final = 1_800.0
-"""Longest wait for a message of a helper, in s: enough for a whole load."""
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder(Message).decode
 
 
 class Helper:
-    """Helper process of a bench, started by the constructor: it sends, checks or copies records, as
-    its plan says.
-
-    Args:
-        module: name of the Python module that the process runs.
-        plan: the ``LoadPlan``, ``JudgePlan`` or ``PassthroughPlan`` that it reads.
-        log_path: file that its standard error is appended to.
-        progress: called with the number of records processed so far, on another thread.
-    """
+    """Helper process of a bench: it sends, checks or copies records, as its plan says."""
 
     def __init__(
         self,
@@ -76,35 +61,18 @@ class Helper:
         self._messages.put(None)
 
     def tell(self, word: str) -> None:
-        """Write ``word``, a command such as ``go``, to the helper's standard input.
-
-        Raises:
-            DelayServiceError: the helper has ended.
-        """
         self._write(word.encode())
 
     def work(self, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Send a load process the word ``go``, and return its message ``done``: the number of sent
-        records as ``count``, the duration of sending in s as ``at_s``.
-
-        Raises:
-            DelayServiceError: the helper failed or ended, or sent no message for ``timeout_s``
-                seconds.
-        """
         self.tell(wire.GO)
         return self.expect(wire.DONE, timeout_s)
 
     def show(self) -> float:
-        """Make a load process commit its open transaction, so that consumers see the records;
-        return the time right before the commit, epoch seconds.
-        """
+        # The time is that right before the commit.
         self.tell(wire.SHOW)
         return self.expect(wire.COMPLETE).at_s
 
     def result(self, word: str, kind: type[_Result]) -> _Result:
-        """Wait for the message ``word``, and return its JSON body decoded as ``kind``. Raise errors
-        as ``expect`` does.
-        """
         return msgspec.json.decode(self.expect(word).body, type=kind)
 
     def _write(self, line: bytes) -> None:
@@ -117,12 +85,6 @@ class Helper:
             raise DelayServiceError(self._ended()) from exc
 
     def expect(self, word: str, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Wait for the message ``word`` and return it; drop other messages before it.
-
-        Raises:
-            DelayServiceError: the helper failed or ended, or sent no message for ``timeout_s``
-                seconds.
-        """
         while True:
             try:
                 message = self._messages.get(timeout=timeout_s)
@@ -142,7 +104,6 @@ class Helper:
         return f"{self._name} ended before it was done; its log ends:\n{tail(self._log_path)}"
 
     def close(self) -> None:
-        """Kill the helper process. May be called twice."""
         self._process.kill()
         self._process.wait(_STOP_TIMEOUT_S)
         self._reader.join(_STOP_TIMEOUT_S)

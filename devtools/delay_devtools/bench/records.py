@@ -18,18 +18,13 @@ SIZE_MIN: Final = HEAD.size
 assert SIZE_MIN == 24  # noqa: S101, PLR2004 (the documented layout)
 
 KEYS: Final = 1_024
-"""Number of different keys, enough to spread evenly over partitions."""
 
 
 class Batch(msgspec.Struct, frozen=True):
     """Description of one load, whose records have the numbers 0 to n-1.
 
-    Attributes:
-        tag: 8 ASCII characters in each value; a record with another tag counts as a stranger (not
-            sent by this load).
-        n: number of records.
-        size: bytes of each value, ``SIZE_MIN`` at least.
-        seed: seed of the filler and of the due times.
+    A record with another ``tag`` (8 ASCII characters) counts as a stranger. ``seed`` is for filler
+    and due times.
     """
 
     tag: str
@@ -38,17 +33,13 @@ class Batch(msgspec.Struct, frozen=True):
     seed: int
 
     def tag_bytes(self) -> bytes:
-        """Return the 8 bytes of the tag in each value."""
         return self.tag.encode("ascii")
 
     def filler(self) -> bytes:
-        """Return the bytes after the head of each value: random, so that they are
-        incompressible.
-        """
+        # Random, so that values are incompressible.
         # Seeded, to replay.
         return random.Random(self.seed).randbytes(self.size - SIZE_MIN)  # noqa: S311
 
 
 def keys() -> list[bytes]:
-    """Return the keys of a load; the record ``number`` has the key at index ``number % KEYS``."""
     return [b"key-%d" % number for number in range(KEYS)]

@@ -1,5 +1,3 @@
-"""Report of one bench: one JSON object for programs; a table and a histogram for people."""
-
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -12,17 +10,14 @@ from delay_devtools.shown import show_lateness, show_numbers
 from delayservice.commands.console import out, print_json
 
 _DIGITS: Final = 3
+# Inclusive upper bounds of the histogram's ranges of lateness, in ms: three to a decade.
 _BOUNDS_MS: Final = (
     *(-1, 0),
     *(step * 10**power for power in range(7) for step in (1, 2, 5)),
 )
-"""Inclusive upper bounds of the histogram's ranges of lateness, in ms: three to a decade."""
 
 
 def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
-    """Print figures and lateness histogram (number of records by lateness in ms) to standard
-    output.
-    """
     found = {
         name: round(value, _DIGITS) if isinstance(value, float) else value
         for name, value in asdict(figures).items()
@@ -40,9 +35,6 @@ def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> 
 
 
 def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:
-    """Return label and number of records of each range of lateness, ascending, from the first to
-    the last range with records. ``lateness_ms`` has the number of records by lateness in ms.
-    """
     counts = [0] * (len(_BOUNDS_MS) + 1)
     for late, count in lateness_ms.items():
         counts[bisect_left(_BOUNDS_MS, late)] += count

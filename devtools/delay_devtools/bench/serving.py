@@ -31,15 +31,7 @@ _NAMES: Final = {
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Sums of the service's counters over all slices, up to two seconds old.
-
-    Attributes:
-        ingested: records stored.
-        settled: records settled.
-        transactions: transactions committed.
-        aborts: transactions aborted.
-        pending: records pending now.
-    """
+    """Sums of the service's counters over all slices, up to two seconds old."""
 
     ingested: int = 0
     settled: int = 0
@@ -48,9 +40,7 @@ class ServiceCounters:
     pending: int = 0
 
     def __sub__(self, before: ServiceCounters) -> ServiceCounters:
-        """Return the increase of each counter since ``before``; ``pending`` is a gauge and stays as
-        it is.
-        """
+        # pending is a gauge and stays as it is.
         return ServiceCounters(
             self.ingested - before.ingested,
             self.settled - before.settled,
@@ -61,13 +51,7 @@ class ServiceCounters:
 
 
 class Serving:
-    """Service under test (one node), started by the constructor, which takes every slice over.
-
-    Args:
-        sets: ``section.key=value`` settings.
-        folder: folder of its state and its log.
-        slices: number of slices of the delay topics.
-    """
+    """Service under test (one node), started by the constructor."""
 
     def __init__(self, sets: Sequence[str], folder: Path, slices: int) -> None:
         self.state_dir = folder / "state"
@@ -80,32 +64,18 @@ class Serving:
         self.processes: list[psutil.Process] = []
 
     def await_serving(self) -> None:
-        """Wait until the service owns every slice; then set ``workers`` and ``processes`` (all,
-        with the workers) to its processes.
-
-        Raises:
-            ClusterError: it does not own every slice in time, or it ended.
-        """
         self._process.wait_serving(self._slices)
         self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
         self.workers = self._process.workers()
         self.processes = self._process.processes()
 
     def restart_killed(self) -> float:
-        """Kill the service and start it again, without waiting for it; return the time of the
-        start, epoch seconds.
-        """
         self._process.kill()
         started_s = time.time()
         self._process = ServiceProcess(self._sets, self._log_path)
         return started_s
 
     def counters(self) -> ServiceCounters:
-        """Return the counters at the service's metrics endpoint, summed over all slices.
-
-        Raises:
-            DelayServiceError: the service does not answer.
-        """
         try:
             with urlopen(self._url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 (our own http)
                 text = answer.read().decode()
@@ -125,13 +95,6 @@ class Serving:
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
     ) -> ServiceCounters:
-        """Wait until the field ``name`` of the counters has reached ``count``, calling ``progress``
-        with its value now and then; return all counters.
-
-        Raises:
-            DelayServiceError: the counter has not changed for a minute, or the service does not
-                answer.
-        """
         moved_s, before = time.monotonic(), -1
         while True:
             counters = self.counters()
@@ -149,5 +112,4 @@ class Serving:
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """Kill all processes of the service."""
         self._process.kill()

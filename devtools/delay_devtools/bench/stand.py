@@ -1,5 +1,4 @@
-"""Environment of a bench: a cluster, topics that no other service uses, the service, and helper
-processes.
+"""Environment of a bench: a cluster, topics, the service, and helper processes.
 
 Topics are named ``bench_<id>_<number>_…``, so that no running service serves them and two benches
 on one cluster do not interfere. All processes end with the ``Stand``.
@@ -51,12 +50,8 @@ _PACKAGE: Final = "delay_devtools.bench"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the topics of one round, a repetition of a bench's measurement.
-
-    Attributes:
-        prefix: prefix of the topics' names.
-        level_ms: delay of the level topic in ms, if the delay topic is one; 0: it is a plain delay
-            topic.
+    """Names of the topics of one round; ``level_ms``: delay of the level topic, 0: a plain delay
+    topic.
     """
 
     prefix: str
@@ -64,7 +59,6 @@ class Names:
 
     @property
     def delay(self) -> str:
-        """Return the name of the delay topic."""
         return level_topic(1, self._levels) if self.level_ms else f"{self.prefix}_delay"
 
     @property
@@ -72,16 +66,9 @@ class Names:
         return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
-        """Return the full name of the target topic with the short name ``name``; the settings of
-        ``sets`` allow it as a target.
-        """
         return f"{self.prefix}_to_{name}"
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
-        """Return ``section.key=value`` settings of a service that serves only the topics of this
-        round: ``delay_topics`` (names; ignored for a level topic), with ``partitions`` partitions
-        each.
-        """
         levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
         return [
             *(levels if self.level_ms else []),
@@ -98,13 +85,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Addresses and processes of a cluster.
-
-    Attributes:
-        bootstrap: ``host:port,…`` of the brokers.
-        zookeeper: connect string of an embedded ZooKeeper; empty: as the settings say.
-        processes: processes of an embedded cluster.
-    """
+    """Addresses and processes of a cluster; ``zookeeper`` is empty: as the settings say."""
 
     bootstrap: str
     zookeeper: str = ""
@@ -112,15 +93,6 @@ class Servers:
 
 
 class Stand:
-    """Maker of the topics, services and helper processes of one bench.
-
-    Args:
-        options: options of the bench.
-        servers: the cluster.
-        folder: folder for the state and logs of services and helper processes.
-        steps: display of progress.
-    """
-
     def __init__(self, options: Options, servers: Servers, folder: Path, steps: Steps) -> None:
         self.options = options
         self.brokers = servers.processes
@@ -129,9 +101,8 @@ class Stand:
         self._folder = folder
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
+        # Names of created topics, each once: the Kafka client crashes if a list has a name twice.
         self._created: set[str] = set()
-        """Names of created topics, each once: the Kafka client crashes if a list has a name twice.
-        """
         self._roots: list[str] = []
         settings = options.settings(servers.bootstrap)
         self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
@@ -141,11 +112,6 @@ class Stand:
         self._admin = clients.admin(self._clients["admin"])
 
     def check_cluster(self) -> None:
-        """Check that the cluster answers.
-
-        Raises:
-            DelayServiceError: the cluster does not answer.
-        """
         try:
             self._admin.list_topics(timeout=_ASK_TIMEOUT_S)
         except KafkaException as exc:
@@ -157,19 +123,10 @@ class Stand:
     # --- topics ----------------------------------------------------------------------------------
 
     def round(self, level_ms: int = 0) -> Names:
-        """Return new topic names; ``level_ms`` above 0: the delay topic is a level topic of this
-        delay.
-        """
         self._rounds += 1
         return Names(f"bench_{self._run}_{self._rounds}", level_ms)
 
     def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
-        """Create ``delay_topics`` delay topics, the target topics with the short names ``targets``,
-        and the service's own topics; return ``section.key=value`` settings of a service for them.
-
-        Raises:
-            DelayServiceError: a topic can't be created.
-        """
         topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
         sets = names.sets(self.options.partitions, topics)
         settings = self.options.settings(self._bootstrap, sets)
@@ -190,18 +147,14 @@ class Stand:
         return self.options.sets_of(self._bootstrap, sets)
 
     def clean_up(self) -> None:
-        """Delete this bench's topics and ZooKeeper nodes from the user's cluster; ignore what can't
-        be deleted.
-        """
+        # What can't be deleted from the user's cluster is left there.
         if self._created:
             self._delete_topics()
         if self._roots:
             self._delete_roots()
 
     def _delete_roots(self) -> None:
-        """Delete what the service's nodes have written in ZooKeeper, as the user of ``LOGIN``;
-        ignore errors, such as those of another user's ACL.
-        """
+        # Errors are ignored, such as those of another user's ACL.
         client = KazooClient(
             self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
         )
@@ -221,9 +174,6 @@ class Stand:
 
     @contextmanager
     def service(self, names: Names, sets: Sequence[str]) -> Iterator[Serving]:
-        """Start a service with empty state and the settings ``sets``, yield it when it owns every
-        slice, and kill it at the end.
-        """
         folder = self._folder / names.prefix
         folder.mkdir()
         with ExitStack() as stack:
@@ -236,9 +186,6 @@ class Stand:
 
     @contextmanager
     def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
-        """Yield the options' number of nodes with empty state and the settings ``sets``, each
-        beside a broker and not started; kill them at the end.
-        """
         folder, root = self._folder / names.prefix, f"/{names.prefix}"
         folder.mkdir()
         self._roots.append(root)
@@ -260,10 +207,6 @@ class Stand:
         plan: LoadPlan | JudgePlan | PassthroughPlan,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Helper]:
-        """Start the helper process of the module ``<kind>_process`` with its plan, yield it when it
-        is ready, and kill it at the end. ``progress`` is called with the number of records
-        processed so far.
-        """
         helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
         try:
             helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
@@ -272,16 +215,11 @@ class Stand:
             helper.close()
 
     def client(self, role: ClientRole) -> dict[str, str]:
-        """Return the librdkafka options of a client; ``role`` is ``consumer``, ``producer`` or
-        ``admin``.
-        """
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:
-        """Return the description of a load of ``n`` records with a new tag."""
         return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
 
 
 def now_ms() -> int:
-    """Return the time of the wall clock, epoch milliseconds."""
     return time.time_ns() // 1_000_000

@@ -1,7 +1,3 @@
-"""Counts of records that a judge process received, and of errors in them. No I/O, no clock: times
-are arguments.
-"""
-
 from __future__ import annotations
 
 import struct
@@ -17,17 +13,9 @@ _SEEN_MAX = 255
 class BenchVerdict(msgspec.Struct, frozen=True):
     """Counts of a judge process for the records of one ``Batch``.
 
-    Attributes:
-        n: number of records that were sent.
-        seen: number of arrivals, including duplicates.
-        lost: number of records that never arrived.
-        duplicated: number of records that arrived more than once.
-        early: number of arrivals before their due time.
-        altered: number of arrivals with another key or value than sent.
-        strangers: number of arrivals that are not of this batch.
-        last_seen_s: time of the last arrival that was not a duplicate, epoch seconds; 0: no
-            arrival.
-        lateness_ms: number of arrivals by lateness (receive time minus due time, milliseconds).
+    ``seen`` includes duplicates; ``strangers`` are not of this batch; ``last_seen_s`` (epoch
+    seconds) is without duplicates; ``lateness_ms`` has the number of arrivals by receive time minus
+    due time.
     """
 
     n: int
@@ -42,12 +30,7 @@ class BenchVerdict(msgspec.Struct, frozen=True):
 
 
 class BatchTally:
-    """Counter of the records of one load: ``seen`` arrivals so far, of ``distinct`` records.
-
-    Args:
-        batch: records that are sent.
-        is_open: whether the load may end before its last record; ``close`` then sets the end.
-    """
+    """Counter of the records of one load, which may end early if ``is_open``."""
 
     def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
         self._n = batch.n
@@ -65,15 +48,9 @@ class BatchTally:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every record of the load has arrived; False until an open load is
-        closed.
-        """
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:
-        """Set the number of records that were sent to ``n``; arrivals with the numbers ``n`` and
-        higher count as strangers.
-        """
         self._strangers += sum(self._counts[n:])
         self.distinct = n - self._counts.count(0, 0, n)
         del self._counts[n:]
@@ -85,13 +62,6 @@ class BatchTally:
         values: Sequence[bytes | None],
         seen_s: float,
     ) -> None:
-        """Check and count records that were received together.
-
-        Args:
-            record_keys: their keys.
-            values: their values.
-            seen_s: time of the receipt, epoch seconds.
-        """
         seen_ms = int(seen_s * 1_000)
         unpack, body_at = HEAD.unpack_from, HEAD.size
         tag, filler, known_keys = self._tag, self._filler, self._keys
@@ -121,7 +91,6 @@ class BatchTally:
         self.distinct = distinct
 
     def verdict(self) -> BenchVerdict:
-        """Return the counts of all records so far."""
         lost = self._counts.count(0)
         return BenchVerdict(
             n=self._n,

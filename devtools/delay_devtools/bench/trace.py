@@ -1,5 +1,3 @@
-"""Times at which records of each slice arrived, and the pauses between them. No I/O."""
-
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -10,17 +8,15 @@ import msgspec
 
 
 class SliceDelivery(NamedTuple):
-    """Records of a slice that were produced in one millisecond: that millisecond, and the time at
-    which the consumer received the first of them; both in epoch milliseconds.
-    """
+    """Records of a slice produced in one millisecond, and when the first of them was received."""
 
     produced_ms: int
     seen_ms: int
 
 
 class DeliveryPause(NamedTuple):
-    """Pause between the last delivery before a moment and the first one after it, in ms:
-    ``produced_ms`` by the records' timestamps, ``seen_ms`` by the times of their receipt.
+    """Pause around a moment, in ms, by the records' timestamps and by the times of their
+    receipt.
     """
 
     produced_ms: int
@@ -28,27 +24,17 @@ class DeliveryPause(NamedTuple):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Deliveries of each slice, by slice number, in order of their production."""
-
     slices: dict[int, list[SliceDelivery]]
 
     def first_after(self, slice_no: int, at_ms: float) -> SliceDelivery | None:
-        """Return, of the deliveries produced after ``at_ms`` (epoch milliseconds), the one received
-        first; None: there are no such deliveries.
-
-        Of records that are produced at nearly the same time, those of another partition of the
-        target may be received first.
-        """
+        # Of records that are produced at nearly the same time, those of another partition of the
+        # target may be received first.
         found = self.slices.get(slice_no, [])
         later = found[bisect_right(found, int(at_ms), key=lambda one: one.produced_ms) :]
         return min(later, key=lambda one: one.seen_ms, default=None)
 
     def pause_at(self, slice_no: int, at_ms: float) -> DeliveryPause | None:
-        """Return the pause of a slice's deliveries around a change of its owner at ``at_ms`` (epoch
-        milliseconds); None: there are no deliveries before or after that time.
-
-        Records produced up to that millisecond are the old owner's, later ones the new owner's.
-        """
+        # Records produced up to that millisecond are the old owner's, later ones the new owner's.
         found = self.slices.get(slice_no, [])
         place = bisect_right(found, int(at_ms), key=lambda one: one.produced_ms)
         before, after = found[:place], found[place:]
@@ -59,20 +45,14 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """Collector of the deliveries from which a ``Trace`` is made."""
-
     def __init__(self) -> None:
         self._seen_ms: dict[int, dict[int, int]] = {}
 
     def add(self, places: Iterable[tuple[int, int]], seen_ms: int) -> None:
-        """Add records that were received together at ``seen_ms``; ``places`` has for each the slice
-        number and the time when it was produced. Times in epoch milliseconds.
-        """
         for slice_no, produced_ms in places:
             self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
 
     def trace(self) -> Trace:
-        """Return the trace of all added records."""
         return Trace(
             {
                 slice_no: [SliceDelivery(*pair) for pair in sorted(times.items())]

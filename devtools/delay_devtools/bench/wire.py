@@ -31,21 +31,14 @@ TRACE: Final = "trace"
 FAILED: Final = "failed"
 
 PROGRESS_S: Final = 0.2
-"""Interval of progress messages, in seconds."""
 
 _Plan = TypeVar("_Plan", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Message of a helper.
-
-    Attributes:
-        word: kind of the message, one of the constants of this module.
-        count: number of records so far; in a load's ``trace``, of repeated sends.
-        at_s: time of the event, epoch seconds; in a load's ``done``, the duration of sending in s.
-        why: text of an error.
-        body: result, JSON.
+    """Message of a helper. ``count``: records so far; in a load's ``trace``, repeated sends.
+    ``at_s``: time of the event, epoch seconds; in a load's ``done``, the duration of sending.
     """
 
     word: str
@@ -56,9 +49,6 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
-    """Read a plan of type ``kind`` from standard input, and call ``work`` with it; send a
-    ``KafkaException`` of ``work`` to the parent process, as the message ``failed``.
-    """
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
     try:
         work(plan)
@@ -67,15 +57,11 @@ def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
 
 
 def await_word(word: str) -> None:
-    """Wait for the line ``word`` on standard input; exit with status 1 if another line comes or the
-    input ends.
-    """
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
 
 
 def listen() -> SimpleQueue[str]:
-    """Return a queue into which a thread puts each further line of standard input."""
     words: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -94,7 +80,6 @@ def tell(
     why: str = "",
     body: msgspec.Struct | None = None,
 ) -> None:
-    """Send the parent process a ``Message``, whose fields are the arguments."""
     raw = msgspec.Raw(b"null" if body is None else _encode(body))
     line = _encode(Message(word, count, at_s, why, raw)) + b"\n"
     sys.stdout.buffer.write(line)

@@ -1,7 +1,3 @@
-"""Records that the modelled service writes for each of its steps; scenes (``scenes``) alter some of
-them to make defects.
-"""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,15 +9,8 @@ from delay_devtools.drill.wire import BY_KEY, Headers, Place, partition_of
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """Record to write, of the modelled service or of a producer.
-
-    Attributes:
-        place: topic and partition.
-        key: key of the record.
-        value: value of the record.
-        own: headers of the producer; of a requeued record, all headers.
-        told: headers that the service adds.
-        at_ms: timestamp, epoch milliseconds.
+    """Record to write. ``own``: headers of the producer, or all of a requeued record; ``told``:
+    headers that the service adds.
     """
 
     place: Place
@@ -33,18 +22,10 @@ class OutputRecord:
 
     @property
     def headers(self) -> Headers:
-        """Return all headers: the producer's, then the service's."""
         return [*self.own, *self.told]
 
 
 def output_of(names: TopicNames, shard: ModelShard, step: ModelStep) -> OutputRecord:
-    """Return the record that the service writes for a step of a shard.
-
-    Args:
-        names: names of the topics.
-        shard: shard of the record that the step settles.
-        step: what the service does with that record.
-    """
     if step.act in ("deliver", "fire"):
         return _delivery(names, shard, step)
     if step.act == "copy":

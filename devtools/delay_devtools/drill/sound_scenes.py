@@ -1,8 +1,4 @@
-"""Scenes without a defect that look like a defect; ``scenes`` is their catalogue.
-
-A scene writes records of producers, waits at ``yield`` until the service has handled them, and then
-writes outputs of the service. The audit must report nothing about it.
-"""
+"""Scenes without a defect that look like a defect: the audit must report nothing about them."""
 
 from __future__ import annotations
 
@@ -41,7 +37,6 @@ def forwarded(s: Stage) -> Iterator[None]:
 
 
 def requeued(s: Stage) -> Iterator[None]:
-    """Park a record, as if its target was missing, and deliver its requeued record."""
     record = s.asks(is_named=True, expires=HOUR_MS)
     yield
     copy, _ = s.parks(record)
@@ -59,7 +54,6 @@ def signed_before(s: Stage) -> Iterator[None]:
 
 
 def recurring(s: Stage) -> Iterator[None]:
-    """Deliver the first two occurrences of a recurring schedule."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -69,7 +63,6 @@ def recurring(s: Stage) -> Iterator[None]:
 
 
 def forged_and_refused(s: Stage) -> Iterator[None]:
-    """Deliver a record, and dead-letter a forged requeued record of it."""
     record = s.asks()
     forged = s.forges(record)
     yield
@@ -89,9 +82,6 @@ def letter_of_its_contract(s: Stage) -> Iterator[None]:
 
 
 def left_out(s: Stage) -> Iterator[None]:
-    """Write a dead letter without the record's content, with a header that says that it was left
-    out.
-    """
     record = s.asks()
     yield
     letter = s.does("letter", record, text="too-large")
@@ -101,7 +91,6 @@ def left_out(s: Stage) -> Iterator[None]:
 
 
 def expired_when_fired(s: Stage) -> Iterator[None]:
-    """Expire a record that is fired after its expiry."""
     record = s.asks(is_named=True, expires=2 * SECOND_MS)
     fire = s.controls("fire", 10 * SECOND_MS)
     yield

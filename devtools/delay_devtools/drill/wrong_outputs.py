@@ -1,9 +1,4 @@
-"""Scenes that inject wrong deliveries, expiries and dead letters into the history of a drill;
-``scenes`` is their catalogue.
-
-A scene writes records of producers, waits at ``yield`` until the service has handled them, and then
-writes outputs of the service with one defect. It states the finding that the audit must report.
-"""
+"""Scenes with wrong deliveries, expiries and dead letters."""
 
 from __future__ import annotations
 
@@ -26,7 +21,6 @@ from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MINUTE_MS
 
 
 def dropped(s: Stage) -> Iterator[None]:
-    """Leave out the delivery of a record."""
     record = s.asks()
     yield
     s.finds("lost", record)
@@ -45,7 +39,6 @@ def duplicated(s: Stage) -> Iterator[None]:
 
 
 def early(s: Stage) -> Iterator[None]:
-    """Deliver a record with a timestamp before its due time."""
     record = s.asks()
     yield
     at_ms = record.request.due_ms - s.rng.randint(1, 5_000)
@@ -53,7 +46,6 @@ def early(s: Stage) -> Iterator[None]:
 
 
 def late(s: Stage) -> Iterator[None]:
-    """Deliver a record with a timestamp more than a minute after its due time."""
     record = s.asks()
     yield
     at_ms = record.request.due_ms + LATE_MS + s.rng.randint(1, LATE_MS)
@@ -69,7 +61,6 @@ def _altered(s: Stage, **changes: object) -> Iterator[None]:
 
 
 def altered_value(s: Stage) -> Iterator[None]:
-    """Deliver a record with another value than it has."""
     return _altered(s, value=b"another")
 
 
@@ -91,7 +82,6 @@ def altered_headers(s: Stage) -> Iterator[None]:
 
 
 def altered_due_time(s: Stage) -> Iterator[None]:
-    """Deliver a record with a wrong due time in the header ``delay-due-at``."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -100,7 +90,6 @@ def altered_due_time(s: Stage) -> Iterator[None]:
 
 
 def altered_source(s: Stage) -> Iterator[None]:
-    """Deliver a record with a wrong offset in the header ``delay-source``."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -110,7 +99,6 @@ def altered_source(s: Stage) -> Iterator[None]:
 
 
 def wrong_target(s: Stage) -> Iterator[None]:
-    """Deliver a record to another target topic than it names."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -120,7 +108,6 @@ def wrong_target(s: Stage) -> Iterator[None]:
 
 
 def wrong_partition(s: Stage) -> Iterator[None]:
-    """Deliver a record to another partition than its key selects, or than it names."""
     is_keyed = s.rng.random() < 0.5  # noqa: PLR2004  # either
     record = s.asks(is_keyed=is_keyed) if is_keyed else s.asks(is_keyed=False, to=0)
     yield
@@ -131,9 +118,7 @@ def wrong_partition(s: Stage) -> Iterator[None]:
 
 
 def extra_output(s: Stage) -> Iterator[None]:
-    """Deliver a record, and also write a delivery for an offset without a committed record: that of
-    an aborted record, or of a transaction's marker.
-    """
+    # An offset without a committed record: that of an aborted record, or of a transaction's marker.
     record = s.asks()
     yield
     s.delivers(record)
@@ -142,7 +127,6 @@ def extra_output(s: Stage) -> Iterator[None]:
 
 
 def poisoned(s: Stage) -> Iterator[None]:
-    """Deliver a record, and write a second delivery with an invalid header ``delay-settles``."""
     record = s.asks()
     yield
     s.delivers(record)
@@ -157,21 +141,18 @@ def poisoned(s: Stage) -> Iterator[None]:
 
 
 def expired_without_expiry(s: Stage) -> Iterator[None]:
-    """Write the outcome ``expired`` of a record without an expiry."""
     record = s.asks()
     yield
     s.finds("wrong_outcome", record, s.says(s.does("expire", record)))
 
 
 def expired_too_early(s: Stage) -> Iterator[None]:
-    """Write the outcome ``expired`` of a record before its expiry."""
     record = s.asks(expires=HOUR_MS)
     yield
     s.finds("wrong_outcome", record, s.says(s.does("expire", record)))
 
 
 def delivered_after_expiry(s: Stage) -> Iterator[None]:
-    """Deliver a record four seconds after its expiry."""
     record = s.asks(expires=MINUTE_MS + SECOND_MS)
     yield
     wrong = s.does("deliver", record, MINUTE_MS + 5 * SECOND_MS)
@@ -179,14 +160,12 @@ def delivered_after_expiry(s: Stage) -> Iterator[None]:
 
 
 def letter_of_another_code(s: Stage) -> Iterator[None]:
-    """Dead-letter a valid record, with a code that does not fit it."""
     record = s.asks()
     yield
     s.finds("wrong_outcome", record, s.says(s.does("letter", record, text="time-missing")))
 
 
 def letter_without_code(s: Stage) -> Iterator[None]:
-    """Write a dead letter without a code."""
     record = s.asks()
     yield
     right = s.does("letter", record, text="target-unknown")
@@ -195,9 +174,6 @@ def letter_without_code(s: Stage) -> Iterator[None]:
 
 
 def letter_without_content(s: Stage) -> Iterator[None]:
-    """Write a dead letter without the record's content, and without a header that says that it was
-    left out.
-    """
     record = s.asks()
     yield
     right = s.does("letter", record, text="target-unknown")
@@ -215,7 +191,6 @@ def letter_without_id(s: Stage) -> Iterator[None]:
 
 
 def delivered_and_lettered(s: Stage) -> Iterator[None]:
-    """Deliver a record, and dead-letter it afterwards."""
     record = s.asks()
     yield
     s.delivers(record)
@@ -224,7 +199,6 @@ def delivered_and_lettered(s: Stage) -> Iterator[None]:
 
 
 def broken_delivered(s: Stage) -> Iterator[None]:
-    """Deliver a record whose headers break the header contract, and which must be dead-lettered."""
     record = s.breaks()
     yield
     record.request.due_ms = s.start_ms
@@ -232,7 +206,6 @@ def broken_delivered(s: Stage) -> Iterator[None]:
 
 
 def broken_of_another_code(s: Stage) -> Iterator[None]:
-    """Dead-letter a record whose headers break the header contract, with a wrong code."""
     record = s.breaks()
     yield
     wrong = s.does("letter", record, SOON_MS, text="target-unknown")
@@ -240,7 +213,6 @@ def broken_of_another_code(s: Stage) -> Iterator[None]:
 
 
 def broken_and_altered(s: Stage) -> Iterator[None]:
-    """Dead-letter a record whose headers break the header contract, without one of its headers."""
     record = s.breaks()
     yield
     right = s.does("letter", record, SOON_MS, text=record.request.code)

@@ -1,9 +1,6 @@
-"""Scenes that inject wrong cancels, fires, requeued records, occurrences and checkpoints into the
-history of a drill; ``scenes`` is their catalogue.
+"""Scenes with wrong cancels, fires, requeued records, occurrences and checkpoints.
 
-A scene writes records of producers, waits at ``yield`` until the service has handled them, and then
-writes outputs of the service with one defect. It states the finding that the audit must report. A
-control record has an outcome of its own, beside that of the record on which it acts.
+A control record has an outcome of its own, beside that of the record on which it acts.
 """
 
 from __future__ import annotations
@@ -19,9 +16,6 @@ from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS
 
 
 def cancel_ignored(s: Stage) -> Iterator[None]:
-    """Cancel a record, write the outcome ``not_pending`` of the cancel, and deliver the record at
-    its due time.
-    """
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -29,7 +23,6 @@ def cancel_ignored(s: Stage) -> Iterator[None]:
 
 
 def cancelled_and_delivered(s: Stage) -> Iterator[None]:
-    """Write both the outcome ``cancelled`` and a delivery of one record."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -39,7 +32,6 @@ def cancelled_and_delivered(s: Stage) -> Iterator[None]:
 
 
 def cancelled_without_outcome(s: Stage) -> Iterator[None]:
-    """Write the outcome of a cancel, but leave out that of the cancelled record."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -47,7 +39,6 @@ def cancelled_without_outcome(s: Stage) -> Iterator[None]:
 
 
 def cancel_without_outcome(s: Stage) -> Iterator[None]:
-    """Write the outcome of a cancelled record, but leave out that of the cancel."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
@@ -55,9 +46,6 @@ def cancel_without_outcome(s: Stage) -> Iterator[None]:
 
 
 def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
-    """Cancel a record and write its outcome ``cancelled``, but the outcome ``not_pending`` of the
-    cancel.
-    """
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
@@ -65,7 +53,6 @@ def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
 
 
 def cancelled_by_another(s: Stage) -> Iterator[None]:
-    """Write a cancelled record's outcome with a wrong offset of the canceller."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -74,7 +61,6 @@ def cancelled_by_another(s: Stage) -> Iterator[None]:
 
 
 def fired_as_cancelled(s: Stage) -> Iterator[None]:
-    """Deliver a fired record, and write the outcome ``cancelled`` of the fire."""
     record, fire = s.asks(is_named=True), s.controls("fire")
     yield
     s.says(s.does("fire", record, SOON_MS, fire.offset))
@@ -82,7 +68,6 @@ def fired_as_cancelled(s: Stage) -> Iterator[None]:
 
 
 def fired_by_a_cancel(s: Stage) -> Iterator[None]:
-    """Deliver a record at once because of a cancel, as if the cancel were a fire."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -101,9 +86,7 @@ def fired_too_late_to_expire(s: Stage) -> Iterator[None]:
 
 
 def both_versions_delivered(s: Stage) -> Iterator[None]:
-    """Deliver both a record and its replacement, which was written long before the record was
-    due.
-    """
+    # The replacement was written long before the record was due.
     old = s.asks(10 * MINUTE_MS, is_named=True)
     new = s.asks(20 * MINUTE_MS, SECOND_MS, is_named=True)
     yield
@@ -112,7 +95,6 @@ def both_versions_delivered(s: Stage) -> Iterator[None]:
 
 
 def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
-    """Cancel a record, and write its outcome as ``replaced``."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -124,9 +106,6 @@ def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
 
 
 def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[None]:
-    """Write a requeued record that differs from its record in ``changes`` (fields of ``Request``),
-    and deliver the requeued record. The audit must report ``kind``.
-    """
     record = s.asks(is_named=True, is_keyed=True, expires=HOUR_MS)
     yield
     copy, where = s.parks(record, changes)
@@ -136,34 +115,27 @@ def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[No
 
 
 def requeued_without_id(s: Stage) -> Iterator[None]:
-    """Write a requeued record without the id of the original record."""
     return _requeued(s, "altered", {"record_id": None})
 
 
 def requeued_without_expiry(s: Stage) -> Iterator[None]:
-    """Write a requeued record without the expiry of the original record."""
     return _requeued(s, "altered", {"expires_ms": None})
 
 
 def requeued_for_another_time(s: Stage) -> Iterator[None]:
-    """Write a requeued record with another due time than the original record."""
     return _requeued(s, "altered", {"due_ms": s.start_ms + MINUTE_MS + 1})
 
 
 def requeued_with_another_value(s: Stage) -> Iterator[None]:
-    """Write a requeued record with another value than the original record."""
     return _requeued(s, "altered", {"value": b"another"})
 
 
 def requeued_for_another_partition(s: Stage) -> Iterator[None]:
-    """Write a requeued record with a target partition that the original record does not name."""
     return _requeued(s, "wrong_target", {"to": 0})
 
 
 def requeued_before_its_record(s: Stage) -> Iterator[None]:
-    """Write a requeued record whose ``base``, the first offset that can cancel it, is before the
-    original record.
-    """
+    # base is the first offset that can cancel the requeued record.
     record = s.asks()
     yield
     copy, where = s.parks(record, base=record.offset - 1)
@@ -173,7 +145,6 @@ def requeued_before_its_record(s: Stage) -> Iterator[None]:
 
 
 def requeued_twice(s: Stage) -> Iterator[None]:
-    """Requeue one record twice, and deliver both requeued records."""
     record = s.asks()
     yield
     copies = [s.parks(record) for _ in range(2)]
@@ -184,7 +155,6 @@ def requeued_twice(s: Stage) -> Iterator[None]:
 
 
 def copy_dropped(s: Stage) -> Iterator[None]:
-    """Requeue a record, and leave out the delivery of the requeued record."""
     record = s.asks()
     yield
     copy, _ = s.parks(record)
@@ -193,7 +163,6 @@ def copy_dropped(s: Stage) -> Iterator[None]:
 
 
 def recurrence_forked(s: Stage) -> Iterator[None]:
-    """Write the second occurrence of a recurring schedule twice, and deliver both."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -205,7 +174,6 @@ def recurrence_forked(s: Stage) -> Iterator[None]:
 
 
 def recurrence_shifted(s: Stage) -> Iterator[None]:
-    """Write an occurrence of a recurring schedule whose due time does not match the period."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -219,7 +187,6 @@ def recurrence_shifted(s: Stage) -> Iterator[None]:
 
 
 def forged_and_believed(s: Stage) -> Iterator[None]:
-    """Deliver a record, and also a requeued record of it with a false signature."""
     record = s.asks()
     copy = s.forges(record)
     yield
@@ -241,7 +208,6 @@ def sent_home_from_home(s: Stage) -> Iterator[None]:
 
 
 def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
-    """Deliver a record twice; retention deletes the record from the delay topic afterwards."""
     record = s.asks(3 * HOUR_MS)
     yield
     right = s.does("deliver", record)
@@ -261,7 +227,6 @@ def unaccounted(s: Stage) -> Iterator[None]:
 
 
 def stuck(s: Stage) -> Iterator[None]:
-    """Leave a record that was due hours ago without an outcome."""
     record = s.asks(s.stale_ms - s.start_ms, s.stale_ms - s.start_ms - MINUTE_MS)
     yield
     s.finds("overdue", record)

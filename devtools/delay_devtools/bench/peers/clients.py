@@ -1,7 +1,3 @@
-"""Clients of RocketMQ and NATS, with those methods of Kafka clients that the bench's load process
-(which sends) and judge process (which receives) call.
-"""
-
 from __future__ import annotations
 
 import json
@@ -15,19 +11,12 @@ PeerProducer: TypeAlias = NatsProducer | RocketProducer
 
 
 def producer(client: Mapping[str, str], topic: str) -> PeerProducer:
-    """Return a producer of messages for ``topic``. ``client`` has the key ``port`` for NATS; for
-    RocketMQ ``command`` (of the Java program, words in JSON) and ``servers`` (``host:port`` of the
-    name server).
-    """
     if "port" in client:
         return NatsProducer(int(client["port"]))
     return RocketProducer(_command(client, "load", topic))
 
 
 def consumer(client: Mapping[str, str], topic: str) -> NatsConsumer | RocketConsumer:
-    """Return a consumer that reads ``topic`` from its start; ``client`` has the same keys as for
-    ``producer``.
-    """
     if "port" in client:
         return NatsConsumer(int(client["port"]), topic)
     return RocketConsumer(_command(client, "judge", topic))

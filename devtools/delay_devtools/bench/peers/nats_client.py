@@ -25,24 +25,20 @@ from delay_devtools.ports import LOOPBACK
 
 _RECONNECT_S: Final = 0.1
 _LOOK_S: Final = 0.1
+# Time without an answer after which a request is sent again, in seconds.
 _RESEND_S: Final = 1.0
-"""Time without an answer after which a request is sent again, in seconds."""
 _CONNECT: Final = 'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
+# Id of the subscription to replies; subscriptions to due messages have higher ids.
 _ANSWERS: Final = 1
-"""Id of the subscription to replies; subscriptions to due messages have higher ids."""
 _HEADS: Final = b"NATS/1.0\r\n"
+# Number of words in the first line of a message that names a reply subject, by the line's first
+# word.
 _WORDS_OF_REPLY: Final = {b"MSG": 5, b"HMSG": 6}
-"""Number of words in the first line of a message that names a reply subject, by the line's first
-word.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class NatsMessage:
-    """Message from the NATS server. ``subscription`` is the id of the subscription that it matches,
-    ``reply`` the subject for a reply (empty: no reply is wanted).
-    """
-
+    # An empty reply means that no reply is wanted.
     subject: str
     subscription: int
     reply: str
@@ -51,25 +47,17 @@ class NatsMessage:
 
     @property
     def is_error(self) -> bool:
-        """Return whether this reply to a request reports an error; an empty body means that no
-        service answers the subject.
-        """
+        # An empty body means that no service answers the subject.
         return not self.body or b'"error"' in self.body
 
 
 def frame(subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> bytes:
-    """Return the protocol bytes that publish ``body`` and ``headers`` to ``subject``; the
-    acknowledgement goes to the subject ``reply``.
-    """
     head = _HEADS + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items()) + b"\r\n"
     line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n"
     return line.encode() + head + body + b"\r\n"
 
 
 def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
-    """Return the message whose first protocol line is ``line``, reading headers and body from
-    ``file``; None: the line begins no message.
-    """
     words = line.split()
     if not words or words[0] not in _WORDS_OF_REPLY:
         return None
@@ -83,13 +71,7 @@ def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
 
 
 class _Link:
-    """Connection to a NATS server, made on a thread of its own and again whenever it breaks.
-
-    Args:
-        port: port of the server on this machine.
-        take: called with each message, on the connection's thread.
-        made: called after each connect, on the connection's thread.
-    """
+    """Connection to a NATS server, made on a thread of its own and again whenever it breaks."""
 
     def __init__(
         self,
@@ -104,9 +86,7 @@ class _Link:
         threading.Thread(target=self._run, name="nats", daemon=True).start()
 
     def send(self, data: bytes) -> None:
-        """Send bytes; drop them if there is no connection, as the callers repeat unanswered
-        requests.
-        """
+        # Without a connection the bytes are dropped: callers repeat unanswered requests.
         with self._lock, suppress(OSError):
             if self._socket is not None:
                 self._socket.sendall(data)
@@ -134,15 +114,10 @@ class _Link:
 
 
 class NatsProducer:
-    """Sender of delayed messages, with those methods of a Kafka producer that the load process
-    calls.
-    """
-
     def __init__(self, port: int) -> None:
+        # Monotonic time of the last attempt in s, and the bytes of each unacknowledged request, by
+        # reply subject.
         self._waiting: dict[str, tuple[float, bytes]] = {}
-        """Monotonic time of the last attempt in s, and the bytes of each unacknowledged request, by
-        reply subject.
-        """
         self._looked_s = 0.0
         self._requests = 0
         self.resent = 0
@@ -163,9 +138,6 @@ class NatsProducer:
         self._link.send(data)
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Create the stream ``topic``, waiting ``timeout`` seconds at most for the server's answer.
-        The load process calls this method before it sends.
-        """
         config = {
             "name": topic,
             "subjects": [f"{topic}.at.*", f"{topic}.out"],
@@ -177,9 +149,7 @@ class NatsProducer:
         self.resent = 0
 
     def produce(self, topic: str, value: bytes, key: bytes, headers: Headers) -> None:
-        """Send a message that is due at the time in ``headers`` named ``delay-at`` (epoch
-        milliseconds); other headers are ignored.
-        """
+        # Only the header delay-at counts.
         due_s = int(dict(headers)["delay-at"] or 0) / 1_000
         names = {
             "Nats-Schedule": f"@at {datetime.fromtimestamp(due_s, UTC).isoformat()}",
@@ -190,7 +160,6 @@ class NatsProducer:
         self._request(f"{topic}.at.{self._requests}", value, names)
 
     def poll(self, _timeout: float) -> None:
-        """Send requests again that have had no answer for ``_RESEND_S`` seconds."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_S:
             return
@@ -202,10 +171,6 @@ class NatsProducer:
                 self._link.send(data)
 
     def flush(self, timeout: float) -> int:
-        """Wait ``timeout`` seconds at most until all requests are acknowledged, repeating them as
-        ``poll`` does; return the number that are not acknowledged.
-        """
-
         def unanswered() -> int:
             self.poll(0)
             return len(self._waiting)
@@ -214,15 +179,12 @@ class NatsProducer:
 
 
 class NatsConsumer(QueueConsumer):
-    """Consumer of the due messages of the stream ``stream``, from its start."""
-
     def __init__(self, port: int, stream: str) -> None:
         super().__init__()
         self._stream = stream
+        # Stream sequence number after the last received message; a consumer created anew starts
+        # there.
         self._next = 1
-        """Stream sequence number after the last received message; a consumer created anew starts
-        there.
-        """
         self._number = 0
         self._is_on = False
         self._asked_s = 0.0
@@ -239,9 +201,7 @@ class NatsConsumer(QueueConsumer):
             self.queue.put(Received(message.headers["Key"].encode(), message.body))
 
     def _ensure(self) -> None:
-        """Request the creation of the consumer on the server unless it exists (it does not after a
-        restart of the server); once in ``_RESEND_S`` seconds at most.
-        """
+        # After a restart of the server the consumer does not exist there.
         if self._is_on or time.monotonic() - self._asked_s < _RESEND_S:
             return
         self._asked_s = time.monotonic()
@@ -266,6 +226,5 @@ class NatsConsumer(QueueConsumer):
         )
 
     def poll(self, timeout: float) -> Received | None:
-        """Return the next message, waiting ``timeout`` seconds at most; None: no message came."""
         self._ensure()
         return super().poll(timeout)

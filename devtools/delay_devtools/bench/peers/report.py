@@ -1,5 +1,3 @@
-"""Results of the bench ``peers``: JSON for programs; a table and a plot for people."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +23,8 @@ _SIZE_INCHES: Final = (9, 4)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one round (one load) of one system.
-
-    Attributes:
-        system: name and version of the system.
-        setup: running servers and settings other than defaults.
-        round: ``undisturbed`` or ``killed`` (the servers were killed while messages were sent).
-        verdict: counts of the judge process.
-        resent: number of repeated attempts to send; None: the client does not count them.
-        restart_s: time from the kill until the servers listened again; None: no kill.
+    """Result of one round, ``undisturbed`` or ``killed`` (while messages were sent). ``resent``:
+    repeated attempts to send; ``restart_s``: time from the kill until the servers listened again.
     """
 
     system: str
@@ -45,17 +36,10 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Return whether each message arrived once, not early, and unchanged, and no others
-        arrived.
-        """
         return not any(getattr(self.verdict, name) for name in WRONG)
 
 
 def as_object(found: Result) -> dict[str, object]:
-    """Return the JSON object of a result: its fields, the counts of its verdict, the largest time
-    before the due time (``early_ms_max``), and quantiles of the lateness, None if no message
-    arrived.
-    """
     verdict = found.verdict
     late = verdict.lateness_ms
     return {
@@ -78,7 +62,6 @@ def as_object(found: Result) -> dict[str, object]:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """Return a table with a row for each result; counts of errors above 0 are red."""
     made = Table(title="One schedule, one judge, one system after the other")
     for name in _COLUMNS:
         made.add_column(
@@ -96,28 +79,18 @@ def _cell(name: str, value: object) -> str:
 
 
 def show(results: Sequence[Result]) -> None:
-    """Print to standard output the table of results, and the setup of each system."""
     out.print(table(results))
     for system, setup in {found.system: found.setup for found in results}.items():
         out.print(f"{system}: {setup}", highlight=False)
 
 
 def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
-    """Return the lateness values of ``late`` (number of messages by lateness in ms), ascending, and
-    for each the percentage of messages that were no later.
-    """
     times = sorted(late)
     total = sum(late.values())
     return times, [100 * below / total for below in accumulate(late[time] for time in times)]
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Write a picture with a panel for each round to ``path``: share of delivered messages over
-    lateness, a line for each system. The suffix of ``path`` selects the format.
-
-    Raises:
-        DelayServiceError: the file can't be written.
-    """
     from matplotlib.figure import Figure  # noqa: PLC0415 (comes with the extra `spark` only)
 
     rounds = list(dict.fromkeys(found.round for found in results))

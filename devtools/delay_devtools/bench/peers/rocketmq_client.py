@@ -15,12 +15,7 @@ from delayservice.base.errors import DelayServiceError
 
 
 class _Program:
-    """Java program that reads lines of words from standard input, and writes such lines. The
-    constructor starts it, and waits until it is ready.
-
-    Raises:
-        DelayServiceError: the program ended before it was ready.
-    """
+    """Java program that reads lines of words from standard input, and writes such lines."""
 
     def __init__(self, command: Sequence[str]) -> None:
         words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
@@ -38,30 +33,21 @@ class _Program:
             self.take(line.split())
 
     def take(self, words: list[bytes]) -> None:
-        """Process one output line of the Java program, split into words; subclasses define how."""
         raise NotImplementedError
 
     def say(self, line: bytes) -> None:
-        """Write a line to the program's standard input."""
         if self._process.stdin is not None:
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
 
 class RocketProducer(_Program):
-    """Sender of delayed messages, with those methods of a Kafka producer that the load process
-    calls.
-    """
-
     def __init__(self, command: Sequence[str]) -> None:
         self._sent = self._acked = self.resent = 0
         self.last_error = ""
         super().__init__(command)
 
     def take(self, words: list[bytes]) -> None:
-        """Count what a line of the program reports: an acknowledgement, or a failed attempt to
-        send, which the program repeats.
-        """
         if words[0] == b"acked":
             self._acked += 1
         else:
@@ -69,34 +55,27 @@ class RocketProducer(_Program):
             self.last_error = b" ".join(words[1:]).decode()
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Do nothing: the program has created the topic at its start."""
+        # The program has created the topic at its start.
+        ...
 
     def produce(self, _topic: str, value: bytes, key: bytes, headers: Headers) -> None:
-        """Send a message that is due at the time in ``headers`` named ``delay-at`` (epoch
-        milliseconds); other headers are ignored.
-        """
         self._sent += 1
         due_ms = int(dict(headers)["delay-at"] or 0)
         self.say(b"%d %s %s\n" % (due_ms, key, value.hex().encode()))
 
     def poll(self, _timeout: float) -> None:
-        """Do nothing: the program repeats failed attempts."""
+        # The program repeats failed attempts.
+        ...
 
     def flush(self, timeout: float) -> int:
-        """Wait ``timeout`` seconds at most until all messages are acknowledged; return the number
-        that are not.
-        """
         return await_answers(lambda: self._sent - self._acked, timeout)
 
 
 class RocketConsumer(QueueConsumer, _Program):
-    """Consumer of a RocketMQ topic from its start, which runs the Java program ``command``."""
-
     def __init__(self, command: Sequence[str]) -> None:
         QueueConsumer.__init__(self)
         _Program.__init__(self, command)
 
     def take(self, words: list[bytes]) -> None:
-        """Put a received message (key, and value in hex) into the queue that ``poll`` reads."""
         key, value = words
         self.queue.put(Received(key, bytes.fromhex(value.decode())))

@@ -1,6 +1,4 @@
-"""Run the bench ``peers``: measure this service, RocketMQ and NATS in turn, each in a round (one
-load) without faults and in one with a kill of its servers.
-"""
+"""The bench ``peers``: this service, RocketMQ and NATS in turn, undisturbed and with a kill."""
 
 from __future__ import annotations
 
@@ -37,19 +35,14 @@ _KILLED: Final = "killed"
 _ROUNDS: Final = (_WARM, _UNDISTURBED, _KILLED)
 _WARM_UP_S: Final = 5.0
 _WARM_UP_DELAY_MS: Final = (500, 2_000)
+# Time without a message, once all have arrived, after which reading ends, in s; to detect
+# duplicates.
 _QUIET_S: Final = 5.0
-"""Time without a message, once all have arrived, after which reading ends, in s; to detect
-duplicates.
-"""
 _STALL_S: Final = 30.0
-"""Time without a message after which missing messages count as lost, in s."""
 _START_S: Final = 5.0
 
 
 def run(options: Options, shown: Steps) -> list[Result]:
-    """Measure this service, RocketMQ and NATS in turn, showing progress on ``shown``; return a
-    result for each system and round.
-    """
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as name:
         folder = Path(name)
@@ -66,19 +59,11 @@ def run(options: Options, shown: Steps) -> list[Result]:
 
 
 def check_plot(plot: Path | None) -> None:
-    """Check before the run that a plot can be made; ``plot`` is None if no plot is wanted.
-
-    Raises:
-        SettingsError: matplotlib is not installed.
-    """
     if plot is not None and find_spec("matplotlib") is None:
         raise SettingsError("--plot needs matplotlib: `pip install matplotlib`, or leave it out")
 
 
 def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_json: bool) -> int:
-    """Print the results, as one JSON object or as a table, and write the plot to ``plot`` unless it
-    is None. Return the exit status: 0 if this service had no errors, else 1.
-    """
     if plot is not None:
         report.plot(results, plot)
     if as_json:
@@ -101,9 +86,6 @@ def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_j
 
 @contextmanager
 def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[Peer]:
-    """Run a node of this service beside the Kafka broker of ``cluster`` inside of the context, and
-    yield the two as one of the compared systems.
-    """
     options = stand.options
     with stand.service(names, stand.create(names, _ROUNDS)) as serving:
 
@@ -123,9 +105,7 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
 
 
 def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
-    """Yield the results of a system's two rounds, which follow an unmeasured one: a server that has
-    just started is slow.
-    """
+    # The first round is unmeasured: a server that has just started is slow.
     options = stand.options
     if options.warm_up:
         _round(stand, names, peer, _WARM, int(options.rate_per_s * _WARM_UP_S), _WARM_UP_DELAY_MS)
@@ -136,10 +116,6 @@ def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
 def _round(
     stand: Stand, names: Names, peer: Peer, round_: str, n: int, delay_ms: tuple[int, int]
 ) -> Result:
-    """Send ``n`` messages with random delays between the two of ``delay_ms``, and return the result
-    of their deliveries. In the round named ``killed``, restart the servers in the middle of the
-    sending.
-    """
     rate = stand.options.rate_per_s
     shortest, longest = delay_ms
     batch = stand.batch(n)
