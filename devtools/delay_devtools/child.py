@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from delay_devtools import guard, reaper
-from delay_devtools.node_log import tail
+from delay_devtools.service import tail
 from delayservice.base.errors import ClusterError
 
 _TAIL_LINES = 25

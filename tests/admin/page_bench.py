@@ -27,7 +27,7 @@ from urllib.parse import quote
 from confluent_kafka import Producer
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import free_ports
+from delay_devtools.servers import free_ports
 from tests.admin.browser import Browser, chromium
 from tests.integration.bench import Bench, Reader, await_true, now_ms
 

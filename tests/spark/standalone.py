@@ -24,7 +24,7 @@ import pyspark
 
 from connectors.spark.common import connector, session
 from delay_devtools.child import Child, Reaper
-from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 JOB: Final = Path(__file__).parents[2] / "connectors" / "spark" / "job.py"

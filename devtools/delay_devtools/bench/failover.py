@@ -18,15 +18,13 @@ from typing import Final
 
 from delay_devtools.bench import wire
 from delay_devtools.bench.figures import Figures, quantile
-from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import BenchVerdict
-from delay_devtools.bench.trace import Trace
-from delay_devtools.nodes import NodeGroup
-from delay_devtools.ownership import hand_overs
-from delay_devtools.probe import zookeeper_tick_s
+from delay_devtools.bench.tally import BenchVerdict, Trace
+from delay_devtools.bench.wire import Helper
+from delay_devtools.nodes import NodeGroup, hand_overs
+from delay_devtools.servers import zookeeper_tick_s
 from delayservice.base.errors import DelayServiceError
 
 _ALL: Final = "all"

@@ -15,9 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from delay_devtools import clients
 from delay_devtools.bench import wire
 from delay_devtools.bench.peers import clients as peers
-from delay_devtools.bench.records import Batch
-from delay_devtools.bench.tally import BatchTally
-from delay_devtools.bench.trace import Tracer
+from delay_devtools.bench.tally import Batch, BatchTally, Tracer
 
 _BATCH: Final = 10_000
 _POLL_S: Final = 0.1

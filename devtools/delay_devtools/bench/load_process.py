@@ -17,7 +17,7 @@ from connectors.kafka.clients import produce_patiently
 from delay_devtools import clients
 from delay_devtools.bench import wire
 from delay_devtools.bench.peers import clients as peers
-from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
+from delay_devtools.bench.tally import HEAD, KEYS, Batch, keys
 from delay_devtools.clients import Headers
 
 # Number of records sent between two readings of the clock, if the load has no rate limit.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from delay_devtools.bench.records import SIZE_MIN
+from delay_devtools.bench.tally import SIZE_MIN
 from delayservice.base.errors import SettingsError
 from delayservice.config.settings import Settings, load
 

@@ -19,8 +19,7 @@ from delay_devtools.bench.sampling import (
     disk_bytes,
     slope_mib_per_h,
 )
-from delay_devtools.bench.serving import Serving
-from delay_devtools.bench.stand import Names, Stand, now_ms
+from delay_devtools.bench.stand import Names, Serving, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
 
 _STEADY: Final = "steady"

@@ -9,9 +9,8 @@ from delay_devtools.bench import wire
 from delay_devtools.bench.judge_process import JudgePlan
 from delay_devtools.bench.load_process import Due, LoadPlan
 from delay_devtools.bench.passthrough_process import PassthroughCost, PassthroughPlan
-from delay_devtools.bench.records import Batch
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import BenchVerdict
+from delay_devtools.bench.tally import Batch, BenchVerdict
 from delayservice.contract.provenance import Provenance
 
 PASSED: Final = "passed"

@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 import psutil
 from rich.console import Console
 
-from delay_devtools.bench import failover, paced, report, standing, stored
-from delay_devtools.bench.figures import Figures
+from delay_devtools.bench import failover, paced, standing, stored
+from delay_devtools.bench.figures import Figures, show
 from delay_devtools.bench.options import Options, check
 from delay_devtools.bench.peers import run as peers
 from delay_devtools.bench.stand import Servers, Stand
@@ -61,7 +61,7 @@ def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
         _stand(options, shown) as stand,
     ):
         lateness_ms = _CASES[options.bench](stand, figures)
-    report.show(figures, lateness_ms, as_json=as_json)
+    show(figures, lateness_ms, as_json=as_json)
     return 0 if figures.is_good else 1
 
 

@@ -13,8 +13,7 @@ from delay_devtools.bench.figures import Figures
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
 from delay_devtools.bench.sampling import Sampler, cpu_s
-from delay_devtools.bench.serving import Serving
-from delay_devtools.bench.stand import Names, Stand, now_ms
+from delay_devtools.bench.stand import Names, Serving, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.nodes import NodeGroup
 

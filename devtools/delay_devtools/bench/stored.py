@@ -15,7 +15,6 @@ from typing import Final
 
 from delay_devtools.bench import wire
 from delay_devtools.bench.figures import US, Figures
-from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.passing import (
     A_SECOND_MS,
@@ -27,11 +26,10 @@ from delay_devtools.bench.passing import (
     warm_up,
 )
 from delay_devtools.bench.passthrough_process import PassthroughCost
-from delay_devtools.bench.records import Batch
 from delay_devtools.bench.sampling import Sampler, busy_until, cpu_s
-from delay_devtools.bench.serving import ServiceCounters
-from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import BenchVerdict
+from delay_devtools.bench.stand import Names, ServiceCounters, Stand, now_ms
+from delay_devtools.bench.tally import Batch, BenchVerdict
+from delay_devtools.bench.wire import Helper
 from delayservice.base.errors import DelayServiceError
 
 _ALL: Final = "all"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delay_devtools.nodes import sets_of_several
-from delay_devtools.ports import ANY_PORTS
+from delay_devtools.servers import ANY_PORTS
 
 SLICES: Final = 4
 # Session timeout of ZooKeeper, in s, short for a demo: time until a dead node is noticed.

@@ -22,7 +22,7 @@ from delay_devtools.demo.timeline import (
     strip,
     turns,
 )
-from delay_devtools.ownership import SliceEvent
+from delay_devtools.nodes import SliceEvent
 from delay_devtools.shown import show_lateness, show_numbers
 from delayservice.smoke.judge import SmokeVerdict, quantile
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from delay_devtools.ownership import FENCED, LOST, SliceEvent, SliceOwnership, ownerships
+from delay_devtools.nodes import FENCED, LOST, SliceEvent, SliceOwnership, ownerships
 
 
 class Deed(StrEnum):

@@ -14,9 +14,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from delay_devtools.drill.outputs import OutputRecord, output_of
 from delay_devtools.drill.scenes import TURN
-from delay_devtools.drill.service import ROLL_WINDOW_MS, SCENE, ModelShard, ModelStep, Record
+from delay_devtools.drill.service import (
+    ROLL_WINDOW_MS,
+    SCENE,
+    ModelShard,
+    ModelStep,
+    OutputRecord,
+    Record,
+    output_of,
+)
 from delay_devtools.drill.stage import LATENESS_MS, TAIL, Defect, Scene, Scenery, Stage
 from delay_devtools.drill.users import Request, TopicNames, Users
 from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MAX_DELAY_MS, Headers, contract, to_json

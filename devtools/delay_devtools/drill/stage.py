@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from delay_devtools.drill.outputs import OutputRecord, output_of
-from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, ModelShard, ModelStep, Record
+from delay_devtools.drill.service import (
+    PARK_MS,
+    ROLL_WINDOW_MS,
+    Act,
+    ModelShard,
+    ModelStep,
+    OutputRecord,
+    Record,
+    output_of,
+)
 from delay_devtools.drill.users import KEYS, Request, TopicNames
 from delay_devtools.drill.wire import (
     BY_KEY,

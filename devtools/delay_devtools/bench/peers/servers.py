@@ -21,9 +21,7 @@ from typing import Final
 
 from delay_devtools.child import Child, Reaper
 from delay_devtools.jars import cache_folder, ensure_jars, parse_lock
-from delay_devtools.java import find_java
-from delay_devtools.ports import LOOPBACK, free_ports
-from delay_devtools.servers import HEAP_VARIABLE
+from delay_devtools.servers import HEAP_VARIABLE, LOOPBACK, find_java, free_ports
 from delayservice.base.errors import ClusterError
 
 _START_S: Final = 60.0

@@ -1,13 +1,14 @@
-"""``delayservice dev try``: show a first delayed record that arrives in a consumer.
+"""``delayservice dev``: a cluster that runs until Ctrl-C, and a first delayed record.
 
-It starts a broker and a node, sends one record with the command that users type, and shows what a
-plain ``read_committed`` consumer receives. Then both run until Ctrl-C, for experiments.
+``try`` starts a broker and a node, sends one record with the command that users type, and shows
+what a plain ``read_committed`` consumer receives. Then both run until Ctrl-C, for experiments.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,16 +25,70 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     NewTopic,
 )
 from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
 
 from delay_devtools import clients
 from delay_devtools.cluster import EmbeddedCluster, forget_settings, started
-from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
 from delayservice.commands.send import delay_ms
 from delayservice.contract import names
 from delayservice.smoke.progress import Steps, steps
 from delayservice.smoke.signals import ignored_signals, stop_signals
+
+
+def keep_up(
+    brokers: int,
+    zookeepers: int,
+    folder: Path | None,
+    *,
+    kafka: str | None,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    console = Console(stderr=as_json)
+    with stop_signals():
+        cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep, kafka=kafka)
+        try:
+            with console.status("Starting Kafka and ZooKeeper…"):
+                cluster.start()
+            _show(cluster, console, as_json=as_json)
+            while True:
+                signal.pause()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            # A second Ctrl-C must not leave half a cluster behind.
+            with ignored_signals():
+                cluster.stop()
+
+
+def _show(cluster: EmbeddedCluster, console: Console, *, as_json: bool) -> None:
+    if as_json:
+        facts = {
+            "bootstrap": cluster.bootstrap,
+            "zookeeper": cluster.zookeeper,
+            "folder": str(cluster.folder),
+            "pids": cluster.pids(),
+        }
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_row("Kafka", f"[bold]{cluster.bootstrap}[/]")
+    table.add_row("ZooKeeper", f"[bold]{cluster.zookeeper or 'none'}[/]")
+    table.add_row("Files", str(cluster.folder))
+    console.print(Panel(table, title="Cluster is up", subtitle="Ctrl-C stops it", expand=False))
+    # Unwrapped, so that it can be pasted whole.
+    console.print("\nA service beside it, from another terminal:", highlight=False)
+    hint = (
+        f"  delayservice run --set kafka.bootstrap={cluster.bootstrap} "
+        "--set 'targets.default.allow=*'"
+    )
+    console.print(hint, highlight=False, soft_wrap=True)
+
 
 TARGET: Final = "orders"
 PARTITIONS: Final = 4
@@ -60,7 +115,7 @@ class ShownArrival:
     lateness_ms: int
 
 
-def run(after: str, *, once: bool, as_json: bool) -> int:
+def show_first(after: str, *, once: bool, as_json: bool) -> int:
     delay_s = delay_ms("--after", after) / 1_000
     console = Console(stderr=as_json)
     forgotten = forget_settings()
