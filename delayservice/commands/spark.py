@@ -122,7 +122,7 @@ def reconcile(
 ) -> None:
     """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
     require_extra()
-    from connectors.spark.common.failures import EXIT_UNJUDGED
+    from connectors.spark.common.session import EXIT_UNJUDGED
     from connectors.spark.reconcile.run import reconcile as run
     from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms

@@ -241,8 +241,8 @@ def _follow(
     ``from_start``: begin with the records already in the logs.
     """
     from connectors.spark.audit import Following
-    from connectors.spark.common.failures import exit_status
     from connectors.spark.common.progress import each_interval
+    from connectors.spark.common.session import exit_status
 
     following = Following(job.spark, options, from_start=from_start)
     failed = False

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
+from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
-from connectors.spark.reconcile.options import ReconcileOptions
-from connectors.spark.reconcile.result import ReconcileResult
+from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.spark_session import Running, told_to_stop
 

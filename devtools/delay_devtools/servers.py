@@ -111,7 +111,11 @@ _ANSWER_SECONDS_MAX = 1.0
 
 
 def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe for a broker that has a controller and knows all ``broker_ids`` as alive."""
+    """Return a probe for a broker that has a controller and knows all ``broker_ids`` as alive.
+
+    It checks the server's identity: when two clusters choose the same port at the same time, the
+    loser must not take the winner's server for its own.
+    """
     client = AdminClient(
         {
             "bootstrap.servers": address,

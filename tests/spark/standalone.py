@@ -22,7 +22,7 @@ from typing import Final, Self
 import psutil
 import pyspark
 
-from connectors.spark.common import connector, session
+from connectors.spark.common import session
 from delay_devtools.child import Child, Reaper
 from delay_devtools.servers import LOOPBACK, free_ports
 
@@ -79,7 +79,7 @@ class StandaloneCluster:
         command = [
             str(SPARK_HOME / "bin" / "spark-submit"),
             *("--master", self.master),
-            *("--packages", ",".join(connector.PACKAGES)),
+            *("--packages", ",".join(session.PACKAGES)),
             *("--driver-memory", "512m", "--executor-memory", EXECUTOR_MEMORY),
             *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
             str(JOB),

@@ -24,6 +24,7 @@ from connectors.spark.ledger.facts import (
     LETTER,
     NAMED,
     OUTCOME,
+    OUTCOME_NAMES,
     PLAIN_OUTPUT,
     PLAIN_SOURCE,
     REMEMBERED,
@@ -36,7 +37,6 @@ from connectors.spark.ledger.facts import (
     SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, Line
-from connectors.spark.ledger.kinds import OUTCOME_NAMES
 from connectors.spark.ledger.rows import LedgerRow, id_hash, pack
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.entry import INVALID

@@ -49,14 +49,14 @@ from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
     FORWARDED,
+    KIND_NAMES,
     LETTER,
     OUTCOME,
+    PENDING,
     OutputRow,
     SourceRow,
 )
-from connectors.spark.ledger.ids import NONE
-from connectors.spark.ledger.kinds import KIND_NAMES, PENDING
-from connectors.spark.ledger.successors import against_origin
+from connectors.spark.ledger.ids import NONE, against_origin
 from delayservice.contract.entry import HOMEBOUND, SCHEDULE
 
 _COUNTED: Final = {

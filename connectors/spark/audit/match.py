@@ -19,8 +19,15 @@ from connectors.spark.audit.plain_blocks import (
 from connectors.spark.audit.rules import Rules
 from connectors.spark.common.frames import or_false
 from connectors.spark.ledger.expressions import row_with
-from connectors.spark.ledger.facts import DELIVERED, NAMED, NEVER_MS, OUTCOME, REMEMBERED, SOURCE
-from connectors.spark.ledger.kinds import OUTCOME_KINDS
+from connectors.spark.ledger.facts import (
+    DELIVERED,
+    NAMED,
+    NEVER_MS,
+    OUTCOME,
+    OUTCOME_KINDS,
+    REMEMBERED,
+    SOURCE,
+)
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
 from delayservice.contract.entry import CANCEL, SCHEDULE
 

@@ -9,9 +9,14 @@ from connectors.spark.audit.group import place_of
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.settlement import finding_of, problems
 from connectors.spark.audit.verdicts import DUPLICATED, LOST_ROLE, RecordVerdict, Settled
-from connectors.spark.ledger.facts import DELIVERED, OutputRow, SourceRow
+from connectors.spark.ledger.facts import (
+    DELIVERED,
+    SETTLEMENTS,
+    OutputRow,
+    SourceRow,
+    settlement_name,
+)
 from connectors.spark.ledger.ids import ORDER_MS
-from connectors.spark.ledger.kinds import SETTLEMENTS, settlement_name
 
 
 def settlement_of(output: OutputRow) -> Settled:

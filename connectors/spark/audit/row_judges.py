@@ -33,19 +33,20 @@ from connectors.spark.audit.verdicts import (
     WRONG_OUTCOME,
     RecordVerdict,
 )
-from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.decode import without_collector
+from connectors.spark.common.frames import arrow_schema
 from connectors.spark.ledger.facts import (
     ARRIVED,
     COPIED,
     DELIVERED,
+    FOREIGN,
     FORWARDED,
     NEVER_MS,
     OutputRow,
     SourceRow,
+    settlement_name,
 )
 from connectors.spark.ledger.ids import NONE, IdHistory, Line
-from connectors.spark.ledger.kinds import FOREIGN, settlement_name
 from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE, LedgerRow, batch_of
 from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
 from delayservice.contract.entry import HOMEBOUND, INVALID

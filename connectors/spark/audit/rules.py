@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from connectors.spark.ledger.facts import NEVER_MS, OutputRow, SourceRow
-from connectors.spark.ledger.kinds import FOREIGN
+from connectors.spark.ledger.facts import FOREIGN, NEVER_MS, OutputRow, SourceRow
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.carried_state import CarriedState
-from connectors.spark.audit.engine import Engine, StepResult
+from connectors.spark.audit.engine import Engine, KafkaLogs, Logs, StepResult
 from connectors.spark.audit.evidence import (
     NO_PAST,
     EarlierCut,
@@ -27,16 +27,14 @@ from connectors.spark.audit.evidence import (
     overdue_since_ms,
     rules_of,
 )
-from connectors.spark.audit.logs import KafkaLogs, Logs
-from connectors.spark.audit.options import AuditOptions, OffsetRange
-from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
+from connectors.spark.audit.options import SAMPLE_ROWS, AuditOptions, AuditResult, OffsetRange
 from connectors.spark.audit.rules import OPEN
 from connectors.spark.audit.state import AuditManifest, LogPosition, State
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete, read_text, write_text
 from connectors.spark.common.frames import counts_by, kept
-from connectors.spark.common.publish import name_for, publish
+from connectors.spark.common.sink import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.base import faults
 from delayservice.base.errors import DelayServiceError, InvalidRequestError

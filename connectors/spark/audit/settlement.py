@@ -26,22 +26,19 @@ from connectors.spark.audit.verdicts import (
 from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
+    FOREIGN,
     FORWARDED,
     HERE,
-    LETTER,
-    OutputRow,
-    SourceRow,
-)
-from connectors.spark.ledger.ids import NONE
-from connectors.spark.ledger.kinds import (
-    FOREIGN,
     KIND_NAMES,
+    LETTER,
     PENDING,
     SETTLEMENTS,
     WAITING,
+    OutputRow,
+    SourceRow,
     settlement_name,
 )
-from connectors.spark.ledger.successors import same_recurrence
+from connectors.spark.ledger.ids import NONE, same_recurrence
 from delayservice.contract.codes import (
     CONTROL_LOST,
     CRON_INVALID,

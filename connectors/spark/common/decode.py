@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.spark.common.arrow import header_lists
+from connectors.spark.common.frames import header_lists
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import COPY_FORGED

@@ -1,11 +1,17 @@
-"""Helper functions for Spark data frames."""
+"""Helpers for Spark data frames, and Arrow schemas and batches for rows that Python makes."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+
+from delayservice.contract.entry import Headers
 
 
 def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
@@ -27,3 +33,43 @@ def counts_by(column: str, rows: DataFrame) -> dict[Any, int]:
 
 def or_false(told: Column) -> Column:
     return sf.coalesce(told, sf.lit(False))  # noqa: FBT003  # a literal of Spark's
+
+
+_TYPES: Final = {
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "byte": pa.int8(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "array<struct<name: string, value: binary>>": pa.list_(
+        pa.struct([("name", pa.string()), ("value", pa.binary())])
+    ),
+}
+# Comma between two columns of a DDL, but not within the type of a column.
+_COMMA: Final = re.compile(r",\s*(?![^<]*>)")
+
+
+def arrow_schema(ddl: str) -> pa.Schema:
+    """Return the schema of columns given as Spark DDL, of the types in ``_TYPES`` only."""
+    columns = (column.split(maxsplit=1) for column in _COMMA.split(ddl.strip()))
+    return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
+
+
+def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def header_lists(column: pa.ListArray) -> tuple[pa.StructArray, list[Headers]]:
+    """Return all headers of a column as one flat array (fields ``key`` and ``value``), and a list
+    with the headers of each row, as pairs of name and value; empty where the row is null.
+
+    It reads whole columns at a time, as a dictionary for each header would take most of the time.
+    """
+    bounds = column.offsets.to_pylist()
+    first = bounds[0]
+    flat = column.values.slice(first, bounds[-1] - first)  # a slice of a batch has all values
+    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
+    return flat, [pairs[start - first : stop - first] for start, stop in pairwise(bounds)]

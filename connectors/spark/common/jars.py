@@ -15,14 +15,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from connectors.spark.common.connector import LOCK, PACKAGES, SparkJar, locked, spark_folder
-from connectors.spark.common.failures import FAILURES, reason
-from connectors.spark.common.session import open_session
+from connectors.spark.common.session import (
+    FAILURES,
+    LOCK,
+    PACKAGES,
+    SparkJar,
+    locked,
+    open_session,
+    reason,
+    spark_folder,
+)
 from delayservice.base.errors import DelayServiceError
 
 _HEADER: Final = """\
 # Spark's connector to Kafka, as far as PySpark lacks it: coordinate, SHA-256, size in bytes.
-# Written by `make lock-jars`; the root is PACKAGES in connector.py.
+# Written by `make lock-jars`; the root is PACKAGES in session.py.
 """
 
 

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from connectors.spark.common.arrow import arrow_schema, batch_of
 from connectors.spark.common.decode import ShardReader, rows_of, runs
+from connectors.spark.common.frames import arrow_schema, batch_of
 from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, SCHEDULE, Entry

@@ -15,9 +15,19 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from connectors.spark.ledger.facts import OUTCOME
-from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAITING
+import msgspec
+
+from connectors.spark.ledger.facts import (
+    KIND_NAMES,
+    OUTCOME,
+    PENDING,
+    SETTLEMENTS,
+    WAITING,
+    OutputRow,
+    SourceRow,
+)
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
+from delayservice.contract.recurrence import Recurrence, decode
 
 # Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
 # step, and a transaction takes a moment.
@@ -224,4 +234,43 @@ def _control(line: Line, victims: Sequence[Line], *, is_complete: bool) -> str |
         is_empty = not any(v in own or _may_be_fired(v, line) for v in victims)
     if is_complete and is_empty:
         return f"its outcome is {line.settlement}, and it settled nothing"
+    return None
+
+
+_FIRST = 1
+
+
+def same_recurrence(held: bytes, copied: bytes) -> bool:
+    # The first occurrence of a cron schedule only adds the number 1.
+    if held == copied or not held or not copied:
+        return held == copied
+    before = decode(held)
+    return not before.number and decode(copied) == msgspec.structs.replace(before, number=_FIRST)
+
+
+def against_origin(source: SourceRow, output: OutputRow) -> str | None:
+    """Return why an occurrence does not match the user's record with which its schedule began."""
+    facts, told = source.facts, output.facts
+    _, is_numbered, number = told.origin.partition("#")
+    if not is_numbered:
+        return None
+    if not facts.recur or not told.recur:
+        return f"the occurrence {told.origin} continues a record that does not recur"
+    same = (source.content, facts.record_id, facts.expires_ms)
+    if same != (output.content, told.record_id, told.expires_ms):
+        return f"the occurrence {told.origin} has another content, id or expiry than its record"
+    return _against(decode(facts.recur), source.due_ms, decode(told.recur), output, int(number))
+
+
+def _against(
+    first: Recurrence, first_due_ms: int, found: Recurrence, output: OutputRow, number: int
+) -> str | None:
+    name = output.facts.origin
+    left = None if first.left is None else first.left - (number - _FIRST)
+    wanted = msgspec.structs.replace(first, number=number, left=left)
+    if found != wanted or number <= _FIRST or left == 0:
+        return f"the occurrence {name} does not follow from its record's schedule"
+    since_ms = output.due_ms - first_due_ms
+    if first.every_ms and (since_ms <= 0 or since_ms % first.every_ms):
+        return f"the occurrence {name} is due at {output.due_ms}, which its period does not give"
     return None

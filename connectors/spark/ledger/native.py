@@ -26,8 +26,7 @@ from connectors.spark.ledger.expressions import (
     has_readable_names,
     id_hash,
 )
-from connectors.spark.ledger.facts import DELIVERED, OUTCOME, SOURCE
-from connectors.spark.ledger.kinds import OUTCOME_KINDS, OUTCOME_NAMES
+from connectors.spark.ledger.facts import DELIVERED, OUTCOME, OUTCOME_KINDS, OUTCOME_NAMES, SOURCE
 from connectors.spark.ledger.rows import NO_SHARD, Ledger
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from connectors.spark.common import arrow
+from connectors.spark.common import frames
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.decode import NO_KEY, HashedValue
 from connectors.spark.common.topics import Place
@@ -80,7 +80,7 @@ Rows with ``NO_SHARD`` as ``shard`` are for outputs that settle nothing; ``offse
 """
 
 COLUMNS: Final = tuple(TYPES)
-SCHEMA: Final = arrow.arrow_schema(LEDGER)
+SCHEMA: Final = frames.arrow_schema(LEDGER)
 
 NO_SHARD: Final = -1
 NO_TOPIC: Final = -1
@@ -204,4 +204,4 @@ def _signed(hashed: int) -> int:
 
 
 def batch_of(rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
-    return arrow.batch_of(rows, SCHEMA)
+    return frames.batch_of(rows, SCHEMA)

@@ -23,9 +23,8 @@ from connectors.spark.common.decode import (
     waiting,
     without_collector,
 )
-from connectors.spark.ledger.copies import said_by
-from connectors.spark.ledger.facts import SOURCE, SourceFacts
-from connectors.spark.ledger.kinds import WAITING
+from connectors.spark.ledger.facts import SOURCE, WAITING, SourceFacts
+from connectors.spark.ledger.outputs import said_by
 from connectors.spark.ledger.rows import (
     NO_TOPIC,
     Ledger,

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from xxhash import xxh3_64_intdigest
 
-from connectors.spark.common.arrow import arrow_schema, batch_of
+from connectors.spark.common.frames import arrow_schema, batch_of
 from connectors.spark.reconcile.compare import COPY, SHARD
 from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutRow, Retired
 from connectors.spark.reconcile.repair_plan import Copy

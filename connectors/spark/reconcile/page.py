@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.common.page import (
     BAD,
     Chart,
@@ -21,9 +20,10 @@ from connectors.spark.common.page import (
     moment,
     write_page,
 )
+from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.compare import COPY
+from connectors.spark.reconcile.options import ReconcileResult
 from connectors.spark.reconcile.repair_plan import RepairStep
-from connectors.spark.reconcile.result import ReconcileResult
 from delayservice.replicas.digest import SLOT_MS
 
 COPIES_MAX: Final = 40

@@ -28,15 +28,14 @@ from connectors.spark.common.files import delete, write_text
 from connectors.spark.common.frames import counts_by, kept
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.common.progress import Say
-from connectors.spark.common.publish import name_for, publish
+from connectors.spark.common.sink import name_for, publish
 from connectors.spark.common.topics import Place, native_options
 from connectors.spark.reconcile.compare import COPY, FINDING, PLACE, SHARD, SLOT, compare, with_slot
 from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
 from connectors.spark.reconcile.details import RANGES_MAX, Details
-from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.options import Counts, ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.page import heat, page
 from connectors.spark.reconcile.repair_plan import Plan, first_steps
-from connectors.spark.reconcile.result import Counts, ReconcileResult
 from connectors.spark.reconcile.slots import (
     KINDS,
     damage_findings,

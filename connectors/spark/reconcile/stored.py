@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from connectors.spark.common.arrow import arrow_schema, batch_of
+from connectors.spark.common.frames import arrow_schema, batch_of
 from connectors.spark.common.pending import PendingColumns
 from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry

@@ -16,15 +16,14 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit import AuditOptions
-from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import write_text
-from connectors.spark.common.frames import kept, last_header
+from connectors.spark.common.frames import arrow_schema, kept, last_header
 from connectors.spark.common.log_times import offsets_at
 from connectors.spark.common.pending import LogPart, PendingColumns, sift, uncancelled
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import TASK_RECORDS, Span, read_topic
-from connectors.spark.report.facts import (
+from connectors.spark.report.page import (
     DELAY_BOUNDS,
     DELAY_LONGER,
     DELAY_RECURRING,
@@ -39,8 +38,8 @@ from connectors.spark.report.facts import (
     LoadStep,
     PendingTotals,
     ReportFacts,
+    page,
 )
-from connectors.spark.report.page import page
 from delayservice.config.units import DAY_MS, MINUTE_MS
 from delayservice.contract import names
 from delayservice.contract.entry import Entry

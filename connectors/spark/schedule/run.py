@@ -30,10 +30,10 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.targets import TargetTopics
 from connectors.spark.common.cut import settled_spans, take_cut
-from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
 from connectors.spark.common.frames import counts_by, last_header
 from connectors.spark.common.progress import Say
+from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.sink import PARTS_MAX, TopicSink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.schedule.check import JUDGED, RowRules, check

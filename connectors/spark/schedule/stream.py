@@ -30,10 +30,10 @@ from xxhash import xxh3_64_hexdigest
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.scan import topic_ids
-from connectors.spark.common.failures import reason
 from connectors.spark.common.files import delete, is_there, read_text, write_text
 from connectors.spark.common.frames import counts_by
 from connectors.spark.common.progress import Say
+from connectors.spark.common.session import reason
 from connectors.spark.common.sink import TopicSink
 from connectors.spark.common.topics import java_options, native_options
 from connectors.spark.schedule.check import JUDGED, RowRules, check

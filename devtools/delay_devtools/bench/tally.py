@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+# A value: number u64, due time in epoch milliseconds u64, tag of the load; then random bytes up to
+# the size of the Batch. The key follows from the number, so the judge process needs only the Batch.
 HEAD: Final = struct.Struct(">QQ8s")
 SIZE_MIN: Final = HEAD.size
 assert SIZE_MIN == 24  # noqa: S101, PLR2004 (the documented layout)

@@ -99,6 +99,7 @@ def expired_when_fired(s: Stage) -> Iterator[None]:
     s.answers(fire, "fired", 10 * SECOND_MS + 50)
 
 
+# The audit must report nothing about these, which only look like defects.
 _SOUND: Final[tuple[Scene, ...]] = (
     *(redelivered, forwarded, requeued, signed_before, recurring, forged_and_refused, left_out),
     *(expired_when_fired, letter_of_its_contract),
@@ -544,6 +545,7 @@ def stuck(s: Stage) -> Iterator[None]:
     s.finds("overdue", record)
 
 
+# A control record has an outcome of its own, beside that of the record on which it acts.
 _WRONG_SETTLING: Final[tuple[Scene, ...]] = (
     *(cancel_ignored, cancelled_and_delivered, cancelled_without_outcome, cancel_without_outcome),
     *(cancel_tells_of_nothing, cancelled_by_another, fired_as_cancelled, fired_by_a_cancel),

@@ -1,3 +1,9 @@
+"""Clients of RocketMQ and NATS, with those methods of Kafka clients that load and judge call.
+
+NATS: https://docs.nats.io/reference/reference-protocols/nats-protocol; schedules: ADR-51.
+RocketMQ's clients run the Java program ``Peer.java``.
+"""
+
 from __future__ import annotations
 
 import json
@@ -157,6 +163,10 @@ class _Link:
 
 
 class NatsProducer:
+    """Sender of delayed messages. Requests that are not acknowledged are sent again with the same
+    ``Nats-Msg-Id``, which JetStream stores once.
+    """
+
     def __init__(self, port: int) -> None:
         # Monotonic time of the last attempt in s, and the bytes of each unacknowledged request, by
         # reply subject.
@@ -222,6 +232,7 @@ class NatsProducer:
 
 
 class NatsConsumer(QueueConsumer):
+    # It counts its position itself, so that only a message that was stored twice arrives twice.
     def __init__(self, port: int, stream: str) -> None:
         super().__init__()
         self._stream = stream
