@@ -176,10 +176,8 @@ class ArchiveOptions:
     """Options of an archive.
 
     Attributes:
-        audit: the cluster, and the topics to read, as for an audit; ``out`` is the folder of the
-            archive.
-        interval_ms: time from the start of a batch to that of the next, in ms; 0: archive the
-            records that exist now, and end.
+        audit: the cluster and topics, as for an audit; ``out`` is the folder of the archive.
+        interval_ms: time from batch to batch; 0: archive the records that exist now, and end.
         values: whether to keep all values; otherwise hashes replace them, except in requeued
             records and envelopes.
     """

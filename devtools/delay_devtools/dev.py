@@ -50,19 +50,17 @@ def keep_up(
 ) -> None:
     console = Console(stderr=as_json)
     with stop_signals():
-        cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep, kafka=kafka)
         try:
-            with console.status("Starting Kafka and ZooKeeper…"):
-                cluster.start()
-            _show(cluster, console, as_json=as_json)
-            while True:
-                signal.pause()
+            cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep, kafka=kafka)
+            with (
+                steps(console, is_shown=console.is_terminal) as shown,
+                started(cluster, shown),
+            ):
+                _show(cluster, console, as_json=as_json)
+                while True:
+                    signal.pause()
         except KeyboardInterrupt:
             pass
-        finally:
-            # A second Ctrl-C must not leave half a cluster behind.
-            with ignored_signals():
-                cluster.stop()
 
 
 def _show(cluster: EmbeddedCluster, console: Console, *, as_json: bool) -> None:
@@ -73,8 +71,7 @@ def _show(cluster: EmbeddedCluster, console: Console, *, as_json: bool) -> None:
             "folder": str(cluster.folder),
             "pids": cluster.pids(),
         }
-        sys.stdout.write(json.dumps(facts) + "\n")
-        sys.stdout.flush()
+        print(json.dumps(facts), flush=True)  # noqa: T201  # for programs
         return
     table = Table.grid(padding=(0, 2))
     table.add_row("Kafka", f"[bold]{cluster.bootstrap}[/]")

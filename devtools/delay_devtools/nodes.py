@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -276,7 +275,6 @@ class NodeGroup:
     ) -> None:
         # Nodes in resting are stopped or frozen, and need not run.
         deadline_s = time.monotonic() + timeout_s
-        tick = threading.Event()  # only a timer: other processes make the condition true
         awake = [node for node in self.nodes.values() if node not in resting]
         while not condition():
             ended = [node for node in awake if not node.running]
@@ -287,4 +285,4 @@ class NodeGroup:
                     for node in ended or awake
                 )
                 raise ClusterError(f"not reached within {timeout_s:.0f} s: {what}; {tails}")
-            tick.wait(_LOOK_S)
+            time.sleep(_LOOK_S)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -152,14 +151,13 @@ class ServiceProcess:
 
     def _wait(self, condition: Callable[[], bool], complaint: str, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        tick = threading.Event()  # only a timer: another process makes the condition true
         while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise ClusterError(
                     f"{complaint} within {timeout_s:.0f} s "
                     f"(exit status {self._process.poll()}); its log ends:\n{self.log_tail()}"
                 )
-            tick.wait(0.02)
+            time.sleep(0.02)
 
     def log_tail(self) -> str:
         return tail(self._log_path)
@@ -190,9 +188,8 @@ class ServiceProcess:
         self._process.wait(STOP_TIMEOUT_S)
         # A zombie counts as dead: a worker without a parent may be reaped seconds later.
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        tick = threading.Event()
         while any(_is(process, _is_alive) for process in tree) and time.monotonic() < deadline_s:
-            tick.wait(0.005)
+            time.sleep(0.005)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         self._process.terminate()

@@ -63,12 +63,9 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
 def audit_at(
     spark: SparkSession, options: AuditOptions, cut: Cut, began_s: float | None = None
 ) -> AuditResult:
-    """Audit at a cut that was taken before, write the results to ``options.out``, and return them;
-    ``began_s``: start of the work, in monotonic seconds; None: now.
+    """As ``audit``, at a cut that was taken before.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read, or the results can't be published.
-        DelayServiceError: a range of the options is of a shard that no checkpoint names.
         InvalidRequestError: the cut leaves out a topic that an audit needs.
     """
     began_s = time.monotonic() if began_s is None else began_s

@@ -34,9 +34,6 @@ def first_times(
     With ``header``, it is that of the first record with a header of this name, as other producers
     may write any timestamp. If none of the first ``_LOOK_AHEAD`` records has it, it is the latest
     of their timestamps.
-
-    Raises:
-        KafkaEdgeError: no record came for a minute.
     """
     waiting = {place: span for place, span in spans.items() if span.start < span.end}
     if not waiting:

@@ -103,12 +103,8 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """Return the pending records among ``sifted``, the result of ``sift``, without those that a
-    user's record of their id settles.
-
-    Returns:
-        ``topic``, ``partition``, ``key_ms``, ``offset``, ``record_id`` and the columns of
-        ``PendingColumns``.
+    """Return the pending records of ``sift`` without those that a user's record of their id
+    settles: ``topic, partition, key_ms, offset, record_id`` and the columns of ``PendingColumns``.
     """
     named = [*_SHARD, "record_id"]
     cancellers = (
@@ -138,11 +134,7 @@ def written_since_ms(contracts: Contracts, key_ms: int) -> int:
 
 def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, LogPart]:
     """Return the parts of logs below ``parts`` that may hold a record which cancels one of
-    ``sifted``, the result of ``sift`` for ``parts``.
-
-    A requeued record may be cancelled by a record written before it: from its base on, which was H
-    when it was requeued. ``sift`` returns only such records from these parts, and no pending ones,
-    as ``parts`` begin where the first pending record can be.
+    ``sifted``: a requeued record may be cancelled by a record written before it, from its base on.
     """
     bases = sifted.where("key_ms is not null and record_id is not null").groupBy(*_SHARD)
     found = bases.agg(sf.min("base")).collect()

@@ -59,10 +59,6 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
     """Return one row for each source record: its ledger row if column expressions can read the
     record, else the whole record.
 
-    Args:
-        records: records of delay topics, with the columns of ``RECORD``.
-        ledger: contracts and names by which records are read.
-
     Returns:
         The columns of ``LEDGER``, null where ``reading`` is ``DOUBTFUL``; ``reading``:
         ``COMPLETE``, ``HASHED`` or ``DOUBTFUL``; ``key``, where Python must hash it; ``record``,

@@ -147,9 +147,7 @@ class Live:
         return digest_rows.slot_sums(hours).join(copies, COPY)
 
     def look_again(self) -> None:
-        """Compare copies after all that were behind for lack of a newer report and have
-        sent one.
-        """
+        """Compare copies that were behind for lack of a newer report and have sent one since."""
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
             return

@@ -75,9 +75,6 @@ class Details:
         Returns:
             Records with the columns of ``compare.HELD`` and ``mark``; and ranges without an answer,
             with the columns of ``UNREADABLE``.
-
-        Raises:
-            DelayServiceError: ``stop`` was set.
         """
         asked = [Range(*row) for row in ranges.limit(self.ranges_max).collect()]
         told, untold = self.ask(asked)

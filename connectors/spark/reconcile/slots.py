@@ -26,15 +26,8 @@ WRONG: Final = (
 
 
 def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
-    """Return the slots that differ between copies, or ``every`` slot.
-
-    Args:
-        sums: count and hash of each copy's records by slot, columns ``digest_rows.SUMS``.
-        copies: for each shard, the ``nodes`` whose copies are compared.
-        every: whether to return slots that are equal in all copies too.
-
-    Returns:
-        Columns of a slot, and ``sums``: array of node, count and hash of each copy.
+    """Return the slots that differ between copies, or ``every`` slot, with ``sums``: an array of
+    node, count and hash of each copy. ``copies``: for each shard, the ``nodes`` that are compared.
     """
     said = sf.struct("count", "hash")
     slots = (

@@ -73,11 +73,9 @@ class ReportOptions:
     """Options of a report.
 
     Attributes:
-        audit: the cluster, and the topics to read, as for an audit; its ``out`` is the folder of
-            the report, which replaces an earlier report there.
+        audit: the cluster and topics, as for an audit; ``out`` is the folder of the report.
         since_ms, until_ms: reported period by the records' timestamps, epoch ms, ``until_ms``
             exclusive; None: from the start of the logs, until now.
-        horizon_ms: length of the load forecast from now on.
         top: number of targets in the tables, those with the most records.
     """
 

@@ -104,16 +104,8 @@ def _unusable(heading: Sequence[str], names: Collection[str]) -> str | None:
 
 
 def read_csv(spark: SparkSession, where: str) -> DataFrame:
-    """Return the rows of CSV files as text, with the columns that their first lines name.
-
-    Args:
-        spark: the session.
-        where: a file, a folder, or a pattern of either.
-
-    Returns:
-        The columns of the files, and of folders named ``column=value``, as strings; and
-        ``CSV_PLACE``, file and line of the row, ``REFUSAL``, why it can't be read, or null, and
-        ``CSV_TEXT``, the lines of a row that can't be read.
+    """Return the rows of CSV files as strings, with the columns that their first lines name, those
+    of folders named ``column=value``, and ``CSV_PLACE``, ``REFUSAL`` and ``CSV_TEXT``.
 
     Raises:
         InvalidRequestError: the first line of the first file does not name columns, or names one

@@ -8,7 +8,6 @@ logs only tell which change of owner a pause belongs to.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -95,10 +94,10 @@ def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[_Kill]:
     bar = stand.steps.bar("Killing nodes", options.trials)
     kills = []
     for trial in range(options.trials):
-        threading.Event().wait(rng.uniform(0, _PAUSE_S_MAX))
+        time.sleep(rng.uniform(0, _PAUSE_S_MAX))
         kills.append(_kill(group, trial % options.partitions))
         bar.at(trial + 1)
-    threading.Event().wait(_SETTLED_S)
+    time.sleep(_SETTLED_S)
     return kills
 
 

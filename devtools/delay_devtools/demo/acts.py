@@ -5,7 +5,6 @@ a restart.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -87,7 +86,7 @@ class Director:
         for number, (deed, is_inside) in enumerate(deeds):
             if number:
                 self._go_on()
-            threading.Event().wait(self._rng.uniform(*_PAUSE_S[self._has_several]))
+            time.sleep(self._rng.uniform(*_PAUSE_S[self._has_several]))
             slice_no = number % self._group.slices
             node, how = self._group.owner(slice_no), _ANY_TIME
             if is_inside:
@@ -183,7 +182,7 @@ class Director:
         # killed or frozen node stays open.
         found = [self._held_back_now()]
         while self._has_several and len(found) < _LOOKS:
-            threading.Event().wait(_BETWEEN_LOOKS_S)
+            time.sleep(_BETWEEN_LOOKS_S)
             found.append(self._held_back_now())
         return min(found)
 

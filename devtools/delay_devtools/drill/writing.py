@@ -6,7 +6,6 @@ takes one, and the end of a transaction takes one (its marker) in each partition
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +125,6 @@ class CountedWriter:
         # Other writers may write only when the markers are in the log.
         awaited = {place: self._ends.next[place] for place in self._taken}
         deadline_s = time.monotonic() + TIMEOUT_S
-        tick = threading.Event()
         while awaited:
             found = offsets_of(self._admin, awaited, LATEST)
             awaited = {place: end for place, end in awaited.items() if found[place] < end}
@@ -137,7 +135,7 @@ class CountedWriter:
                     "at the broker"
                 )
             if awaited:
-                tick.wait(_TICK_S)
+                time.sleep(_TICK_S)
 
 
 class TopicAdmin:
@@ -159,7 +157,6 @@ class TopicAdmin:
 
     def id_of(self, topic: str) -> str:
         deadline_s = time.monotonic() + _KNOWN_S
-        tick = threading.Event()
         while True:
             described = self._admin.describe_topics(TopicCollection([topic]))
             try:
@@ -168,7 +165,7 @@ class TopicAdmin:
                 is_new = exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
                 if not is_new or time.monotonic() > deadline_s:
                     raise KafkaEdgeError(f"{topic} can't be described: {exc.args[0]}") from exc
-            tick.wait(_TICK_S)
+            time.sleep(_TICK_S)
 
     def check(self, ends: Ends) -> None:
         # Another end of a log means that another process writes to it.

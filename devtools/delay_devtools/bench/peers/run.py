@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -238,7 +237,7 @@ def _round(
         loader.tell(wire.GO)
         restart_s = None
         if round_ == _KILLED:
-            threading.Event().wait(n / rate / 2)
+            time.sleep(n / rate / 2)
             killed_s = time.monotonic()
             peer.restart()
             restart_s = round(time.monotonic() - killed_s, 1)
