@@ -8,9 +8,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import typer
 from rich.console import Console
-
 
 # Width of output without a terminal, in columns; 80 would cut the numbers of a table.
 _WIDTH_ELSEWHERE: Final = 120

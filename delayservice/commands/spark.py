@@ -120,7 +120,7 @@ def reconcile(
 ) -> None:
     """Compare the nodes' copies; write findings, an HTML page and a repair plan."""
     require_extra()
-    from connectors.spark.common.failures import EXIT_UNJUDGED
+    from connectors.spark.common.session import EXIT_UNJUDGED
     from connectors.spark.reconcile.run import reconcile as run
     from delayservice.commands.send import delay_ms
     from delayservice.commands.spark_reconcile import follow_copies

@@ -230,8 +230,8 @@ def _follow(
     status: that of all findings so far, or 1 if there are none and the last attempt failed.
     """
     from connectors.spark.audit import Following
-    from connectors.spark.common.failures import exit_status
     from connectors.spark.common.progress import each_interval
+    from connectors.spark.common.session import exit_status
 
     following = Following(job.spark, options, from_start=from_start)
     failed = False

@@ -8,11 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 from connectors.kafka.repairs import RepairDesk, cluster_id
-from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
+from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
-from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import Outcome, Plan, carry_out, decode_plan
-from connectors.spark.reconcile.result import ReconcileResult
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.spark_session import Running, told_to_stop

@@ -107,9 +107,8 @@ def _running(
     require_extra()
     from pyspark.sql import SparkSession
 
-    from connectors.spark.common.failures import FAILURES, reason
     from connectors.spark.common.progress import hush, shown
-    from connectors.spark.common.session import open_session
+    from connectors.spark.common.session import FAILURES, open_session, reason
 
     is_ours = SparkSession.getActiveSession() is None
     was_there = _STRAY.exists()

@@ -1,3 +1,3 @@
-"""Development tools of the delay service: Kafka and ZooKeeper on this machine, the demo, the
-benches, and the drill of the Spark jobs.
+"""Development tools: Kafka and ZooKeeper on this machine, demo, benches, and the drill of Spark
+jobs.
 """

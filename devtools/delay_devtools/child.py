@@ -1,6 +1,4 @@
-"""Child processes of the embedded cluster, and the client of the reaper: a process that kills them
-when this process, their owner, dies.
-"""
+"""Child processes, killed by a reaper process when this process, their owner, dies."""
 
 import contextlib
 import os
@@ -13,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from delay_devtools import guard, reaper
-from delay_devtools.node_log import tail
+from delay_devtools.service import tail
 from delayservice.base.errors import ClusterError
 
 _TAIL_LINES = 25
@@ -21,9 +19,7 @@ _POLL_SECONDS = 0.05
 
 
 class Reaper:
-    """Client of a reaper process, which the constructor starts: it kills the children when this
-    process dies, and then removes ``folder``; None: no folder is removed.
-    """
+    """Starts a process that kills the children and removes ``folder`` when this process dies."""
 
     def __init__(self, folder: Path | None) -> None:
         command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid())]
@@ -35,17 +31,14 @@ class Reaper:
         )
 
     def watch(self, pid: int) -> None:
-        """Register a process that the reaper kills when this process dies."""
         self._send(f"watch {pid} {reaper.start_time(pid) or 'gone'}")
 
     def forget(self, pid: int) -> None:
-        """Unregister a process that has stopped."""
         self._send(f"forget {pid}")
 
     def dismiss(self) -> None:
-        """End the reaper process, which then kills nothing and leaves the folder; call this when
-        all children have stopped.
-        """
+        # To be called when all children have stopped: the reaper kills nothing then, and leaves the
+        # folder.
         self._send("dismiss")
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -66,15 +59,6 @@ class Reaper:
 
 
 class Child:
-    """One server process with its log file, started by the constructor.
-
-    Args:
-        name: name for people, such as ``broker 1``.
-        command: program and arguments.
-        log_path: file that its output is appended to.
-        reaper_: client of the reaper, which kills the server when this process dies.
-    """
-
     def __init__(
         self, name: str, command: Sequence[str | Path], log_path: Path, reaper_: Reaper
     ) -> None:
@@ -100,18 +84,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Return the process id."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Return whether the process has not ended; a frozen one (SIGSTOP) counts as running."""
+        # A frozen process (SIGSTOP) counts as running.
         return self._process.poll() is None
 
     def stop(self, *, kill: bool, timeout_seconds: float = 30) -> None:
-        """End the process and wait for its end: with SIGTERM, and SIGKILL after
-        ``timeout_seconds``; if ``kill``, with SIGKILL at once.
-        """
         if self.running:
             self.signal(signal.SIGKILL if kill else signal.SIGTERM)
             try:
@@ -122,16 +102,9 @@ class Child:
         self._reaper.forget(self.pid)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal without waiting for its effect."""
         self._process.send_signal(number)
 
     def wait_exit(self, timeout_seconds: float) -> None:
-        """Wait until the process has ended by itself with status 0; kill it if it still runs after
-        ``timeout_seconds``.
-
-        Raises:
-            ClusterError: another status, or killed at the timeout.
-        """
         try:
             status = self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired as exc:
@@ -142,15 +115,6 @@ class Child:
             raise ClusterError(self.explain(f"ended with status {status}"))
 
     def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
-        """Wait until a probe returns True.
-
-        Args:
-            ready: the probe; it returns quickly.
-            deadline: the monotonic time in seconds at which to give up.
-
-        Raises:
-            ClusterError: the process ended, or the deadline passed; shows the end of its log.
-        """
         while not ready():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 # Pause between two probes, cut short when the process ends.
@@ -160,9 +124,6 @@ class Child:
                 raise ClusterError(self.explain("was not ready in time"))
 
     def explain(self, what: str) -> str:
-        """Return an error text: the server's name, ``what`` (a phrase such as ``ended with status
-        1``), the end of its log, and advice.
-        """
         return (
             f"{self.name} {what}. The end of its log:\n{self.log_tail()}\n"
             "Look for the first error there; if it is about memory, set DELAY_DEV_HEAP to less. "
@@ -170,5 +131,4 @@ class Child:
         )
 
     def log_tail(self) -> str:
-        """Return the last 25 lines at most that this process has written to its log."""
         return tail(self.log_path, _TAIL_LINES, self._log_start)

@@ -19,13 +19,7 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 def producer(
     client: Mapping[str, str], transactional_id: str = "", errors: list[str] | None = None
 ) -> Producer:
-    """Return a producer tuned for throughput.
-
-    Args:
-        client: further librdkafka options, such as ``bootstrap.servers``.
-        transactional_id: id of its transactions; empty: no transactions.
-        errors: list to which texts of failed deliveries are appended; None: they are dropped.
-    """
+    """Return a producer tuned for throughput; ``errors`` collects texts of failed deliveries."""
     found = [] if errors is None else errors
 
     def note(error: object, _message: object) -> None:
@@ -55,8 +49,8 @@ def producer(
 
 
 def consumer(client: Mapping[str, str], group: str) -> Consumer:
-    """Return a ``read_committed`` consumer in the group ``group`` that commits no offsets; the
-    caller assigns its partitions. ``client`` has further librdkafka options.
+    """Return a ``read_committed`` consumer that commits no offsets; the caller assigns
+    partitions.
     """
     options: dict[str, Any] = {
         "fetch.wait.max.ms": 50,
@@ -75,16 +69,11 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
 
 
 def admin(client: Mapping[str, str]) -> KafkaAdmin:
-    """Return an admin client with the librdkafka options ``client``."""
     return KafkaAdmin(client, QUIET)
 
 
 def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
-    """Return all partitions of a topic at offset 0; wait 30 s at most until a new topic is known.
-
-    Raises:
-        KafkaException: there is no answer, or the topic is still unknown.
-    """
+    """Return all partitions of a topic at offset 0; a new topic may be unknown for up to 30 s."""
     deadline_s = time.monotonic() + _TOPIC_TIMEOUT_S
     while True:
         found = client.list_topics(topic, timeout=_TOPIC_TIMEOUT_S).topics[topic]
@@ -96,9 +85,6 @@ def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
 
 
 def take(source: Consumer, timeout_s: float, limit: int) -> list[Any]:
-    """Wait ``timeout_s`` seconds at most for a message; return it and up to ``limit - 1`` messages
-    that are available already (empty: no message came). ``Consumer.consume`` alone would wait for
-    ``limit`` messages.
-    """
+    # Consumer.consume alone would wait for limit messages.
     first = source.poll(timeout_s)
     return [] if first is None else [first, *source.consume(limit - 1, 0)]

@@ -25,10 +25,16 @@ from typing import Self
 from delay_devtools import servers
 from delay_devtools.child import Child, Reaper
 from delay_devtools.jars import ensure_jars, read_lock
-from delay_devtools.java import find_java
-from delay_devtools.ports import LOOPBACK, free_ports
-from delay_devtools.probe import kafka_probe, zookeeper_probe
-from delay_devtools.servers import BrokerPlan, Jvm, ZooKeeperPlan
+from delay_devtools.servers import (
+    LOOPBACK,
+    BrokerPlan,
+    Jvm,
+    ZooKeeperPlan,
+    find_java,
+    free_ports,
+    kafka_probe,
+    zookeeper_probe,
+)
 from delayservice.base.errors import ClusterError
 from delayservice.config.layers import ENV_PREFIX
 from delayservice.smoke.progress import Steps, ignored_signals
@@ -43,10 +49,7 @@ _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 def forget_settings() -> list[str]:
-    """Remove the service's settings from the environment of this process, and so from that of its
-    children, because they name another cluster than one that is started here. Return the names of
-    the variables.
-    """
+    # The service's settings in the environment name another cluster than one that is started here.
     names = [name for name in os.environ if name.startswith(ENV_PREFIX)]
     for name in names:
         del os.environ[name]
@@ -55,8 +58,6 @@ def forget_settings() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """Folder of the files, Java command and reaper of a started cluster."""
-
     folder: Path
     jvm: Jvm
     reaper: Reaper
@@ -73,10 +74,9 @@ class EmbeddedCluster:
         keep: keep the temporary folder as well.
         broker_properties: Kafka broker settings that override those of ``servers.write_broker``.
         zookeeper_properties: ZooKeeper settings that override those of ``servers.write_zookeeper``.
-        host: the address of this machine that everything listens on, where clients come from a
-            network namespace of their own and can't reach 127.0.0.1.
-        kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or
-            the default.
+        host: address of this machine that everything listens on, for clients in a network
+            namespace of their own, which can't reach 127.0.0.1.
+        kafka: one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or the default.
         secure: whether each broker has a second listener, ``SECURE``, with SASL over TLS; its keys
             and mechanisms are in ``broker_properties``.
     """
@@ -113,49 +113,35 @@ class EmbeddedCluster:
         self._children: dict[str, Child] = {}
 
     def __enter__(self) -> Self:
-        """Start all servers."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all servers."""
         self.stop()
 
     @property
     def servers(self) -> str:
-        """Return the kinds of servers as a text for messages, such as ``Kafka and ZooKeeper``."""
         kinds = ("Kafka", "ZooKeeper")
         return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
     @property
     def bootstrap(self) -> str:
-        """Return ``host:port,…`` of all brokers, for the option ``bootstrap.servers``."""
         return ",".join(plan.address for plan in self._brokers.values())
 
     @property
     def secure_bootstrap(self) -> str:
-        """Return ``name:port,…`` of all brokers' ``SECURE`` listeners; only for a cluster made with
-        ``secure``.
-        """
         return ",".join(plan.secure_address for plan in self._brokers.values())
 
     @property
     def zookeeper(self) -> str:
-        """Return ``host:port,…`` of all ZooKeeper servers; empty: the cluster has none."""
         return ",".join(f"{plan.host}:{plan.port}" for plan in self._zookeepers.values())
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        """Return the ids of all brokers, running or not: 1..N."""
         return tuple(self._brokers)
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the cluster's files.
-
-        Raises:
-            ClusterError: the cluster is not started.
-        """
         return self._started().folder
 
     def _started(self) -> _Running:
@@ -164,13 +150,6 @@ class EmbeddedCluster:
         return self._running
 
     def start(self) -> None:
-        """Start all servers and return when all of them are ready. ``forget_settings`` is called,
-        so that what runs on this cluster takes no setting from the environment.
-
-        Raises:
-            ClusterError: the cluster is started already, there is no Java, a jar can't be fetched,
-                or a server does not start; all servers that this call started are stopped then.
-        """
         if self._running is not None:
             raise ClusterError("The cluster is already started. Stop it before starting it again.")
         forget_settings()
@@ -186,7 +165,6 @@ class EmbeddedCluster:
             raise
 
     def stop(self) -> None:
-        """Stop all servers and remove the folder unless it is to be kept. May be called twice."""
         if self._running is None:
             return
         # Data that is deleted needs no orderly shutdown.
@@ -197,8 +175,7 @@ class EmbeddedCluster:
         self._running = None
 
     def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
-        """Stop a broker with SIGTERM, or if ``kill`` with SIGKILL; its ports and data stay reserved
-        for it.
+        """Stop a broker; its ports and data stay reserved for it.
 
         Kill brokers only in clusters of three with replication factor 3. Where a partition's only
         replica is on the killed broker, Kafka 4.3 can leave a transaction hanging that was
@@ -209,35 +186,25 @@ class EmbeddedCluster:
         self._child(f"broker {broker_id}").stop(kill=kill)
 
     def start_broker(self, broker_id: int) -> None:
-        """Start a stopped broker on its old ports and data, and wait until it is ready."""
         self._restart(f"broker {broker_id}")
         self._launch_broker(self._brokers[broker_id])
         self._await_brokers([broker_id])
 
     def signal_broker(self, broker_id: int, number: signal.Signals) -> None:
-        """Send a broker a signal, such as SIGSTOP and SIGCONT."""
         self._child(f"broker {broker_id}").signal(number)
 
     def stop_zookeeper(self, server_id: int = 1, *, kill: bool = False) -> None:
-        """Stop a ZooKeeper server with SIGTERM, or if ``kill`` with SIGKILL; its ports and data
-        stay reserved for it.
-        """
         self._child(f"zookeeper {server_id}").stop(kill=kill)
 
     def start_zookeeper(self, server_id: int = 1) -> None:
-        """Start a stopped ZooKeeper server on its old ports and data, and wait until it is
-        ready.
-        """
         self._restart(f"zookeeper {server_id}")
         self._launch_zookeeper(self._zookeepers[server_id])
         self._await_zookeepers([server_id])
 
     def signal_zookeeper(self, server_id: int, number: signal.Signals) -> None:
-        """Send a ZooKeeper server a signal, such as SIGSTOP and SIGCONT."""
         self._child(f"zookeeper {server_id}").signal(number)
 
     def pids(self) -> tuple[int, ...]:
-        """Return the process ids of the running servers."""
         return tuple(child.pid for child in self._children.values() if child.running)
 
     def _open_folder(self) -> Path:
@@ -251,9 +218,7 @@ class EmbeddedCluster:
             ) from exc
 
     def _start_all(self) -> None:
-        """Choose ports, and start all servers; if a port was taken meanwhile, start over with other
-        ports, ``_START_ATTEMPTS`` times in all.
-        """
+        # If a port was taken meanwhile, all servers start over with other ports.
         for attempt in range(1, _START_ATTEMPTS + 1):
             self._plan()
             try:
@@ -270,7 +235,6 @@ class EmbeddedCluster:
         return any(word in tail for tail in tails for word in _CLASH_WORDS)
 
     def _plan(self) -> None:
-        """Choose ports for all servers, and write every server's configuration."""
         brokers, zookeepers = self._sizes
         needed = brokers * _PORTS_PER_BROKER + zookeepers * _PORTS_PER_ZOOKEEPER
         ports = iter(free_ports(needed, self._host))
@@ -303,9 +267,8 @@ class EmbeddedCluster:
             servers.write_zookeeper(zookeeper, peers, self._zookeeper_properties)
 
     def _launch_all(self) -> None:
-        """Start all servers: ZooKeeper and the formatting of brokers' data folders at the same
-        time, each broker as soon as its folder is formatted; wait until all are ready.
-        """
+        # ZooKeeper starts, and brokers' data folders are formatted, at the same time; each broker
+        # starts as soon as its folder is formatted.
         for zookeeper in self._zookeepers.values():
             self._launch_zookeeper(zookeeper)
         cluster_id = self._cluster_id()
@@ -333,7 +296,6 @@ class EmbeddedCluster:
         return self._children[name]
 
     def _await_brokers(self, broker_ids: Iterable[int]) -> None:
-        """Wait until each broker of ``broker_ids`` is ready, and knows all of them as alive."""
         expected = frozenset(broker_ids)
         for broker_id in sorted(expected):
             probe = kafka_probe(self._brokers[broker_id].address, self._cluster_id(), expected)
@@ -348,9 +310,6 @@ class EmbeddedCluster:
             self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
 
     def _cluster_id(self) -> str:
-        """Return the Kafka cluster id that is kept in the cluster's folder; the first call makes it
-        from 16 random bytes.
-        """
         path = self.folder / "cluster-id"
         if not path.exists():
             text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -372,9 +331,7 @@ class EmbeddedCluster:
             raise ClusterError(f"{name} is running. Stop it before starting it again.")
 
     def _stop_children(self, *, kill: bool) -> None:
-        """Stop all servers, if ``kill`` with SIGKILL, else with SIGTERM: signal them in reverse
-        order of their start, brokers first, then wait for each.
-        """
+        # Signalled in reverse order of their start, brokers first.
         children = list(reversed(self._children.values()))
         for child in children:
             if child.running:
@@ -388,9 +345,6 @@ class EmbeddedCluster:
 
 @contextmanager
 def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]:
-    """Start a cluster, showing progress on ``shown``, and yield it; stop it at the end of the
-    context, with SIGINT, SIGTERM and SIGHUP ignored.
-    """
     with shown.doing(f"Starting {cluster.servers}"):
         cluster.start()
     try:
@@ -400,8 +354,6 @@ def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]
 
 
 def undisturbed(clean_up: Callable[[], None]) -> None:
-    """Call ``clean_up`` with SIGINT, SIGTERM and SIGHUP ignored, as a second Ctrl-C would interrupt
-    it.
-    """
+    # A second Ctrl-C would interrupt the clean-up.
     with ignored_signals():
         clean_up()

@@ -13,9 +13,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Let the kernel kill this process at the death of its parent (Linux), exit with status 1 if
-    the parent is dead already, and replace this process by the program.
-    """
     parent_pid, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -24,21 +24,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from delayservice.base.errors import ClusterError
 
 CACHE_VARIABLE = "DELAY_DEV_JARS"
-"""Name of the environment variable with the folder of the jars."""
 
+# Name of the environment variable with the address of a Maven repository to use instead of the
+# public one.
 MIRROR_VARIABLE = "DELAY_DEV_MIRROR"
-"""Name of the environment variable with the address of a Maven repository to use instead of the
-public one.
-"""
 
+# Name of the environment variable with the version of Kafka to start, one of KAFKA_LOCKS.
 KAFKA_VARIABLE = "DELAY_DEV_KAFKA"
-"""Name of the environment variable with the version of Kafka to start, one of ``KAFKA_LOCKS``."""
 
 KAFKA_DEFAULT: Final = "4.3"
+# File name of the lock by version of Kafka, in the folder of this module. All locks contain the
+# same ZooKeeper.
 KAFKA_LOCKS: Final = {KAFKA_DEFAULT: "jars.lock", "3.9": "jars-3.9.lock"}
-"""File name of the lock by version of Kafka, in the folder of this module. All locks contain the
-same ZooKeeper.
-"""
 
 _DOWNLOADS_AT_ONCE = 4
 _ATTEMPTS = 3
@@ -47,8 +44,8 @@ _TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One line of a lock: Maven coordinate ``group:artifact:version``, SHA-256 in hex, size in
-    bytes.
+    """Line of a lock: Maven coordinate ``group:artifact:version``, SHA-256 in hex, size
+    in bytes.
     """
 
     coordinate: str
@@ -57,26 +54,17 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """Return the file name in the cache folder, the same as Maven's."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the jars: ``DELAY_DEV_JARS`` or a folder in the user's cache."""
     override = os.environ.get(CACHE_VARIABLE)
     return Path(override).expanduser() if override else user_cache_path("delayservice") / "jars"
 
 
 def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
-    """Return the jars of ZooKeeper and a version of Kafka, as its lock lists them.
-
-    Args:
-        kafka: one of ``KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or the default.
-
-    Raises:
-        ClusterError: there is no lock for that version.
-    """
+    """Return the jars of ZooKeeper and a version of Kafka, one of ``KAFKA_LOCKS``."""
     kafka = kafka or os.environ.get(KAFKA_VARIABLE) or KAFKA_DEFAULT
     if kafka not in KAFKA_LOCKS:
         raise ClusterError(
@@ -87,12 +75,6 @@ def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
 
 
 def parse_lock(text: str) -> tuple[Jar, ...]:
-    """Return the jars that the text of a lock lists; ignore empty lines and those that begin with
-    ``#``.
-
-    Raises:
-        ClusterError: a line is not ``coordinate sha256 bytes``.
-    """
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
     return tuple(_parse_line(line) for line in lines)
 
@@ -107,14 +89,8 @@ def _parse_line(line: str) -> Jar:
 
 
 def ensure_jars(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the paths of all ``jars`` (None: those of ``read_lock()``) in ``folder`` (None: that
-    of ``cache_folder()``), after fetching missing and damaged ones.
-
-    Safe to call from several processes at once: one fetches, the others wait for it.
-
-    Raises:
-        ClusterError: a jar can't be fetched, the fetched file has another hash, or the folder is
-            not writable.
+    """Return the paths of the jars after fetching missing and damaged ones. Several processes may
+    call this at once: one fetches, the others wait for it.
     """
     jars = read_lock() if jars is None else jars
     folder = cache_folder() if folder is None else folder
@@ -136,7 +112,6 @@ def _is_intact(path: Path, jar: Jar) -> bool:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -175,11 +150,6 @@ def _fetch_all(jars: Sequence[Jar], folder: Path) -> None:
 
 
 def _fetch(jar: Jar, scratch: Path, folder: Path) -> None:
-    """Download one jar to the folder ``scratch``, check its hash, and move it to ``folder``.
-
-    Raises:
-        ClusterError: it can't be downloaded, or has another hash.
-    """
     path = _download(jar, scratch)
     actual = sha256_of(path)
     if actual != jar.sha256:

@@ -1,7 +1,6 @@
-"""Resolve the dependencies of Kafka, ZooKeeper and RocketMQ anew and write the locks (lists of jars
-with hashes): ``make lock-jars``.
+"""Resolves the dependencies of Kafka, ZooKeeper and RocketMQ anew: ``make lock-jars``.
 
-A maintainer's tool, used when the versions below change; starting a cluster never resolves.
+Used when the versions below change; starting a cluster never resolves.
 """
 
 import tempfile
@@ -14,10 +13,9 @@ from jgo.maven import Artifact, MavenContext
 from delay_devtools import bench
 from delay_devtools.jars import KAFKA_LOCKS, Jar, sha256_of
 
+# Full version of Kafka by the short version that names its lock. A lock contains all of its
+# run-time dependencies.
 KAFKAS = {"4.3": "4.3.0", "3.9": "3.9.2"}
-"""Full version of Kafka by the short version that names its lock. A lock contains all of its
-run-time dependencies.
-"""
 
 ALONE = (
     # ZooKeeper as shipped: its POM drags in build-time annotations and native TLS for five
@@ -37,16 +35,15 @@ ALONE = (
     "org.apache.logging.log4j:log4j-core:2.25.4",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
 )
+# Artifacts that a lock contains in addition to ALONE, by version of Kafka. Of the groups of all
+# these, a lock contains no other artifact or version.
 ALONE_FOR = {
     # Kafka 3.9 still calls log4j 1.
     "3.9": ("org.apache.logging.log4j:log4j-1.2-api:2.25.4",),
 }
-"""Artifacts that a lock contains in addition to ``ALONE``, by version of Kafka. Of the groups of
-all these, a lock contains no other artifact or version.
-"""
 
+# Maven artifacts that, with their dependencies, are the jars of delayservice bench peers.
 ROCKETMQ = tuple(f"org.apache.rocketmq:rocketmq-{part}:5.4.0" for part in ("broker", "namesrv"))
-"""Maven artifacts that, with their dependencies, are the jars of ``delayservice bench peers``."""
 ROCKETMQ_LOCK = Path(bench.__file__).with_name("peers") / "rocketmq.lock"
 
 _HEADER = """\
@@ -66,7 +63,6 @@ def _artifacts(context: MavenContext, kafka: str) -> Iterator[Artifact]:
 
 
 def _rocketmq(context: MavenContext) -> Iterator[Artifact]:
-    """Yield RocketMQ's artifacts and dependencies, without native libraries."""
     roots = [context.create_dependency(root) for root in ROCKETMQ]
     inputs, transitive = context.resolver.resolve(roots)
     for artifact in (dependency.artifact for dependency in (*inputs, *transitive)):
@@ -78,9 +74,6 @@ def _rocketmq(context: MavenContext) -> Iterator[Artifact]:
 
 
 def resolve(find: Callable[[MavenContext], Iterator[Artifact]]) -> list[Jar]:
-    """Download the artifacts that ``find`` yields to a temporary folder; return their jars, sorted
-    by coordinate.
-    """
     with tempfile.TemporaryDirectory() as scratch:
         context = MavenContext(repo_cache=Path(scratch), timeout=60)
         jars = set()
@@ -97,7 +90,6 @@ def _write(path: Path, jars: Iterable[Jar]) -> None:
 
 
 def main() -> None:
-    """Write the lock file of each version of Kafka, and that of RocketMQ."""
     for kafka, name in KAFKA_LOCKS.items():
         find = partial(_artifacts, kafka=kafka)
         _write(Path(__file__).with_name(name), resolve(find))

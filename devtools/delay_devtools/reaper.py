@@ -23,10 +23,7 @@ _KILL_SECONDS_MAX = 10
 
 
 def start_time(pid: int) -> str | None:
-    """Return the start time of a process as text, part of its identity; None: it has ended.
-
-    Without ``/proc`` the text is constant, so that only the number identifies it.
-    """
+    # Part of a process's identity. Without /proc only the number identifies it.
     if not Path("/proc/self/stat").exists():
         return "unknown"
     try:
@@ -38,12 +35,8 @@ def start_time(pid: int) -> str | None:
 
 
 def _commands(owner_pid: int) -> list[list[str]]:
-    """Read standard input until the owner dies or sends ``dismiss``; return the commands in order,
-    each split into words.
-
-    It waits for the owner's end and not only for the end of its input: a process forked by the
-    owner may hold the pipe open.
-    """
+    # Not only the end of the input ends the wait: a process forked by the owner may hold the pipe
+    # open.
     waiting = [sys.stdin.fileno()]
     with contextlib.suppress(OSError, AttributeError):
         waiting.append(os.pidfd_open(owner_pid))
@@ -68,9 +61,7 @@ def _left_over(commands: list[list[str]]) -> dict[int, str]:
 
 
 def _kill(pid: int, started: str) -> None:
-    """Kill a process and wait for its end. Do nothing if its start time is not ``started``: then
-    the number ``pid`` belongs to another process by now.
-    """
+    # With another start time, the number belongs to another process by now.
     if start_time(pid) != started:
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -83,9 +74,6 @@ def _kill(pid: int, started: str) -> None:
 
 
 def main() -> None:
-    """Wait until the owner dies, then kill its children and remove its folder; do nothing if it
-    sends ``dismiss``.
-    """
     owner_pid, folder = int(sys.argv[1]), sys.argv[2]
     commands = _commands(owner_pid)
     if commands and commands[-1] == ["dismiss"]:

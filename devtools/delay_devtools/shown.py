@@ -10,15 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 WRONG: Final = frozenset({"lost", "duplicated", "early", "altered", "strangers"})
-"""Names of counts that are zero in a good result."""
 _BAR_WIDTH: Final = 50
 
 LatenessBar: TypeAlias = tuple[str, Sequence[tuple[int, str]]]
-"""Bar of a histogram: its label, and its adjacent parts, each a count and a colour."""
 
 
 def show_lateness(console: Console, bars: Sequence[LatenessBar]) -> None:
-    """Print a bar for each range of lateness, its length in proportion to the count."""
     most = max((sum(count for count, _ in parts) for _, parts in bars), default=0) or 1
     console.print("\n[bold]Lateness[/], as the consumer saw it", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -33,9 +30,6 @@ def show_lateness(console: Console, bars: Sequence[LatenessBar]) -> None:
 
 
 def show_numbers(console: Console, title: str, found: Mapping[str, object]) -> None:
-    """Print a table with the heading ``title`` and a row for each name and value of ``found`` that
-    is not None; values of names in ``WRONG`` are red unless 0.
-    """
     table = Table(show_header=False, title=title)
     table.add_column()
     table.add_column(justify="right")

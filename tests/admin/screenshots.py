@@ -26,7 +26,7 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from PIL import Image
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import free_ports
+from delay_devtools.servers import free_ports
 from delay_devtools.service import ServiceProcess
 from tests.admin.browser import PHONE, Browser, Scheme, chromium
 

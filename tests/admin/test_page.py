@@ -16,7 +16,7 @@ from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import free_ports
+from delay_devtools.servers import free_ports
 from delay_devtools.service import ServiceProcess
 from tests.admin.browser import AXE, PHONE, WIDE, Browser, chromium, missing
 from tests.integration.bench import Bench, Place, await_true

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from delay_devtools.jars import Jar, ensure_jars
-from delay_devtools.java import find_java
-from delay_devtools.servers import Jvm
+from delay_devtools.servers import Jvm, find_java
 
 TOOLS_JAR: Final = Jar(
     "org.apache.kafka:kafka-tools:4.3.0",

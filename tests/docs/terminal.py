@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import psutil
 
-from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 from delay_devtools.service import is_worker
 from tests.docs.kafka_tools import put_tools, stand_in
 from tests.docs.pages import ROOT, Command, bare

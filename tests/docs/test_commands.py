@@ -24,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import ANY_PORTS
+from delay_devtools.servers import ANY_PORTS
 from delay_devtools.service import ServiceProcess
 from tests.docs.pages import Command, bare, blocks, commands
 from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER

@@ -184,7 +184,7 @@ def read_submit(words: list[str]) -> None:
     """What comes after the job is a command of ours; the connector is the one that we start."""
     job = next(number for number, word in enumerate(words) if word.endswith("job.py"))
     read_ours(["spark", *words[job + 1 :]])
-    connector = (ROOT / "connectors/spark/common/connector.py").read_text("utf-8")
+    connector = (ROOT / "connectors/spark/common/session.py").read_text("utf-8")
     package = words[words.index("--packages") + 1]
     assert package in connector or package.rpartition(":")[0] in connector
 

@@ -8,8 +8,7 @@ from typing import Final
 
 import pytest
 
-from connectors.spark.common.connector import PACKAGES, locked
-from connectors.spark.common.session import JAVA_VERSIONS
+from connectors.spark.common.session import JAVA_VERSIONS, PACKAGES, locked
 from tests.docs.pages import ROOT
 
 PAGE: Final = (ROOT / "docs/internals/spark-running.md").read_text("utf-8")

@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import LOOPBACK
+from delay_devtools.servers import LOOPBACK
 from tests.faults.checker import Verdict
 from tests.faults.network import Namespace, Network, network_missing
 from tests.faults.stage import Script, Stage

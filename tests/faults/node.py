@@ -12,8 +12,7 @@ from typing import Any, Final
 import psutil
 
 from delay_devtools import nodes as devtools
-from delay_devtools.node_log import NodeLog
-from delay_devtools.service import ServiceProcess
+from delay_devtools.service import NodeLog, ServiceProcess
 
 LET_GO: Final = frozenset({"ownership_lost", "handed_over", "slice_interrupted", "loop_failed"})
 """Log events after which the node no longer owns the slice that they name."""

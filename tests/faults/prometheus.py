@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 import yaml
 
-from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 from tests.alert_rules import RULES
 from tests.integration.bench import await_true
 

@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 from delayservice.engine.pauses import Pause, Paused, encode_key, encode_pause
 from tests.alert_rules import tool_missing
 from tests.faults.disk import SmallDisk, disk_missing

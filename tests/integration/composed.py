@@ -21,9 +21,7 @@ from typing import Final, Self
 from delay_devtools import servers
 from delay_devtools.child import Child, Reaper
 from delay_devtools.jars import ensure_jars, read_lock
-from delay_devtools.java import find_java
-from delay_devtools.probe import kafka_probe
-from delay_devtools.servers import Jvm
+from delay_devtools.servers import Jvm, find_java, kafka_probe
 from tests.deployed import ROOT, Service, property_of, seconds, services
 
 START_S: Final = 90.0

@@ -20,7 +20,7 @@ import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.jars import ensure_jars
-from delay_devtools.java import find_java
+from delay_devtools.servers import find_java
 from delayservice.contract.partitioner import partition_for
 from tests.docs.kafka_tools import CLASSES, TOOLS_JAR
 from tests.integration.bench import Bench

@@ -16,7 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import free_ports
+from delay_devtools.servers import free_ports
 from delayservice.base.errors import ClusterError
 
 GONE_SECONDS_MAX = 20

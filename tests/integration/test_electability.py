@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import free_ports
+from delay_devtools.servers import free_ports
 from delay_devtools.service import PROGRAM, ServiceProcess
 from tests.faults.wallclock import WallClock, clock_missing
 from tests.integration.asked import metrics_of, probed

@@ -15,7 +15,7 @@ from kazoo.security import make_digest_acl_credential
 from typer.testing import CliRunner
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.ports import free_ports
+from delay_devtools.servers import free_ports
 from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Producer
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.java import find_java
+from delay_devtools.servers import find_java
 from tests.integration.bench import Bench, Header, outcomes_by_id
 from tests.integration.foreign_programs import class_path, fetch, need, run
 from tests.integration.test_homes import (

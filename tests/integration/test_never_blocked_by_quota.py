@@ -11,8 +11,7 @@ import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.jars import ensure_jars
-from delay_devtools.java import find_java
-from delay_devtools.servers import Jvm
+from delay_devtools.servers import Jvm, find_java
 from tests.integration.bench import Bench, now_ms
 
 QUOTA_BYTES_PER_S = 256 * 1_024

@@ -22,9 +22,9 @@ from typing import Final, Self
 import psutil
 import pyspark
 
-from connectors.spark.common import connector, session
+from connectors.spark.common import session
 from delay_devtools.child import Child, Reaper
-from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 JOB: Final = Path(__file__).parents[2] / "connectors" / "spark" / "job.py"
@@ -79,7 +79,7 @@ class StandaloneCluster:
         command = [
             str(SPARK_HOME / "bin" / "spark-submit"),
             *("--master", self.master),
-            *("--packages", ",".join(connector.PACKAGES)),
+            *("--packages", ",".join(session.PACKAGES)),
             *("--driver-memory", "512m", "--executor-memory", EXECUTOR_MEMORY),
             *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
             str(JOB),

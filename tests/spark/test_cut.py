@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.scan import scan_partition
 from connectors.spark.audit import AuditOptions, audit, audit_at
-from connectors.spark.common import newest
+from connectors.spark.common import cut
 from connectors.spark.common.cut import Cut, take_cut
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
@@ -78,7 +78,7 @@ def test_a_partition_is_read_once_and_no_further_than_is_needed(
         stretches.append((partition, start, stop))
         return scan_partition(config, topic, partition, start, stop)
 
-    monkeypatch.setattr(newest, "scan_partition", noted)
+    monkeypatch.setattr(cut, "scan_partition", noted)
     assert keys_of(cut_of(history)) == dict.fromkeys(range(SLICES), 20)
     assert stretches == [(0, 5_488, 6_000), (1, 3_488, 4_000)] * 2  # earlier, and later
 

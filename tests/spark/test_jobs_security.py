@@ -14,10 +14,9 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.archive import ArchiveOptions, audit_archive, start_archive
 from connectors.spark.audit import AuditOptions, AuditResult, audit
-from connectors.spark.common.failures import FAILURES
+from connectors.spark.common.session import FAILURES
 from connectors.spark.reconcile.digests import Expected
-from connectors.spark.reconcile.options import ReconcileOptions
-from connectors.spark.reconcile.result import ReconcileResult
+from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.run import reconcile
 from delayservice.base.errors import KafkaEdgeError
 from tests.integration.bench import SECRET, Bench, Seen, await_true

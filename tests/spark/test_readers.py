@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.spark.common.failures import FAILURES, reason
+from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.topics import ROW_SCHEMA, Span, read_topic
 from connectors.spark.ledger.expressions import COMPLETE, DOUBTFUL, HASHED, ORDINARY
 from connectors.spark.ledger.facts import LETTER, OUTCOME

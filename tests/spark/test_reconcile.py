@@ -9,9 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.spark.reconcile.digests import Expected
-from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import RepairStep, decode_plan
-from connectors.spark.reconcile.result import ReconcileResult
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte

@@ -15,11 +15,16 @@ from pyspark.sql import SparkSession
 from connectors.kafka.repairs import RepairDesk, cluster_id
 from connectors.spark.reconcile import repair_plan
 from connectors.spark.reconcile.digests import Expected
-from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
-from connectors.spark.reconcile.guard import IS_OVER_LIMIT, IS_OWNERS
-from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.follow import (
+    IS_OVER_LIMIT,
+    IS_OWNERS,
+    Followed,
+    FollowOptions,
+    Repairs,
+    follow,
+)
+from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import carry_out, decode_plan
-from connectors.spark.reconcile.result import ReconcileResult
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions
-from connectors.spark.report.facts import ReportFacts
+from connectors.spark.report.page import ReportFacts
 from connectors.spark.report.run import ReportOptions, report
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import SECRET, Bench, now_ms

@@ -17,7 +17,7 @@ import pyarrow as pa
 from connectors.spark.audit.row_judges import COUNT, LINE, IdJudge, PassedTimes, RowJudge
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.verdicts import CERTAIN, FOUND, SETTLED, UNJUDGED
-from connectors.spark.common.failures import exit_status
+from connectors.spark.common.session import exit_status
 from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import SCHEMA, Ledger, LedgerRow, name_hash

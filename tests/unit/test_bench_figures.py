@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from delay_devtools.bench import report
-from delay_devtools.bench.figures import Figures, quantile
+from delay_devtools.bench.figures import Figures, buckets, quantile, show
 from delay_devtools.bench.sampling import MIB, UsageSample, busy_until, disk_bytes, slope_mib_per_h
 from delay_devtools.bench.tally import BenchVerdict
 from delayservice.cli import app
@@ -46,15 +45,15 @@ def test_a_quantile_is_the_smallest_value_that_so_many_are_at_or_below() -> None
 
 
 def test_buckets_are_inclusive_and_only_the_filled_stretch_is_shown() -> None:
-    assert report.buckets({5: 1, 6: 2, 40: 3}) == [
+    assert buckets({5: 1, 6: 2, 40: 3}) == [
         ("≤ 5 ms", 1),
         ("≤ 10 ms", 2),
         ("≤ 20 ms", 0),
         ("≤ 50 ms", 3),
     ]
-    assert report.buckets({-1: 1, 0: 1}) == [("early", 1), ("≤ 0 ms", 1)]
-    assert report.buckets({99_000_000: 1}) == [("later", 1)]
-    assert report.buckets({}) == []
+    assert buckets({-1: 1, 0: 1}) == [("early", 1), ("≤ 0 ms", 1)]
+    assert buckets({99_000_000: 1}) == [("later", 1)]
+    assert buckets({}) == []
 
 
 def test_the_slope_is_that_of_the_second_half_per_hour() -> None:
@@ -97,9 +96,7 @@ def test_a_doubled_record_fails_exactly_once_only() -> None:
 
 
 def test_json_is_one_object_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show(
-        Figures(bench="idle", delivery="exactly_once", cpu_percent=1.23456), {}, as_json=True
-    )
+    show(Figures(bench="idle", delivery="exactly_once", cpu_percent=1.23456), {}, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert list(shown) == [field.name for field in fields(Figures)]
     assert (shown["cpu_percent"], shown["lost"]) == (1.235, None)

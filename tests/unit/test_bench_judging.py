@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delay_devtools.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
-from delay_devtools.bench.tally import BatchTally, BenchVerdict
+from delay_devtools.bench.tally import HEAD, KEYS, SIZE_MIN, Batch, BatchTally, BenchVerdict, keys
 
 BATCH = Batch("abcdefgh", 2_000, 60, 7)
 KNOWN, FILLER = keys(), BATCH.filler()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delay_devtools.bench.trace import DeliveryPause, SliceDelivery, Trace, Tracer
+from delay_devtools.bench.tally import DeliveryPause, SliceDelivery, Trace, Tracer
 
 
 def trace(*deliveries: tuple[int, int]) -> Trace:

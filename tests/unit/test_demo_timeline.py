@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delay_devtools.demo.timeline import Act, Deed, Ending, ending, fences, strip, turns
-from delay_devtools.ownership import SliceEvent, hand_overs, owners
+from delay_devtools.nodes import SliceEvent, hand_overs, owners
 
 
 def took(at_ms: float, node: str, epoch: int, slice_no: int = 0) -> SliceEvent:

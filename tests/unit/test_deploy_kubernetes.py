@@ -10,7 +10,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
+from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from delayservice.config.settings import load
 from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, services

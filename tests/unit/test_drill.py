@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from delay_devtools.commands import CUTS_MAX
 from delay_devtools.drill.history import STEPS
 from delay_devtools.drill.judge import judge
-from delay_devtools.drill.outputs import OutputRecord
 from delay_devtools.drill.run import KINDS, DrillOptions, cuts_of
 from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND
-from delay_devtools.drill.service import ROLL_WINDOW_MS, ModelShard, Record
+from delay_devtools.drill.service import ROLL_WINDOW_MS, ModelShard, OutputRecord, Record
 from delay_devtools.drill.stage import Defect, Scenery, Stage
 from delay_devtools.drill.users import Request, TopicNames, Users
 from delay_devtools.drill.wire import contract, pack, partition_of, record_hash
-from delay_devtools.drill_command import CUTS_MAX
 from delayservice.cli import app
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from delay_devtools.java import find_java
+from delay_devtools.servers import find_java
 from delayservice.base.errors import ClusterError
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pyspark.errors import AnalysisException, PythonException
 
-from connectors.spark.common.failures import reason
+from connectors.spark.common.session import reason
 
 WORKER = """
   An exception was thrown from the Python worker. Please see the stack trace below.

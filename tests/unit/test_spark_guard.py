@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from connectors.spark.reconcile.digests import Comparison
-from connectors.spark.reconcile.follow import Repairs
-from connectors.spark.reconcile.guard import (
+from connectors.spark.reconcile.follow import (
     FRESH_S,
     HAS_NO_WITNESS,
     IS_OVER_LIMIT,
@@ -14,6 +13,7 @@ from connectors.spark.reconcile.guard import (
     IS_SECOND,
     Chosen,
     CopyStanding,
+    Repairs,
     choose,
     confirmed,
     is_fresh,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from connectors.spark.common import jars
-from connectors.spark.common.connector import (
+from connectors.spark.common.jars import install
+from connectors.spark.common.session import (
     PACKAGES,
     SparkJar,
     are_installed,
     locked,
     spark_folder,
 )
-from connectors.spark.common.jars import install
 from delayservice.base.errors import DelayServiceError
 
 CONTENT = b"a jar"

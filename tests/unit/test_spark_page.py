@@ -8,7 +8,7 @@ import pytest
 from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.page import HtmlPage, PageSection, bars, number, write_page
 from connectors.spark.common.topics import Span
-from connectors.spark.report.facts import (
+from connectors.spark.report.page import (
     DELAYS,
     LATENESS_BOUNDS_MS,
     NOTHING_LATE,
@@ -17,8 +17,10 @@ from connectors.spark.report.facts import (
     LoadStep,
     PendingTotals,
     ReportFacts,
+    class_names,
+    continuous,
+    page,
 )
-from connectors.spark.report.page import class_names, continuous, page
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 

@@ -38,16 +38,7 @@ _FINEST: Final = "0-"
 
 
 class CarriedState:
-    """Rows stored by earlier steps of an audit, of which this step reads some and adds others.
-
-    Args:
-        state: folders in which the audit keeps its rows from cut to cut.
-        runs: stored Parquet folders that the previous step left.
-        number: number of this step's cut.
-        taken_ms: time at which this step's cut was taken, epoch ms.
-        rules: rules of this step.
-        work: folder for the results of look-ups.
-    """
+    """Rows stored by earlier steps, of which this step reads some and adds others."""
 
     def __init__(
         self,
@@ -71,9 +62,7 @@ class CarriedState:
         self._found = state.live([], ())
 
     def _split(self, runs: list[StoredRun]) -> list[StoredRun]:
-        """Write the pending records of wide buckets again, in narrower ones, if the bucket's due
-        times have begun; return all stored folders after that.
-        """
+        # Wide buckets whose due times have begun: their records are written into narrower ones.
         due = {run.bucket for run in runs if run.bucket and run.start_ms <= self._due_ms}
         wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
         if not wide:
@@ -82,9 +71,6 @@ class CarriedState:
         return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
 
     def _waiting(self, rows: DataFrame, part: str = "") -> list[StoredRun]:
-        """Write records without a settlement to Parquet folders by bucket, and return the folders.
-        ``part``: suffix of the folders' names.
-        """
         rows = self._in_buckets(rows)
         has_id = sf.col("id_hash") != NO_ID
         kinds = ((PLAIN, ~has_id), (IDENTIFIED, has_id))
@@ -111,9 +97,7 @@ class CarriedState:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return the stored ledger rows of records, pending or judged, that ``beside`` has not
-        returned; ``keys``: shard and offset of each record. Unknown records are left out.
-        """
+        """Return the stored rows of the records ``keys`` that ``beside`` has not returned."""
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)
@@ -128,14 +112,7 @@ class CarriedState:
     def keep(
         self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame
     ) -> tuple[StoredRun, ...]:
-        """Write the rows that the next step needs, and return all stored folders that it reads.
-
-        Args:
-            matched: pairs of records and outputs, from ``match``.
-            decided: verdicts that count, on the records that were judged in Python.
-            waiting: ledger rows of pending records that ``plain_blocks`` has found.
-            sound: ledger rows of correct deliveries that ``plain_blocks`` has found.
-        """
+        """Write the rows that the next step needs, and return all stored folders that it reads."""
         is_hidden = sf.col("kind") == HIDDEN
         again = self._packed(decided.where(is_hidden), CARRIED)
         carried = self._packed(decided.where(~is_hidden), CARRIED)
@@ -158,13 +135,8 @@ class CarriedState:
         return tuple(self._state.merged(is_kept + new, self._number))
 
     def _judged(self, settled: DataFrame, held: list[StoredRun]) -> list[StoredRun]:
-        """Write judged records, and return the new folders. Records with details are kept as rows;
-        others as rows for the grace time of ``at_least_once``, and then as bitmaps of offsets.
-
-        Args:
-            settled: ``REMEMBERED`` rows of the judged records.
-            held: stored folders; those that are written again as bitmaps are removed from it.
-        """
+        # Records with details are kept as rows; others as rows for the grace time of at_least_once,
+        # and then as bitmaps of offsets: these leave held.
         settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
         is_plain = sf.col("more").isNull()
         written = self._written(settled.where(~is_plain), SPECIAL)
@@ -184,8 +156,6 @@ class CarriedState:
 
 
 def newest_of_each(rows: DataFrame) -> DataFrame:
-    """Return for each record (shard and offset) its ``REMEMBERED`` row from the highest cut
-    number.
-    """
+    # A record judged again has a row of each cut.
     row = sf.max_by(sf.struct(*COLUMNS), "due_ms").alias("row")
     return rows.groupBy(*KEY).agg(row).select("row.*")

@@ -16,46 +16,108 @@ bounded. The work grows with the number of new and due records, not with that of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from connectors.kafka.clients import admin_client
+from connectors.kafka.log_ends import EARLIEST, offsets_of
 from connectors.spark.audit.carried_state import CarriedState
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.frames import apart, decide, named, passed
-from connectors.spark.audit.logs import Logs
 from connectors.spark.audit.match import ODD, PENDING, SOUND, UNMATCHED, match, unpaired
 from connectors.spark.audit.plain_blocks import blocks_of, counted, in_blocks, is_plain, waiting
 from connectors.spark.audit.row_judges import COUNT, LINE, PassedTimes, judge_records
-from connectors.spark.audit.rules import Rules
+from connectors.spark.audit.rules import DELETED, Rules
 from connectors.spark.audit.state import KEY, StoredRun
-from connectors.spark.audit.verdicts import FOUND, UNJUDGED
+from connectors.spark.audit.verdicts import FOUND, LOST, UNJUDGED, UNKNOWN_SOURCE
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.frames import kept
+from connectors.spark.common.log_times import first_times
+from connectors.spark.common.topics import TASK_RECORDS, Place, Span, native_options, read_topic
 from connectors.spark.ledger.expressions import COMPLETE, ORDINARY
-from connectors.spark.ledger.facts import DELIVERED, OUTCOME
+from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, OUTCOME
 from connectors.spark.ledger.native import (
     classified_deliveries,
     classified_outcomes,
     classified_sources,
 )
-from connectors.spark.ledger.rows import COLUMNS, Ledger
+from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash
 from connectors.spark.ledger.unread import read_in_python
+from delayservice.contract import names
+
+_TASKS_MIN: Final = 8
+
+
+class Logs(Protocol):
+    """Source of the records that one step of an audit reads."""
+
+    def records(self, places: Iterable[Place]) -> DataFrame:
+        """Return the committed records of some partitions, columns ``topics.ROW_SCHEMA``."""
+
+    def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
+        """Return the verdicts ``decided`` corrected for retention that went on while the logs were
+        read: a lost record becomes unjudged if its output may have been deleted, and a finding
+        about an output without a record is dropped if the record was deleted.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaLogs:
+    spark: SparkSession
+    client: Mapping[str, str]
+    evidence: Evidence
+
+    def records(self, places: Iterable[Place]) -> DataFrame:
+        chosen = {place: self.evidence.spans[place] for place in places}
+        count = sum(span.end - span.start for span in chosen.values())
+        tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
+        return read_topic(self.spark, self.client, chosen, tasks)
+
+    def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
+        spans = self.evidence.spans
+        starts = offsets_of(admin_client(native_options(self.client)), spans.keys(), EARLIEST)
+        moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
+        for (topic, number), start in moved.items():
+            is_gone = (sf.col("shard") == name_hash(f"{topic}:{number}")) & (
+                sf.col("offset") < start
+            )
+            decided = decided.where(~(is_gone & (sf.col("kind") == UNKNOWN_SOURCE)))
+        gone = {
+            place: replace(spans[place], start=start, end=max(spans[place].end, start))
+            for place, start in moved.items()
+            if name_hash(place[0]) in rules.read
+        }
+        return self._unless_unseen(decided, gone, rules) if gone else decided
+
+    def _unless_unseen(
+        self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
+    ) -> DataFrame:
+        settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
+        since_ms: dict[int, int] = {}
+        for place in gone:
+            topic = name_hash(place[0])
+            at_ms = settled_ms.get(place, NEVER_MS)
+            since_ms[topic] = max(at_ms, since_ms.get(topic, 0))
+        own = (rules.dead_letter, rules.outcomes)
+        bound = sf.lit(max((since_ms.get(topic, 0) for topic in own), default=0))
+        for topic, at_ms in since_ms.items():
+            bound = sf.greatest(bound, sf.when(sf.col("aim") == topic, sf.lit(at_ms)).otherwise(0))
+        is_unseen = (sf.col("kind") == LOST) & (sf.col("since_ms") <= bound)
+        return decided.withColumns(
+            {
+                "verdict": sf.when(is_unseen, sf.lit(UNJUDGED)).otherwise(sf.col("verdict")),
+                "kind": sf.when(is_unseen, sf.lit(DELETED)).otherwise(sf.col("kind")),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one step of an audit.
-
-    Attributes:
-        found: findings, with the columns of ``verdicts.FINDING``.
-        unjudged: records that could not be judged, with the columns of ``verdicts.FINDING``.
-        counts: number of records by what became of them; ``docs/internals/audit-method.md``
-            explains each name.
-        runs: Parquet folders of stored rows that the next step reads.
-    """
+    """Findings and unjudged records (``verdicts.FINDING``), counts, and the stored folders."""
 
     found: DataFrame
     unjudged: DataFrame
@@ -65,15 +127,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Engine that judges the records between two cuts, which is one step of an audit.
-
-    Attributes:
-        logs: the records to read.
-        work: folder for data that one part of the step hands to the next.
-        rules: cursors, contracts and limits to judge by.
-        ledger: names and contracts by which ledger rows are made.
-        counts: number of records by what became of them, added up by ``run``.
-    """
+    """Judge of the records between two cuts."""
 
     spark: SparkSession
     logs: Logs
@@ -85,9 +139,7 @@ class Engine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, held: CarriedState | None = None) -> StepResult:
-        """Judge all records of this step, and return the result. ``held``: rows stored by earlier
-        steps, to which this step adds; None: the audit has this one step, and stores no rows.
-        """
+        """Judge all records of this step; ``held``: None if the audit has only this step."""
         rows = self._read()
         if held is not None:
             rows = rows.unionByName(held.beside(rows))
@@ -117,9 +169,6 @@ class Engine:
         return kept(rows, f"{self.work}/{name}", *by)
 
     def _read(self) -> DataFrame:
-        """Return the ledger rows of the records that were written since the previous cut; records
-        of other producers are only counted.
-        """
         logs, ledger = self.logs, self.ledger
         delayed = {shard.place for shard in self.cut.shards}
         others = self.evidence.spans.keys() - delayed
@@ -146,13 +195,6 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the ledger rows that Python must judge, and the rows of ``sifted`` without them.
-
-        Args:
-            matched: the result of ``match``.
-            sifted: ledger rows of the blocks in which all records are correct.
-            held: rows stored by earlier steps, in which records that outputs name are looked up.
-        """
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
         if keys.isEmpty():
@@ -167,13 +209,6 @@ class Engine:
         return odd, sifted.join(sf.broadcast(keys), KEY, "left_anti")
 
     def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
-        """Return the verdicts that count, corrected for retention that went on meanwhile.
-
-        Args:
-            even: blocks in which all records are correct, from ``blocks_of``.
-            matched: the result of ``match``.
-            judged: the result of ``judge_records``.
-        """
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
         offsets = sum(span.end - span.start for span in self.evidence.spans.values())
         known = passed(matched, offsets, even) if has_ids else PassedTimes()

@@ -1,12 +1,12 @@
-"""Facts of the cluster on which verdicts depend: policies of topics, and since when logs have all
-their records.
-"""
+"""Facts of the cluster on which verdicts depend: policies of topics, and how complete logs are."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.common.cut import Cut, ShardCut
@@ -14,10 +14,13 @@ from connectors.spark.common.log_times import Policy, first_times, offsets_at, t
 from connectors.spark.common.topics import Place, Span
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
+from delayservice.base.errors import DelayServiceError
 from delayservice.contract import names
+from delayservice.contract.contracts import Contracts
+from delayservice.engine.cursor import Cursor
 
+# Largest allowed time by which an output's timestamp precedes that of its source record, in ms.
 CLOCKS_DIFFER_MS: Final = 600_000
-"""Largest allowed time by which an output's timestamp precedes that of its source record, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,9 @@ class EarlierCut:
 
     Attributes:
         ends: offset up to which each log (partition) was read, exclusive.
-        starts: first offset of each shard from which all records are known.
-        judged: first offset of each shard from which records are judged.
+        starts, judged: first offset of each shard that is known, and that is judged.
         seen_ms: timestamp of each partition's first record, epoch ms.
-        overdue_ms: records that were due before this time, epoch ms, were already reported as
-            overdue.
+        overdue_ms: records due before this time, epoch ms, were already reported as overdue.
     """
 
     ends: Mapping[Place, int] = field(default_factory=dict)
@@ -41,7 +42,6 @@ class EarlierCut:
 
 
 NO_PAST: Final = EarlierCut()
-"""Facts of an audit without a previous cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,8 @@ class Evidence:
 
     Attributes:
         spans: offsets of each log that are read at this cut.
-        starts: first offset of each shard from which all records are known.
-        judged: first offset of each shard from which records are judged.
-        seen_ms: timestamp of each partition's first record, epoch ms; missing: the partition is
-            empty.
+        starts, judged: as in ``EarlierCut``.
+        seen_ms: timestamp of each partition's first record, epoch ms; missing: it is empty.
         complete_ms: time since which a partition still has all its records, epoch ms; missing:
             always.
         policies: compaction and timestamp type of each topic.
@@ -68,21 +66,14 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence, without a check, that retention has deleted nothing from any log and that no
-    target is compacted; for histories that are known to be whole.
-    """
+    """Return evidence, unchecked, that all logs are whole and no target is compacted."""
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
     return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)
 
 
 def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
-    """Ask the cluster for the evidence about its logs at a cut, and return it. Offsets below the
-    ends in ``past``, the facts of the previous cut, are not read again.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer, or a topic's configuration can't be read.
-    """
+    """Ask the cluster for the evidence; offsets below the ends in ``past`` are not read again."""
     spans = {
         place: Span(min(max(span.start, past.ends.get(place, 0)), span.end), span.end)
         for place, span in cut.spans.items()
@@ -111,9 +102,8 @@ def _judged(
     complete_ms: Mapping[Place, int],
     policies: Mapping[str, Policy],
 ) -> dict[Place, int]:
-    """Return for each shard the first offset from which on records are judged: retention can't have
-    deleted their outputs. A shard in ``past`` keeps its offset.
-    """
+    # Records are judged from the first one whose outputs retention can't have deleted; a shard in
+    # past keeps its offset.
     since_ms = max(
         (
             at_ms
@@ -134,9 +124,7 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged, in
-    ms; None: no limit. ``options.AuditOptions`` describes each.
-    """
+    """Limits by which outputs are judged, in ms, as in ``AuditOptions``; None: no limit."""
 
     late_ms: int | None = None
     early_ms: int = 0
@@ -148,9 +136,6 @@ class Strictness:
 def rules_of(
     cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
 ) -> Rules:
-    """Return the rules by which records are judged at a cut: cursors, contracts and limits;
-    ``past``: facts of the previous cut.
-    """
     read = {topic for topic, _ in cut.others}
     own = {cut.dead_letter, cut.outcomes}
     grace_ms, policies = strictness.grace_ms, evidence.policies
@@ -178,9 +163,7 @@ def rules_of(
 
 
 def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
-    """Return the time, epoch ms, before which a record must have been due to be reported as
-    overdue.
-    """
+    """Return the time, epoch ms, before which an overdue record must have been due."""
     overdue_ms = strictness.overdue_ms
     return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
 
@@ -210,12 +193,140 @@ def _hashes(topics: Iterable[str]) -> frozenset[int]:
 def _by_topic(
     cut: Cut, topics: Collection[str], at_ms: Mapping[Place, int], default: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return the times ``at_ms`` (epoch ms) by hash of the topic, one for each partition, in order;
-    ``default`` where the time is unknown. The delay topics are added to ``topics``.
-    """
     return {
         name_hash(topic): tuple(
             at_ms.get((topic, number), default) for number in range(cut.partitions[topic])
         )
         for topic in {*topics, *cut.delay_topics}
     }
+
+
+VERSION: Final = 1
+
+
+class _Log(msgspec.Struct, frozen=True, omit_defaults=True):
+    # span, read: first offset and exclusive end of the log, and of the records that are read of it.
+    topic: str
+    partition: int
+    span: tuple[int, int]
+    read: tuple[int, int]
+    seen_ms: int | None = None
+    complete_ms: int | None = None
+    is_open: bool = False
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.partition
+
+
+class _Shard(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+    topic_id: str
+    earlier: Cursor
+    later: Cursor
+    contracts: Any
+    start: int
+    judged: int
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    taken_ms: int
+    dead_letter: str
+    outcomes: str
+    partitions: Mapping[str, int]
+    topic_ids: Mapping[str, str]
+    policies: Mapping[str, Policy]
+    served: frozenset[str]
+    notes: tuple[str, ...]
+    logs: tuple[_Log, ...]
+    shards: tuple[_Shard, ...]
+    unserved: tuple[tuple[str, int, int], ...] = ()
+    v: int = VERSION
+
+
+def encode(cut: Cut, evidence: Evidence) -> str:
+    logs = tuple(
+        _Log(
+            *place,
+            (span.start, span.end),
+            (evidence.spans[place].start, evidence.spans[place].end),
+            evidence.seen_ms.get(place),
+            evidence.complete_ms.get(place),
+            place in cut.open_places,
+        )
+        for place, span in sorted(cut.spans.items())
+    )
+    shards = tuple(
+        _Shard(
+            *shard.place,
+            shard.topic_id,
+            shard.earlier,
+            shard.later,
+            shard.contracts.to_json(),
+            evidence.starts[shard.place],
+            evidence.judged[shard.place],
+        )
+        for shard in cut.shards
+    )
+    found = _Snapshot(
+        cut.taken_ms,
+        cut.dead_letter,
+        cut.outcomes,
+        cut.partitions,
+        cut.topic_ids,
+        evidence.policies,
+        cut.served,
+        cut.notes,
+        logs,
+        shards,
+        tuple((*place, count) for place, count in sorted(cut.unserved.items())),
+    )
+    return msgspec.json.encode(found).decode()
+
+
+def decode(text: str) -> tuple[Cut, Evidence]:
+    try:
+        found = msgspec.json.decode(text, type=_Snapshot)
+    except msgspec.MsgspecError as exc:
+        raise DelayServiceError(f"this is no cut of an archive: {exc}") from exc
+    if found.v != VERSION:
+        raise DelayServiceError(f"the cut is of version {found.v}, and this reads {VERSION}")
+    spans = {log.place: Span(*log.span) for log in found.logs}
+    places = {(shard.topic, shard.partition) for shard in found.shards}
+    shards = tuple(
+        ShardCut(
+            s.topic,
+            s.partition,
+            s.topic_id,
+            s.earlier,
+            s.later,
+            Contracts.from_json(s.contracts),
+            spans[s.topic, s.partition],
+        )
+        for s in found.shards
+    )
+    cut = Cut(
+        taken_ms=found.taken_ms,
+        shards=shards,
+        others={place: span for place, span in spans.items() if place not in places},
+        partitions=found.partitions,
+        served=found.served,
+        notes=found.notes,
+        open_places=frozenset(log.place for log in found.logs if log.is_open),
+        unserved={(topic, number): count for topic, number, count in found.unserved},
+        topic_ids=found.topic_ids,
+        dead_letter=found.dead_letter,
+        outcomes=found.outcomes,
+    )
+    evidence = Evidence(
+        spans={log.place: Span(*log.read) for log in found.logs},
+        starts={(s.topic, s.partition): s.start for s in found.shards},
+        judged={(s.topic, s.partition): s.judged for s in found.shards},
+        seen_ms={log.place: log.seen_ms for log in found.logs if log.seen_ms is not None},
+        complete_ms={
+            log.place: log.complete_ms for log in found.logs if log.complete_ms is not None
+        },
+        policies=found.policies,
+    )
+    return cut, evidence

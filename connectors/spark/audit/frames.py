@@ -21,8 +21,8 @@ from connectors.spark.common.cut import Cut
 from connectors.spark.ledger.facts import NAMED
 from connectors.spark.ledger.rows import NO_SHARD, name_hash
 
+# Largest number of offset blocks of which the driver keeps the time when H had passed them.
 _PASSED_MAX: Final = 500_000
-"""Largest number of offset blocks of which the driver keeps the time when H had passed them."""
 _USUAL: Final = Strictness()
 
 
@@ -54,22 +54,11 @@ def findings(
 
 
 def apart(ledger: DataFrame) -> DataFrame:
-    """Return the ledger rows that ``match`` leaves out and Python judges: those of role ``NAMED``
-    or shard ``NO_SHARD``.
-    """
     return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
 
 
 def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
-    """Return times by which H had passed blocks of neighbouring offsets: the times of outputs that
-    settle records correctly.
-
-    Args:
-        matched: the result of ``match``.
-        offsets: number of offsets that were read; more offsets make larger blocks.
-        even: blocks in which all records are correct, from ``plain_blocks.blocks_of``, with the
-            time of the first delivery in each; None: there are none.
-    """
+    """Return times by which H had passed blocks of neighbouring offsets, from right settlements."""
     bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
     sound = matched.where(sf.col("status") == SOUND)
     block = sf.shiftright("offset", BLOCK_BITS).alias("block")
@@ -82,21 +71,14 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
 
 
 def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that count, with the columns of ``row_judges.JUDGED``: those without a
-    condition, those whose condition holds, and those by comparison with other records of the id.
-
-    Args:
-        judged: the result of ``judge_records``.
-        known: times by which H had passed offsets.
-        rules: rules to judge by.
-    """
+    """Return the verdicts that count, with the columns of ``row_judges.JUDGED``."""
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))
 
 
 def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return findings and unjudged records with the columns ``FINDING`` and ``verdict``: names in
-    place of the ledger's hashes of topics and shards.
+    """Return findings and unjudged records (``FINDING``, ``verdict``), with names in place of
+    hashes.
     """
     spark = decided.sparkSession
     topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")

@@ -1,4 +1,4 @@
-"""Groups of ledger rows: a source record with its outputs, as objects. No side effects."""
+"""Groups of ledger rows: a source record with its outputs, as objects."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from connectors.spark.ledger.facts import (
     LETTER,
     NAMED,
     OUTCOME,
+    OUTCOME_NAMES,
     PLAIN_OUTPUT,
     PLAIN_SOURCE,
     REMEMBERED,
@@ -36,7 +37,6 @@ from connectors.spark.ledger.facts import (
     SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, Line
-from connectors.spark.ledger.kinds import OUTCOME_NAMES
 from connectors.spark.ledger.rows import LedgerRow, id_hash, pack
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.entry import INVALID
@@ -49,25 +49,17 @@ _remembered: Final = msgspec.msgpack.Decoder(Remembered).decode
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Source record, and the outputs which state that they settle it, continue it or bring it to
-    its home.
+    """Source record, and the outputs which state that they settle it, continue it or bring it home.
 
     Attributes:
-        shard, offset: hash of the shard's name, and source offset of the record.
         source: the record; None: it is unknown, or an earlier cut has judged it.
-        settled: settlement of the record, if an earlier cut has judged it; else None.
-        details: stored details of the record, if an earlier cut has judged it and kept any; else
-            None.
-        named: id of the record and its ``Line``, if an earlier cut has judged it and it may still
-            cancel others; else None.
-        settling: outputs that settle the record.
-        successors: next occurrences of its schedule, in the order in which they were written.
+        settled, details, named: what is stored if an earlier cut has judged the record: its
+            settlement, its details, and its id and ``Line`` if it may still cancel others.
         arrivals: envelopes that bring the record to its home without settling it there.
         mirrored: number of its dead letters or outcomes that other producers have copied to target
             topics.
         undecided: requeued records and envelopes that name the record, and that the service may
             still refuse as forged.
-        rows: all ledger rows from which the group was made.
     """
 
     shard: int
@@ -84,27 +76,16 @@ class Group:
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN, reason: str = "") -> Iterator[RecordVerdict]:
-        """Yield ``CARRIED`` verdicts, which hand all ledger rows of the group to the next cut.
-
-        Args:
-            when: condition under which these verdicts count, such as ``IF_MARKED``.
-            reason: why the record, which is settled, can't be judged yet; empty: it is pending.
-        """
+        """Yield verdicts that hand all rows of the group to the next cut."""
         return (self.kept(CARRIED, row, when)._replace(kind=reason) for row in self.rows)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
-        """Yield ``CARRIED`` verdicts, which hand the rows of the ``undecided`` outputs to the next
-        cut.
-        """
         places = {place_of(one) for one in self.undecided}
         for row in self.rows:
             if row.role not in SOURCES and row[8:11] in places:
                 yield self.kept(CARRIED, row, CERTAIN)
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
-        """Return a verdict that hands a ledger row to a later cut; ``verdict``: ``CARRIED`` or
-        ``SETTLED``; ``when``: condition under which it counts.
-        """
         kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
         if self.source is None:
             return kept
@@ -112,7 +93,6 @@ class Group:
 
 
 def group_of(rows: Sequence[LedgerRow]) -> Group:
-    """Return ledger rows that all have the same shard and offset as a group."""
     shard, offset = rows[0][:2]
     by_role = {row.role: row for row in rows if row.role in SOURCES}
     source = _source(by_role[SOURCE]) if SOURCE in by_role else None
@@ -131,9 +111,7 @@ def group_of(rows: Sequence[LedgerRow]) -> Group:
 def grouped(
     shard: int, offset: int, source: SourceRow | None, outputs: Iterable[OutputRow]
 ) -> Group:
-    """Return the group of a record and its outputs, without outputs that the service refused as
-    forged. ``shard``: hash of its name; ``source``: None: the record is unknown.
-    """
+    """Return the group without outputs that the service refused as forged."""
     said = sorted(outputs, key=lambda one: (one.at_ms, one.place))
     forged = {place_of(one) for one in said if one.role == DISCLAIMED}
     real = [one for one in said if place_of(one) not in forged]
@@ -150,9 +128,6 @@ def grouped(
 
 
 def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -> Group:
-    """Return the group, with those outputs moved to ``undecided`` whose signature was not verified
-    and for which ``is_undecided`` returns true.
-    """
     said = (*group.settling, *group.successors, *group.arrivals)
     undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
     if not undecided:
@@ -167,24 +142,15 @@ def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -
 
 
 def place_of(output: OutputRow) -> tuple[int, int, int]:
-    """Return the place of an output: hash of its topic's name, partition and offset."""
     return output.topic, output.partition, output.place
 
 
 def base_of(source: SourceRow) -> int:
-    """Return the first offset at which the canceller of this record may be."""
     return source.facts.base or source.offset + 1
 
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
-    """Return the ``CARRIED`` verdict that keeps a judged record as a ``NAMED`` row, as it may
-    cancel others at a later cut.
-
-    Args:
-        shard: hash of its shard's name.
-        line: the record among those of its id.
-        record_id: its id.
-    """
+    """Return the verdict that keeps a judged record, as it may cancel others later."""
     row = LedgerRow(
         shard,
         line.offset,
@@ -200,15 +166,7 @@ def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> RecordVerdict:
-    """Return the ``SETTLED`` verdict that keeps a judged record as a ``REMEMBERED`` row, to compare
-    outputs with that later cuts find.
-
-    Args:
-        group: the record and its outputs.
-        settled: its settlement.
-        details: further details to keep; None: no details.
-        when: condition under which the verdict counts.
-    """
+    """Return the verdict that keeps a judged record, to compare later outputs with."""
     row = LedgerRow(
         group.shard,
         group.offset,
@@ -224,9 +182,7 @@ def settled_row(
 
 
 def _as_refused(source: SourceRow, outputs: Sequence[OutputRow]) -> SourceRow:
-    """Return the record; as an invalid record if its signature was not verified and one of
-    ``outputs`` dead-letters it as forged.
-    """
+    # A record whose unverified signature a dead letter calls forged counts as an invalid record.
     if source.facts.is_verified:
         return source
     for output in outputs:

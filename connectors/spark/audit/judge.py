@@ -1,10 +1,8 @@
-"""Judges one source record: whether it has exactly one settlement (output that settles it). Pure
-functions, without side effects except counts.
+"""Judges one source record: whether it has exactly one settlement (output that settles it).
 
 Source: rule 1 of ``docs/internals/design.md``, and "Proof from the topics" in
-``docs/guarantees.md``; ``docs/audit.md`` explains the kinds of findings. ``settlement`` decides
-whether a settlement is the right one, and ``row_judges`` with ``ledger.ids`` judges what depends on
-other records of the same id.
+``docs/guarantees.md``. ``settlement`` decides whether a settlement is right, ``row_judges`` with
+``ledger.ids`` what depends on other records of the same id.
 """
 
 from __future__ import annotations
@@ -51,14 +49,14 @@ from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
     FORWARDED,
+    KIND_NAMES,
     LETTER,
     OUTCOME,
+    PENDING,
     OutputRow,
     SourceRow,
 )
-from connectors.spark.ledger.ids import NONE
-from connectors.spark.ledger.kinds import KIND_NAMES, PENDING
-from connectors.spark.ledger.successors import against_origin
+from connectors.spark.ledger.ids import NONE, against_origin
 from delayservice.contract.entry import HOMEBOUND, SCHEDULE
 
 _COUNTED: Final = {
@@ -72,9 +70,6 @@ _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
 def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield the verdicts on one record: findings, and the rows to keep for the next cut. Add the
-    record and its outputs to ``counts``, numbers by what became of them.
-    """
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
     if group.undecided and group.source is not None and not group.settling:
@@ -134,9 +129,7 @@ def _judge(
 
 
 def _details(group: Group, source: SourceRow) -> Remembered | None:
-    """Return the details to keep of a record that recurs or goes to its home, as it may get further
-    outputs; None: the record does neither.
-    """
+    # A record that recurs or goes to its home may get further outputs.
     facts = source.facts
     if facts.kind != HOMEBOUND and not (facts.recur and facts.kind == SCHEDULE):
         return None
@@ -148,18 +141,13 @@ def _details(group: Group, source: SourceRow) -> Remembered | None:
 def _without_elder(
     settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
 ) -> list[OutputRow]:
-    """Return the outputs without those written before ``shard.born_ms``, which belong to expired
-    records. Those are added to ``counts``.
-    """
+    # Outputs written before the shard was born belong to expired records.
     found = [output for output in settling if output.at_ms >= shard.born_ms]
     counts["source_expired"] += len(settling) - len(found)
     return found
 
 
 def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield findings about outputs that settle a record a second time; retention has deleted the
-    record itself. Add its outputs to ``counts``.
-    """
     counts["source_expired"] += len(group.settling)
     name = f"{rules.shards[group.shard].name}:{group.offset}"
     kept: list[OutputRow] = []
@@ -176,9 +164,8 @@ def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Re
 
 
 def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
-    """Return whether two outputs that name the same source offset settle the same record twice,
-    whatever the record was. Two deliveries do so only if topic, due time and content are the same.
-    """
+    # Two deliveries settle a record twice, whatever it was, only if topic, due time and content are
+    # the same.
     if first.role == second.role == DELIVERED:
         return first.topic == second.topic and first[1:4:2] == second[1:4:2]
     return True
@@ -187,9 +174,8 @@ def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
 def _without_source(
     group: Group, settling: Sequence[OutputRow], rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about outputs that name an offset without a record. If the offset is beyond
-    the end of the log that was read, outputs that may be ahead of it are carried to the next cut.
-    """
+    # If the offset is beyond the end of the log that was read, outputs that may be ahead of it are
+    # carried to the next cut.
     own = rules.shards[group.shard]
     said = [*settling, *group.successors, *group.arrivals]
     if group.offset >= own.end:
@@ -206,9 +192,8 @@ def _without_source(
 
 
 def _is_beside(group: Group, output: OutputRow) -> bool:
-    """Return whether an output is a requeued record or envelope that may have been read before its
-    source record was: it is in another shard, or after the source offset in the same shard.
-    """
+    # A requeued record or envelope in another shard, or after the source offset in the same shard,
+    # may have been read before its source record was.
     is_copy = output.role in (COPIED, CONTINUED, FORWARDED, ARRIVED)
     return is_copy and not (output.facts.base != NONE and output.place <= group.offset)
 
@@ -224,9 +209,6 @@ def _late(
     rules: Rules,
     counts: Counter[str],
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about the new outputs of a record that an earlier cut has judged, and the row
-    to keep if its details change. ``settling``: the new outputs that settle it.
-    """
     details = group.details
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
     for output in settling:
@@ -267,9 +249,7 @@ def _late_arrivals(
 
 
 def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]:
-    """Yield findings about occurrences that were written twice. ``origin``: ``delay-source`` of the
-    record that recurs; ``since``: highest number of an occurrence seen at an earlier cut; 0: none.
-    """
+    # since: highest number of an occurrence seen at an earlier cut; 0: none.
     seen: set[str] = set()
     for output in group.successors:
         name = output.facts.origin
@@ -280,15 +260,11 @@ def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]
 
 
 def _number(output: OutputRow) -> int:
-    """Return the number of an occurrence, from its ``delay-source``; 0: it has no number."""
     number = output.facts.origin.rpartition("#")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def _continued(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings about an occurrence of a schedule (``output``) that does not match the record
-    which it continues.
-    """
     why = against_origin(source, output)
     if why is not None:
         yield finding_of(ALTERED, source, output, rules, why)
@@ -301,9 +277,6 @@ def _continued(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[R
 def _arrived(
     source: SourceRow, arrivals: Sequence[OutputRow], rules: Rules, *, waits: bool, settled: bool
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about envelopes that bring a record to its home; ``waits``: the record was
-    requeued to wait for that; ``settled``: it has a settlement.
-    """
     for number, output in enumerate(arrivals):
         if source.facts.kind != HOMEBOUND:
             detail = f"{KIND_NAMES[source.facts.kind]} was sent home"
@@ -318,9 +291,6 @@ def _arrived(
 def _without_output(
     group: Group, source: SourceRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield the verdicts on a record without a settlement: it is pending, overdue or lost, or it
-    can't be judged.
-    """
     shard = rules.shards[source.shard]
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
     is_named = source.facts.record_id is not None and source.facts.kind in PENDING
@@ -360,9 +330,8 @@ def _without_output(
 
 
 def _overdue(source: SourceRow, rules: Rules, *, is_named: bool) -> Iterator[RecordVerdict]:
-    """Yield a finding if a pending record is overdue and no earlier cut has reported that;
-    ``is_named``: the record has an id, so it may have been cancelled.
-    """
+    # A record with an id may have been cancelled. What an earlier cut has reported is not reported
+    # again.
     since_ms = max(source.key_ms, source.written_ms)
     is_old = source.offset < rules.shards[source.shard].new_from
     was_seen = is_old and since_ms < rules.overdue_before_ms
@@ -378,17 +347,13 @@ def _is_checkpointed(source: SourceRow, rules: Rules) -> bool:
 
 
 def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a later cut must judge the record, as its output is so young that under
-    ``at_least_once`` the checkpoint may not count it yet.
-    """
+    # Under at_least_once, the checkpoint may not count a young output yet.
     is_young = output.at_ms > rules.unsettled_since_ms
     return is_young and source.facts.record_id is None and not _is_checkpointed(source, rules)
 
 
 def _may_be_copy(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a delivery in another topic than the record's target may be a consumer's copy
-    of one that an open transaction hides.
-    """
+    # An open transaction may hide a delivery in the target, of which this may be a consumer's copy.
     if output.role != DELIVERED or output.topic == source.topic:
         return False
     return rules.unseen_target(source, max(source.key_ms, source.written_ms)) == OPEN
@@ -397,9 +362,8 @@ def _may_be_copy(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
 def _unless_checkpointed(
     source: SourceRow, output: OutputRow, rules: Rules
 ) -> Iterator[RecordVerdict]:
-    """Yield a finding if a record has this output but the later cursor does not count the record
-    as settled; not for outputs so young that ``at_least_once`` explains that.
-    """
+    # Under at_least_once, outputs may be so young that the later cursor does not count the record
+    # yet.
     if _is_checkpointed(source, rules) or output.at_ms > rules.unsettled_since_ms:
         return
     shard = rules.shards[source.shard]

@@ -19,8 +19,15 @@ from connectors.spark.audit.plain_blocks import (
 from connectors.spark.audit.rules import Rules
 from connectors.spark.common.frames import or_false
 from connectors.spark.ledger.expressions import row_with
-from connectors.spark.ledger.facts import DELIVERED, NAMED, NEVER_MS, OUTCOME, REMEMBERED, SOURCE
-from connectors.spark.ledger.kinds import OUTCOME_KINDS
+from connectors.spark.ledger.facts import (
+    DELIVERED,
+    NAMED,
+    NEVER_MS,
+    OUTCOME,
+    OUTCOME_KINDS,
+    REMEMBERED,
+    SOURCE,
+)
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
 from delayservice.contract.entry import CANCEL, SCHEDULE
 
@@ -42,9 +49,7 @@ def match(rows: DataFrame, rules: Rules) -> DataFrame:
     """Return one row for each pair of a record and an output that settles it. If one of them is
     missing, its columns are null. Rows of role ``NAMED`` or shard ``NO_SHARD`` are left out.
 
-    Args:
-        rows: ledger rows; for each record in them, all its rows and all those of its id.
-        rules: cursors and limits to judge by.
+    ``rows`` must have, for each record, all its rows and all those of its id.
 
     Returns:
         ``shard``, ``offset``, ``status``; ``s_*``: columns of the source record; ``o_*``: columns
@@ -75,9 +80,8 @@ def _prefixed(prefix: str) -> list[Column]:
 
 
 def _status(rules: Rules) -> Column:
-    """Return a column with the ``status`` of each pair of a record and its output, regardless of
-    other records of the id. A record with an id is ``SOUND`` only below H of the earlier cursor.
-    """
+    # A record with an id is SOUND only below H of the earlier cursor. Other records of the id are
+    # not regarded here.
     has_id = sf.col("s_id_hash") != NO_ID
     is_passed = ~has_id | (sf.col("offset") < sf.col("first_h"))
     is_simple = (sf.col("s_role") == SOURCE) & sf.col("s_more").isNull()
@@ -109,9 +113,6 @@ def _is_delivered_well(rules: Rules) -> Column:
 
 
 def _is_outcome() -> Column:
-    """Return a column: whether the output is an outcome, cancelled, replaced or not pending, that
-    fits the kind and offset of its record.
-    """
     told = sf.col("o_kind")
     is_cancelled = told.isin(_CANCELLED, _REPLACED) & (sf.col("o_by") > sf.col("offset"))
     of_cancel = told.isin(_CANCELLED, _NOT_PENDING)
@@ -122,10 +123,8 @@ def _is_outcome() -> Column:
 
 
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
-    """Return the pairs of records and outputs with the ``status`` that counts. If one pair of an id
-    is neither ``SOUND`` nor ``PENDING``, or does not fit the other records of the id, or if there
-    is a ``NAMED`` row of the id, all ``SOUND`` and ``PENDING`` pairs of the id become ``ODD``.
-    """
+    # If one pair of an id is neither SOUND nor PENDING, or does not fit the other records of the
+    # id, or if there is a NAMED row of the id, all SOUND and PENDING pairs of the id become ODD.
     of_id = Window.partitionBy("shard", "group")
     in_order = of_id.orderBy("offset")
     columns = ("offset", "s_kind", "s_at_ms", "o_role", "o_kind", "o_by", "first_h")
@@ -143,10 +142,8 @@ def _with_ids_judged(pairs: DataFrame) -> DataFrame:
 
 
 def _is_as_demanded() -> Column:
-    """Return a column: whether the output of each source record fits the records of the same id
-    that were written just before and after that record. A pending record fits if no record of the
-    id follows it; a delivery, if it was written before the next record of the id.
-    """
+    # A pending record fits if no record of the id follows it; a delivery, if it was written before
+    # the next record of the id.
     following, before = sf.col("next"), sf.col("last")
     is_alone = following.isNull()
     by_next = (sf.col("o_by") == following["offset"]) & (following["offset"] < sf.col("first_h"))
@@ -167,9 +164,7 @@ def _is_as_demanded() -> Column:
 
 
 def unpaired(matched: DataFrame) -> DataFrame:
-    """Return pairs as ledger rows again: the source record and the output of each pair. A record
-    with several outputs is returned once for each of them.
-    """
+    """Return pairs as ledger rows; a record with several outputs once for each of them."""
     rows = [_row(prefix) for prefix in _SIDES]
     return (
         matched.select(sf.explode(sf.array(*rows)).alias("row"))
@@ -179,7 +174,6 @@ def unpaired(matched: DataFrame) -> DataFrame:
 
 
 def of_records(matched: DataFrame) -> DataFrame:
-    """Return only the source records of pairs, as ledger rows."""
     return matched.select(_row("s_").alias("row")).select("row.*")
 
 
@@ -190,15 +184,9 @@ def _row(prefix: str) -> Column:
 
 
 def remembered(sound: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` ledger rows, which a later cut reads, for the records of pairs;
-    ``sound``: the ``SOUND`` pairs.
-    """
     return remembered_outputs(sound.select(_row("o_").alias("row")).select("row.*"))
 
 
 def remembered_outputs(outputs: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` ledger rows, which a later cut reads, for the records that are settled
-    by ``outputs``, ledger rows.
-    """
     kept = (*_KEY, "at_ms", "topic", "partition", "place")
     return outputs.select(*row_with(*kept, role=sf.lit(REMEMBERED), kind=sf.col("role")))

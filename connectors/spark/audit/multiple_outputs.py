@@ -9,31 +9,29 @@ from connectors.spark.audit.group import place_of
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.settlement import finding_of, problems
 from connectors.spark.audit.verdicts import DUPLICATED, LOST_ROLE, RecordVerdict, Settled
-from connectors.spark.ledger.facts import DELIVERED, OutputRow, SourceRow
+from connectors.spark.ledger.facts import (
+    DELIVERED,
+    SETTLEMENTS,
+    OutputRow,
+    SourceRow,
+    settlement_name,
+)
 from connectors.spark.ledger.ids import ORDER_MS
-from connectors.spark.ledger.kinds import SETTLEMENTS, settlement_name
 
 
 def settlement_of(output: OutputRow) -> Settled:
-    """Return the facts that an audit keeps of an output that settles a record: its role, time and
-    place.
-    """
     return Settled(output.role, output.at_ms, *place_of(output))
 
 
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
-    """Return whether ``output`` may be a copy of the delivery ``settled`` that a consumer wrote to
-    another topic: both are deliveries, in different topics, and ``output`` is not clearly older.
-    """
+    """Return whether a consumer may have copied the delivery ``settled`` to another topic."""
     are_deliveries = settled.role == output.role == DELIVERED
     is_after = output.at_ms >= settled.at_ms - ORDER_MS
     return are_deliveries and output.topic != settled.topic and is_after
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
-    """Return the outputs that settle one record, the one that counts first: sorted by number of
-    errors, then those in the target topic first, then by time.
-    """
+    """Return the outputs by number of errors, then those in the target topic, then by time."""
     if len(settling) == 1:
         return list(settling)
 
@@ -45,24 +43,17 @@ def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> li
 
 
 def is_forwarded(source: SourceRow, first: OutputRow, output: OutputRow) -> bool:
-    """Return whether ``output`` may be a copy that a consumer of the target topic made of the
-    delivery ``first`` in another topic.
-    """
+    # A consumer of the target topic may write a copy of the delivery to another topic.
     return first.topic == source.topic and is_mirror_of(settlement_of(first), output)
 
 
 def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a node's crash under ``at_least_once`` explains that both outputs settle the
-    same record: the older one is a delivery, and the other follows within the grace time.
-    """
+    # Under at_least_once, a crash may repeat a delivery within the grace time.
     older, newer = sorted((first, output), key=lambda one: one.at_ms)
     return is_again(settlement_of(older), newer, rules)
 
 
 def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
-    """Return whether ``settled`` is a delivery, and ``output`` follows it within the grace time,
-    which ``at_least_once`` allows after a crash.
-    """
     is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
     return settled.role == DELIVERED and is_soon
 
@@ -70,9 +61,6 @@ def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
 def surplus_finding(
     source: SourceRow, first: OutputRow, output: OutputRow, rules: Rules
 ) -> RecordVerdict:
-    """Return a ``duplicated`` finding about ``output``, which settles a record that ``first`` has
-    settled; its detail names the other errors of ``output`` too.
-    """
     others = {found.kind for found in problems(source, output, rules, Counter())}
     also = f"; it is also {', '.join(sorted(others))}" if others else ""
     detail = twice_text(settlement_of(first), output, rules) + also
@@ -80,9 +68,6 @@ def surplus_finding(
 
 
 def twice_text(settled: Settled, output: OutputRow, rules: Rules) -> str:
-    """Return the detail of a finding about an output that settles a record again: how and where
-    ``settled`` settled it first.
-    """
     if settled.role == LOST_ROLE:
         return f"nothing settled the record when its time had come, and it was {_verb(output)} here"
     topic = rules.topics.get(settled.topic, "a topic that is gone")

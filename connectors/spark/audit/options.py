@@ -1,11 +1,14 @@
-"""Options of an audit."""
+"""Options and result of an audit."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 from connectors.spark.audit.evidence import Strictness
+from connectors.spark.common.cut import Cut
+from connectors.spark.common.session import exit_status
 from connectors.spark.common.topics import Place
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
@@ -15,9 +18,7 @@ from delayservice.contract.targets import Allowlist
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Source offsets of one shard (partition of a delay topic), from ``start`` on, below
-    ``stop``.
-    """
+    """Source offsets of one shard (partition of a delay topic), ``stop`` exclusive."""
 
     topic: str
     partition: int
@@ -26,7 +27,6 @@ class OffsetRange:
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the shard."""
         return self.topic, self.partition
 
 
@@ -84,14 +84,7 @@ class AuditOptions:
     topic: str | None = None
 
     def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return the topics to read besides the delay topics, chosen from all ``topics`` of the
-        cluster: the dead-letter topic, the outcome topic, and target topics as the options say.
-        ``contracts``: the contracts of all shards.
-
-        Raises:
-            KafkaEdgeError: the dead-letter topic, the outcome topic, a named target or the topic
-                for results does not exist.
-        """
+        """Return the topics to read besides the delay topics."""
         needed = {self.dead_letter, self.outcomes, *self.targets}
         published = set() if self.topic is None else {self.topic}
         missing = sorted((needed | published) - set(topics))
@@ -107,9 +100,6 @@ class AuditOptions:
         return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
 
     def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return those of ``topics`` that at least one contract, or ``allow``, permits as a
-        target.
-        """
         rules = {contract for held in contracts for _, contract in held.entries()}
         lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
         if len(lists) < len(rules):
@@ -118,11 +108,79 @@ class AuditOptions:
 
     @property
     def strictness(self) -> Strictness:
-        """Limits of lateness, earliness, grace, overdue time and lag by which outputs are
-        judged.
-        """
         return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"
+
+
+SAMPLE_ROWS: Final = 20
+VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """The result of an audit.
+
+    Attributes:
+        findings: number of findings by kind; kinds without findings are left out.
+        unjudged: number of records or offsets that could not be judged, by reason.
+        judged: offset ranges that the verdict is for.
+        counts: number of records by what became of them; ``docs/internals/audit-method.md``
+            explains each name.
+        records: number of source records that were audited.
+        outputs: number of outputs that were read and settle a record.
+        seconds: duration of the audit and of taking the cut.
+        findings_path, unjudged_path: Parquet datasets.
+        summary_path: path of the JSON summary.
+        sample, unjudged_sample: the first rows of both, for display, at most ``SAMPLE_ROWS``.
+        cut: offsets and cursors at which the audit judged.
+        ranges: offset ranges requested by the user; empty: all offsets.
+    """
+
+    findings: Mapping[str, int]
+    unjudged: Mapping[str, int]
+    judged: tuple[OffsetRange, ...]
+    counts: Mapping[str, int]
+    records: int
+    outputs: int
+    seconds: float
+    rows_per_s: float
+    findings_path: str
+    unjudged_path: str
+    summary_path: str
+    sample: tuple[Mapping[str, Any], ...]
+    unjudged_sample: tuple[Mapping[str, Any], ...]
+    cut: Cut
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there are neither findings nor unjudged records."""
+        return not self.findings and not self.unjudged
+
+    @property
+    def status(self) -> int:
+        """Exit status of the audit command: 3 findings, 4 only unjudged records, 0 otherwise."""
+        return exit_status(len(self.findings), len(self.unjudged))
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of ``summary.json``."""
+        return {
+            "v": VERSION,
+            "kind": "summary",
+            "at_ms": self.cut.taken_ms,
+            "ranges": [[r.topic, r.partition, r.start, r.stop] for r in self.ranges],
+            "judged": [[r.topic, r.partition, r.start, r.stop] for r in self.judged],
+            "clean": self.is_clean,
+            "findings": dict(self.findings),
+            "unjudged": dict(self.unjudged),
+            "counts": dict(self.counts),
+            "records": self.records,
+            "outputs": self.outputs,
+            "seconds": round(self.seconds, 3),
+            "rows_per_s": round(self.rows_per_s),
+            "findings_path": self.findings_path,
+            "unjudged_path": self.unjudged_path,
+            "cut": self.cut.to_json(),
+        }

@@ -21,22 +21,20 @@ from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, SOURCE
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
 from delayservice.contract.entry import SCHEDULE
 
+# Size of a block of neighbouring offsets that are compared together: 2 to this power.
 BLOCK_BITS: Final = 8
-"""Size of a block of neighbouring offsets that are compared together: 2 to this power."""
 BLOCK: Final = ["shard", "block"]
 
+# Columns with two cursors of a shard, first read before the ends of the logs and last after them: K
+# (_ms in epoch ms, _at as offset) and H (_h, offset).
 CURSORS: Final = (
     "shard long, first_ms long, first_at long, first_h long, "
     "last_ms long, last_at long, last_h long"
 )
-"""Columns with two cursors of a shard, ``first`` read before the ends of the logs and ``last``
-after them: K (``_ms`` in epoch ms, ``_at`` as offset) and H (``_h``, offset)."""
 
 
 def is_plain() -> Column:
-    """Return a column: whether a ledger row can be judged in a block. It is a schedule or a
-    delivery, without id and further facts (``more``), and the record names no target partition.
-    """
+    # Without further facts (more), and without a target partition that the record names.
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
     )
@@ -49,8 +47,7 @@ def is_plain() -> Column:
 
 
 def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return one row for each block of neighbouring offsets; ``plain``: ledger rows of records and
-    deliveries for which ``is_plain`` is true.
+    """Return one row for each block of neighbouring offsets.
 
     Returns:
         ``shard``, ``block``; ``is_even``: whether each record of the block is either pending or
@@ -82,36 +79,26 @@ def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
 
 
 def counted(blocks: DataFrame) -> tuple[int, int]:
-    """Return the numbers of settled and of pending records in all ``blocks`` together, which are
-    the result of ``blocks_of``.
-    """
     row = blocks.agg(sf.sum("sound"), sf.sum("pending")).collect()[0]
     return row[0] or 0, row[1] or 0
 
 
 def in_blocks(rows: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Return the ledger rows ``rows`` whose shard and block of offsets are in ``blocks``."""
     chosen = sf.broadcast(blocks.select(*BLOCK))
     return with_block(rows).join(chosen, BLOCK, "left_semi").drop("block")
 
 
 def waiting(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return the source records in ``plain``, ledger rows, that are pending at the cursor which was
-    read after the ends of the logs.
-    """
+    # Pending at the cursor which was read after the ends of the logs.
     is_waiting = (sf.col("role") == SOURCE) & ~has_settled("last")
     return with_cursors(plain, rules).where(is_waiting).select(*COLUMNS)
 
 
 def with_block(rows: DataFrame) -> DataFrame:
-    """Return ledger rows with the column ``block``, the number of the row's block of offsets."""
     return rows.withColumn("block", sf.shiftright("offset", BLOCK_BITS))
 
 
 def with_cursors(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Return ledger rows with the columns of ``CURSORS``, filled with the cursors of the row's
-    shard.
-    """
     cursors = rows.sparkSession.createDataFrame(_cursors(rules), CURSORS)
     return rows.join(sf.broadcast(cursors), "shard", "left")
 
@@ -124,14 +111,7 @@ def _cursors(rules: Rules) -> list[tuple[int, ...]]:
 
 
 def has_settled(cursor: str, source: str = "") -> Column:
-    """Return a column: whether a cursor counts a record without an id as settled, as
-    ``Cursor.has_settled`` does.
-
-    Args:
-        cursor: prefix of the cursor's columns: ``first``, read before the ends of the logs, or
-            ``last``, read after them.
-        source: prefix of the record's columns.
-    """
+    """Return a column: as ``Cursor.has_settled``, for records without an id."""
     key_ms, offset = sf.col(f"{source}key_ms"), sf.col("offset")
     k_ms, k_at = sf.col(f"{cursor}_ms"), sf.col(f"{cursor}_at")
     by_key = (key_ms < k_ms) | ((key_ms == k_ms) & (offset <= k_at))
@@ -139,21 +119,14 @@ def has_settled(cursor: str, source: str = "") -> Column:
 
 
 def is_pending(rules: Rules, source: str = "") -> Column:
-    """Return a column: whether a record without an id is neither settled at the cursor ``first``
-    nor overdue; ``source``: prefix of the record's columns.
-    """
+    """Return a column: whether a record without an id is neither settled nor overdue."""
     since_ms = sf.greatest(f"{source}key_ms", f"{source}at_ms")
     return ~has_settled("first", source) & (since_ms >= rules.overdue_since_ms)
 
 
 def is_in_its_partition(rules: Rules, named: Column, output: str = "") -> Column:
-    """Return a column: whether a delivery is in the partition that its record names; if it names
-    none, in the one that the key selects by the present number of partitions.
-
-    Args:
-        rules: gives the number of partitions of each topic.
-        named: column with the partition that the record names; negative: no partition.
-        output: prefix of the delivery's columns.
+    """Return a column: whether a delivery is in the partition that the record (``named``) or its
+    key chooses, by the present number of partitions.
     """
     topic, lies, hashed = (sf.col(f"{output}{name}") for name in ("topic", "partition", "key_hash"))
     counts = sf.lit(0)

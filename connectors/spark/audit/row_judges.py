@@ -1,5 +1,5 @@
-"""Judges ledger rows on the executors: each record by itself, then the verdicts with a condition,
-which depend on other records of its id.
+"""Judges ledger rows on the executors: each record by itself, then verdicts that depend on
+its id.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from connectors.spark.audit.verdicts import (
     WRONG_OUTCOME,
     RecordVerdict,
 )
-from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.decode import without_collector
+from connectors.spark.common.frames import arrow_schema
 from connectors.spark.ledger.facts import (
     ARRIVED,
     COPIED,
     DELIVERED,
+    FOREIGN,
     FORWARDED,
     NEVER_MS,
     OutputRow,
     SourceRow,
+    settlement_name,
 )
 from connectors.spark.ledger.ids import NONE, IdHistory, Line
-from connectors.spark.ledger.kinds import FOREIGN, settlement_name
 from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE, LedgerRow, batch_of
 from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
 from delayservice.contract.entry import HOMEBOUND, INVALID
@@ -65,10 +66,10 @@ COUNT: Final = 5
 as ``ledger.ids.Line``; ``COUNT``: the row holds a number of records."""
 
 _SCHEMA: Final = arrow_schema(JUDGED)
+# Largest number of rows that are held as Python objects before they become an Arrow batch.
 _ROWS_MAX: Final = 10_000
-"""Largest number of rows that are held as Python objects before they become an Arrow batch."""
+# Size of a block of neighbouring offsets, which one task judges together: 2 to this power.
 _BLOCK_BITS: Final = 13
-"""Size of a block of neighbouring offsets, which one task judges together: 2 to this power."""
 
 _Row: TypeAlias = dict[str, Any]
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -77,13 +78,7 @@ _unpack_line: Final = msgspec.msgpack.Decoder(Line).decode
 
 
 def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
-    """Return the verdicts on each record by itself, with the columns of ``JUDGED``.
-
-    Args:
-        rows: ledger rows, with all rows of each record.
-        rules: rules to judge by.
-        keeps: whether to return also the ledger rows that the next cut reads.
-    """
+    """Return the verdicts on each record by itself, columns ``JUDGED``."""
     return (
         rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
         .sortWithinPartitions("shard", "offset", "role")
@@ -92,15 +87,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
 
 
 def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that depend on other records of the same id, with the columns of
-    ``JUDGED``: verdicts whose condition holds, findings about wrong outcomes, and rows for the next
-    cut of records that may still cancel others.
-
-    Args:
-        judged: the result of ``judge_records``.
-        passed: times by which H had passed offsets.
-        rules: rules to judge by.
-    """
+    """Return the verdicts that depend on other records of the same id, columns ``JUDGED``."""
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
@@ -110,29 +97,18 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of ledger rows, decoded from batches whose only column, ``packed``, has each
-    row as MessagePack.
-    """
     for batch in batches:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
 class RowJudge:
-    """Judge of each record by itself; Spark sends it to the executors.
-
-    Args:
-        keeps: whether to yield also the ledger rows that the next cut reads.
-    """
-
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
         self._rules = rules
         self._keeps = keeps
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield verdicts as batches with the columns of ``JUDGED``, and at the end rows with the
-        counts. ``batches``: ledger rows sorted by shard, offset and role.
-        """
+        """Yield verdicts, and at the end counts; ``batches``: sorted by shard, offset and role."""
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
@@ -148,9 +124,6 @@ class RowJudge:
         )
 
     def _of_no_shard(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
-        """Add outputs that settle nothing to the counts, and yield findings about outputs whose
-        headers can't be read or name a partition that does not exist. ``rows``: of ``NO_SHARD``.
-        """
         for row in rows:
             what = row.offset
             if what not in (MALFORMED_ROW, NOWHERE):
@@ -204,9 +177,6 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
 def _line_of(
     group: Group, found: Sequence[RecordVerdict], rules: Rules
 ) -> tuple[bytes, Line] | None:
-    """Return the id of a record, and the record as a ``Line`` among those of its id; None: it has
-    no id, or it is invalid or unknown. ``found``: the verdicts on it.
-    """
     if group.named is not None:
         record_id, line = group.named
         return record_id, line._replace(is_home=line.is_home or bool(group.arrivals))
@@ -217,9 +187,7 @@ def _line_of(
 
 
 def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules: Rules) -> Line:
-    """Return the record as a ``Line`` among those of its id, with its settlement if there is one,
-    and ``found``, the verdicts on the record, has no unconditional finding.
-    """
+    # A record with an unconditional finding counts as not settled.
     facts = source.facts
     line = Line(
         *(source.offset, facts.kind, base_of(source), source.key_ms, source.written_ms),
@@ -246,9 +214,6 @@ def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules
 
 
 def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
-    """Return the row of ``JUDGED`` for a record with an id (``line``), with the place of the first
-    output that settles it.
-    """
     source = group.source
     row: _Row = {
         "verdict": LINE,
@@ -264,15 +229,11 @@ def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
 
 
 class PassedTimes:
-    """Times by which H (offset up to which cancels were read) had passed blocks of offsets.
+    """Times by which H (offset up to which cancels were read) had passed blocks of 2**``bits``
+    offsets.
 
     A record is settled only after H has passed it. So the time of its settlement is such a time for
     all offsets up to its own.
-
-    Args:
-        bits: size of a block of offsets: 2 to this power.
-        blocks: hash of the shard, number of the block, and earliest settlement time of the block's
-            records, epoch ms.
     """
 
     def __init__(self, bits: int = 0, blocks: Iterable[tuple[int, int, int]] = ()) -> None:
@@ -283,9 +244,6 @@ class PassedTimes:
         self._shards = {shard: _suffix_minima(sorted(told)) for shard, told in held.items()}
 
     def at_ms(self, shard: int, offset: int) -> int | None:
-        """Return the earliest known time, epoch ms, by which H had passed ``offset`` of a shard
-        (hash of its name); None: no time is known.
-        """
         blocks, at_ms = self._shards.get(shard, _NOTHING)
         at = int(np.searchsorted(blocks, offset >> self._bits, side="right"))
         return int(at_ms[at]) if at < len(blocks) else None
@@ -301,18 +259,12 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
 
 
 class IdJudge:
-    """Judge of verdicts that depend on other records of the same id; Spark sends it to the
-    executors.
-    """
-
     def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield the verdicts that count, as batches with the columns of ``JUDGED``. ``batches``:
-        rows with the same columns, conditional or ``LINE``, sorted by shard, id and offset.
-        """
+        """Yield the verdicts that count; ``batches``: sorted by shard, id and offset."""
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
             for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
@@ -339,9 +291,6 @@ class IdJudge:
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
         def passed_ms(offset: int) -> int | None:
-            """Return the earliest known time, epoch ms, by which H had passed ``offset``, plus the
-            grace time of ``at_least_once``; None: no time is known.
-            """
             at_ms = self._passed.at_ms(shard, offset)
             return None if at_ms is None else at_ms + self._rules.grace_ms
 
@@ -350,16 +299,8 @@ class IdJudge:
     def _is_true(
         self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
     ) -> bool:
-        """Return whether the condition of a verdict holds, such as ``IF_MARKED``, by the canceller
-        of the record.
-
-        Args:
-            row: the verdict, with the columns of ``JUDGED``.
-            own: rules of the record's shard.
-            history: records of its id.
-            unseen: offsets of records that can't be judged; they count as cancelled if their
-                canceller may be an unread record.
-        """
+        # Records that can't be judged (unseen) count as cancelled if their canceller may be an
+        # unread record.
         canceller = history.canceller(row["base"])
         is_known = history.is_certain(row["base"])
         mark = NEVER_MS if canceller is None else canceller.offset
@@ -375,10 +316,9 @@ class IdJudge:
 
 
 def _may_matter(line: Line, own: ShardRules, *, is_hidden: bool) -> bool:
-    """Return whether the next cut needs a judged record: H of the earlier cursor has not passed it,
-    so it may still cancel others; or it waits for its home and has not arrived there; or it may
-    have cancelled another record of its id, which is judged again (``is_hidden``).
-    """
+    # H of the earlier cursor has not passed the record, so it may still cancel others; or it waits
+    # for its home and has not arrived there; or it may have cancelled another record of its id,
+    # which is judged again (is_hidden).
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home

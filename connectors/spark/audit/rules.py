@@ -1,5 +1,5 @@
-"""Rules by which an audit judges records: cursors, contracts, limits, and which logs are complete.
-No side effects.
+"""Rules by which an audit judges records: cursors, contracts, limits, and which logs
+are complete.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from connectors.spark.ledger.facts import NEVER_MS, OutputRow, SourceRow
-from connectors.spark.ledger.kinds import FOREIGN
+from connectors.spark.ledger.facts import FOREIGN, NEVER_MS, OutputRow, SourceRow
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE
@@ -25,9 +24,9 @@ COMPACTED: Final = "target_compacted"
 it; ``NOT_READ``: its target is not read; ``COMPACTED``: its target keeps only the last record of a
 key."""
 
+# Allowed lag of a broker's clock behind a node's, in ms; the service delivers nothing while the lag
+# is larger.
 CLOCKS_MS: Final = 500
-"""Allowed lag of a broker's clock behind a node's, in ms; the service delivers nothing while the
-lag is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +34,12 @@ class ShardRules:
     """Rules for the records of one shard at one cut.
 
     Attributes:
-        name: the shard as ``topic:partition``.
-        earlier: cursor of the shard, read before the ends of the logs.
-        later: cursor of the shard, read after the ends of the logs.
+        earlier, later: cursor of the shard, read before and after the ends of the logs.
         start: first source offset from which all records are known.
         end: source offset up to which its log is read, exclusive.
-        contracts: contracts by which its records are read.
-        is_open: whether an open transaction hides the end of its log, where requeued records may
-            be.
+        is_open: whether an open transaction hides the end of its log.
         is_level: whether it is of a level topic, whose records may be requeued into other shards.
-        judged_from: first source offset whose record is judged.
-        new_from: first source offset that no earlier cut has read.
+        judged_from, new_from: first source offset that is judged, and that no earlier cut has read.
         born_ms: time, epoch ms; outputs written before it belong to expired records, or to a
             deleted topic of the same name, and settle no record of this shard.
     """
@@ -69,30 +63,19 @@ class Rules:
     ledger.
 
     Attributes:
-        shards: rules for each shard that is judged.
-        topics: names of all topics of the cluster.
-        partitions: number of partitions of each topic.
         read: topics that are read besides the delay topics.
-        dead_letter, outcomes, delay_topics: dead-letter topic, outcome topic and delay topics of
-            the service.
         complete_since_ms: by topic, a time for each partition, epoch ms, since which it still has
             all its records; topic missing: always.
-        open_places: topic and partition of the logs whose end an open transaction hides.
+        open_places: logs whose end an open transaction hides.
         compacted: target topics that keep only the last record of a key.
         by_broker: topics in which the broker sets the timestamps.
         seen_ms: by topic, the timestamp of the first record of each partition, epoch ms;
             ``NEVER_MS``: the partition is empty.
-        late_ms: largest lateness of a delivery without a finding, in ms; None: no limit.
-        early_ms: tolerance for early delivery, in ms.
+        late_ms, early_ms, grace_ms, lag_ms: as in ``AuditOptions``.
         overdue_since_ms: pending records that were due before this time, epoch ms, are overdue.
-        overdue_before_ms: ``overdue_since_ms`` of the previous cut, up to which overdue records
-            were already reported.
-        grace_ms: time by which outputs may precede their checkpoint under ``at_least_once``, in ms;
-            0: the service works exactly once.
+        overdue_before_ms: ``overdue_since_ms`` of the previous cut.
         unsettled_since_ms: outputs written after this time, epoch ms, may not be in a checkpoint
             yet.
-        lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
-            time.
     """
 
     shards: Mapping[int, ShardRules]
@@ -116,40 +99,30 @@ class Rules:
     lag_ms: int = NEVER_MS
 
     def topics_by_partitions(self) -> dict[int, list[int]]:
-        """Return the hashes of the topics that are read, by number of partitions."""
         found: dict[int, list[int]] = {}
         for topic in self.read:
             found.setdefault(self.partitions[topic], []).append(topic)
         return found
 
     def may_be_refused(self, output: OutputRow) -> bool:
-        """Return whether the service may still refuse ``output``, a requeued record or envelope, as
-        forged: H of the earlier cursor of the shard that it is in has not passed it.
-        """
+        # H of the earlier cursor of the output's shard has not passed it.
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"
         own = self.shards.get(name_hash(name))
         return own is not None and output.place >= own.earlier.offset
 
     def topic(self, source: SourceRow) -> str:
-        """Return the name of the target topic of a source record."""
         return self.topics.get(source.topic, source.facts.target)
 
     def clocks_ms(self, topic: int) -> int:
-        """Return the allowed lag of a topic's timestamps behind the clocks of nodes, in ms; 0 if
-        the broker does not set them. ``topic``: hash of its name.
-        """
+        """Return the allowed lag of a topic's timestamps behind the clocks of nodes, in ms."""
         return CLOCKS_MS if topic in self.by_broker else 0
 
     def early_allowed_ms(self, topic: int) -> int:
-        """Return the tolerance for early delivery, in ms; ``topic``: hash of the target topic's
-        name.
-        """
         return max(self.early_ms, self.clocks_ms(topic))
 
     def unseen(self, source: SourceRow, since_ms: int) -> str | None:
         """Return the reason, such as ``DELETED``, why an output that settles this record may be
-        unreadable, if it was written at ``since_ms`` (epoch ms) or later; None: every place where
-        it could be was read.
+        unreadable, if it was written at ``since_ms`` (epoch ms) or later.
         """
         facts = source.facts
         own = self.shards[source.shard]
@@ -175,16 +148,11 @@ class Rules:
         return OPEN if OPEN in found else next(iter(found), None)
 
     def unseen_home(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return the reason, such as ``DELETED``, why the envelope that brings this record to its
-        home may be unreadable, if it was written at ``since_ms`` (epoch ms) or later; None: it was
-        read if it exists.
-        """
+        """As ``unseen``, for the envelope that brings the record to its home."""
         return self._hidden_in(source.topic, [source.partition], since_ms)
 
     def unseen_target(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return the reason, such as ``DELETED``, why a delivery of this record may be unreadable,
-        if it was written at ``since_ms`` (epoch ms) or later; None: it was read if it exists.
-        """
+        """As ``unseen``, for a delivery."""
         if (
             source.topic not in self.topics
         ):  # nothing can have been delivered to a topic that does not exist
@@ -198,10 +166,6 @@ class Rules:
         return self._hidden(source.topic, source, since_ms)
 
     def _hidden(self, topic: int, source: SourceRow, since_ms: int) -> str | None:
-        """Return the reason why an output written at ``since_ms`` (epoch ms) or later may be
-        unreadable in a partition of ``topic`` that the record's key may select; None: all were
-        read.
-        """
         count = self.partitions[topic]
         has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])
         if source.key_hash < 0 or has_grown:
@@ -221,14 +185,8 @@ class Rules:
         return DELETED
 
     def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
-        """Return whether a producer may have chosen ``partition`` of a topic for a key, by a number
-        of partitions that the topic has had from ``at_ms`` (epoch ms) until now.
-
-        Args:
-            topic: hash of its name.
-            partition: the partition in question.
-            key_hash: hash of the key; negative: there is no key, so any partition may be chosen.
-            at_ms: time at which the producer wrote.
+        """Return whether a producer may have chosen ``partition`` for a key (negative hash: no
+        key), by a number of partitions that the topic has had from ``at_ms`` (epoch ms) until now.
         """
         count = self.partitions[topic]
         if key_hash < 0 or key_hash % count == partition:

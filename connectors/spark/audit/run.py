@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.carried_state import CarriedState
-from connectors.spark.audit.engine import Engine, StepResult
+from connectors.spark.audit.engine import Engine, KafkaLogs, Logs, StepResult
 from connectors.spark.audit.evidence import (
     NO_PAST,
     EarlierCut,
@@ -27,16 +27,14 @@ from connectors.spark.audit.evidence import (
     overdue_since_ms,
     rules_of,
 )
-from connectors.spark.audit.logs import KafkaLogs, Logs
-from connectors.spark.audit.options import AuditOptions, OffsetRange
-from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
+from connectors.spark.audit.options import SAMPLE_ROWS, AuditOptions, AuditResult, OffsetRange
 from connectors.spark.audit.rules import OPEN
 from connectors.spark.audit.state import AuditManifest, LogPosition, State
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete, read_text, write_text
 from connectors.spark.common.frames import counts_by, kept
-from connectors.spark.common.publish import name_for, publish
+from connectors.spark.common.sink import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.base import faults
 from delayservice.base.errors import DelayServiceError, InvalidRequestError
@@ -65,12 +63,9 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
 def audit_at(
     spark: SparkSession, options: AuditOptions, cut: Cut, began_s: float | None = None
 ) -> AuditResult:
-    """Audit at a cut that was taken before, write the results to ``options.out``, and return them;
-    ``began_s``: start of the work, in monotonic seconds; None: now.
+    """As ``audit``, at a cut that was taken before.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read, or the results can't be published.
-        DelayServiceError: a range of the options is of a shard that no checkpoint names.
         InvalidRequestError: the cut leaves out a topic that an audit needs.
     """
     began_s = time.monotonic() if began_s is None else began_s
@@ -93,12 +88,8 @@ def audited(
     logs: Logs,
     began_s: float,
 ) -> AuditResult:
-    """Audit ``logs`` at a cut, write the results to ``options.out``, publish them if
-    ``options.topic`` is given, and return them; ``began_s``: start of the work, monotonic seconds.
-
-    Raises:
-        DelayServiceError: a range of the options is of a shard that no checkpoint names.
-        KafkaEdgeError: the results can't be published.
+    """Audit ``logs`` at a cut, write the results, and publish them if ``options.topic``
+    is given.
     """
     _check_ranges(cut, options)
     rules = rules_of(cut, evidence, options.strictness)
@@ -151,7 +142,6 @@ class Following:
         self._from_start = from_start
         self._state = State(spark, options.path("state"))
         self.manifest = self._state.newest()
-        """Manifest of the last completed cut."""
         self._state.recover(self.manifest)
         self._is_concluded = not self.manifest.number
 
@@ -198,9 +188,7 @@ class Following:
         return result
 
     def _conclude(self) -> None:
-        """Write the summary of the last cut to ``summary.json``, and publish its findings that are
-        not yet published. If a process was killed before this, the next one does it first.
-        """
+        # If a process was killed before this, the next one does it first.
         options, number = self._options, self.manifest.number
         text = read_text(self._state.summary_path(number)) or "{}"
         write_text(options.path("summary.json"), text)
@@ -269,7 +257,6 @@ def _check_ranges(cut: Cut, options: AuditOptions) -> None:
 
 
 def _in_ranges(found: DataFrame, options: AuditOptions) -> DataFrame:
-    """Return the findings ``found`` whose offsets are in the ranges of the options."""
     if not options.ranges:
         return found
     is_asked: Column = sf.lit(False)  # noqa: FBT003  # a literal of Spark's
@@ -318,9 +305,8 @@ def _result(
 def _judged_ranges(
     cut: Cut, evidence: Evidence, past: EarlierCut, options: AuditOptions
 ) -> Iterator[OffsetRange]:
-    """Yield the offset range of each shard that the verdict is for: offsets whose outputs were not
-    deleted, that no earlier cut has read, and that the options ask for. It may be empty.
-    """
+    # Offsets whose outputs were not deleted, that no earlier cut has read, and that the options ask
+    # for. A range may be empty.
     asked = {one.place: one for one in options.ranges}
     for shard in cut.shards:
         one = asked.get(shard.place, OffsetRange(*shard.place))
@@ -334,9 +320,6 @@ def _judged_ranges(
 def _unread(
     cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return the number of offsets that can't be judged, by reason, such as ``NO_CHECKPOINT``;
-    ``judged``: ranges that can; ``dropped``: pending records of topics that were created again.
-    """
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
     gaps = [

@@ -26,22 +26,19 @@ from connectors.spark.audit.verdicts import (
 from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
+    FOREIGN,
     FORWARDED,
     HERE,
-    LETTER,
-    OutputRow,
-    SourceRow,
-)
-from connectors.spark.ledger.ids import NONE
-from connectors.spark.ledger.kinds import (
-    FOREIGN,
     KIND_NAMES,
+    LETTER,
     PENDING,
     SETTLEMENTS,
     WAITING,
+    OutputRow,
+    SourceRow,
     settlement_name,
 )
-from connectors.spark.ledger.successors import same_recurrence
+from connectors.spark.ledger.ids import NONE, same_recurrence
 from delayservice.contract.codes import (
     CONTROL_LOST,
     CRON_INVALID,
@@ -57,29 +54,27 @@ from delayservice.contract.codes import (
 )
 from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
+# Reason not to judge a record: Java reads its header names differently from the service.
 HEADERS_UNREADABLE: Final = "headers_unreadable"
-"""Reason not to judge a record: Java reads its header names differently from the service."""
 
+# Largest time after delay-expires-at at which a delivery is allowed, in ms: the duration of a
+# transaction.
 EXPIRY_MS: Final = 1_000
-"""Largest time after ``delay-expires-at`` at which a delivery is allowed, in ms: the duration of a
-transaction."""
 
+# Codes of dead letters that any valid record may get when it is delivered.
 _AT_DELIVERY: Final = frozenset(
     {TARGET_UNKNOWN, TARGET_UNAUTHORIZED, TARGET_REFUSED, TARGET_DOWN, SLOT_FULL, TOO_LARGE}
 )
-"""Codes of dead letters that any valid record may get when it is delivered."""
+# Codes of dead letters that a record may get while it is sent to its home.
 _ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
-"""Codes of dead letters that a record may get while it is sent to its home."""
+# Outcome of a control record that acted on a record, by its kind.
 _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
-"""Outcome of a control record that acted on a record, by its kind."""
 
 
 def problems(
     source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about an output that settles a record, regardless of its other outputs. Add
-    to ``counts`` if it can't be judged.
-    """
+    """Yield findings about an output that settles a record, regardless of its other outputs."""
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
     if facts.code == HEADER_INVALID and output.role == DELIVERED:
@@ -106,7 +101,7 @@ def problems(
 
 
 def _told(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings about an outcome that fits the record's kind, but not the record itself."""
+    # The outcome fits the record's kind; here, whether it fits the record.
     facts, outcome = source.facts, output.facts.outcome
     if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
         detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
@@ -144,7 +139,6 @@ def _changed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Rec
 
 
 def _sourced(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if the ``delay-source`` of a dead letter or an outcome is wrong."""
     told, wanted = output.facts.origin, origin_of(source, rules)
     told = own_place(source, rules) if told == HERE else told
     if told and source.facts.is_armed and told != wanted:
@@ -190,9 +184,8 @@ def _mistimed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 
 
 def _may_be_fired(source: SourceRow, rules: Rules) -> bool:
-    """Return whether a requeued record may have been made of a fired one. It does not state that,
-    but then its ``base`` is the offset after the fire, not after the user's record.
-    """
+    # A requeued record does not state that it was made of a fired one, but then its base is the
+    # offset after the fire, not after the user's record.
     facts = source.facts
     if facts.attempt == 1 or facts.record_id is None:
         return False
@@ -225,7 +218,6 @@ def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
 
 
 def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a valid record's dead letter lacks its target, id, expiry or due time."""
     facts, told = source.facts, output.facts
     asked = [
         ("target", rules.topic(source), told.target),
@@ -241,7 +233,6 @@ def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator
 
 
 def _codes(source: SourceRow, rules: Rules) -> Collection[str]:
-    """Return the codes of dead letters that this record may get."""
     if source.facts.kind == INVALID:
         return {source.facts.code}
     if source.facts.kind in FOREIGN:
@@ -286,9 +277,6 @@ def _copied(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
 
 
 def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a requeued record names a wrong first offset at which its canceller may
-    be.
-    """
     told = output.facts
     if told.base != NONE and not base_of(source) <= told.base <= output.place:
         detail = f"it was requeued with the base {told.base}, which is {base_of(source)} at least"
@@ -296,9 +284,7 @@ def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Recor
 
 
 def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdict:
-    """Return the finding that an output names a wrong canceller. For a record with an id it is
-    conditional: whether it counts depends on the other records of the id.
-    """
+    # For a record with an id, the other records of the id decide whether this counts.
     by = output.facts.by
     detail = f"it names offset {by} as what settled it, and that is not its canceller"
     when = IF_OTHER if source.facts.record_id is not None else CERTAIN
@@ -306,9 +292,6 @@ def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdic
 
 
 def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings if an output (an envelope, or a requeued record that waits for its home) sends
-    a record to a wrong home, or changes it on the way.
-    """
     facts, told = source.facts, output.facts
     asked = [
         ("content", source.content, output.content),
@@ -337,9 +320,7 @@ def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 def unseen(
     source: SourceRow, reason: str, rules: Rules, when: int = CERTAIN
 ) -> Iterator[RecordVerdict]:
-    """Yield the record as unjudged for ``reason``; nothing below the first offset that is judged.
-    ``when``: condition.
-    """
+    # Nothing is unjudged below the first offset that is judged.
     if source.offset >= rules.shards[source.shard].judged_from:
         detail = "it is settled, and what settles it may be where nothing could be read"
         yield finding_of(reason, source, None, rules, detail, when)._replace(verdict=UNJUDGED)
@@ -353,9 +334,6 @@ def finding_of(
     detail: str,
     when: int = CERTAIN,
 ) -> RecordVerdict:
-    """Return a finding about a record. ``output``: the output that it is about, if any; ``detail``:
-    one sentence for users; ``when``: condition under which it counts, such as ``IF_MARKED``.
-    """
     return RecordVerdict(
         kind,
         source.shard,
@@ -372,21 +350,17 @@ def finding_of(
 
 
 def own_place(source: SourceRow, rules: Rules) -> str:
-    """Return the place of a source record, where it is now, as ``topic:partition:offset``."""
     return place_at(source, source.offset, rules)
 
 
 def place_at(source: SourceRow, offset: int, rules: Rules) -> str:
-    """Return the place at ``offset`` in the shard of ``source`` as ``topic:partition:offset``."""
     return f"{rules.shards[source.shard].name}:{offset}"
 
 
 def origin_of(source: SourceRow, rules: Rules) -> str:
-    """Return the ``delay-source`` that a record's outputs must have: where it was first written."""
     return source.facts.origin or own_place(source, rules)
 
 
 def elsewhere(origin: str, place: str) -> str:
-    """Return a ``delay-source`` without its occurrence number; empty if the rest is ``place``."""
     written = origin.partition("#")[0]
     return "" if written == place else written

@@ -49,38 +49,33 @@ SPECIAL: Final = "special"
 JUDGED: Final = "judged"
 
 WAITING: Final = (PENDING, IDENTIFIED)
-"""Kinds of stored rows that are records without a settlement."""
 _BUCKETED: Final = (*WAITING, GONE)
 _KINDS: Final = (*_BUCKETED, OPEN, RECENT, SPECIAL, JUDGED)
 
+# Columns of stored rows of kind judged: kind and topic as in a REMEMBERED row, block and offsets
+# from Spark's bitmap_bucket_number and bitmap_construct_agg.
 _JUDGED_ROWS: Final = "shard long, kind byte, topic long, block long, offsets binary"
-"""Columns of stored rows of kind ``judged``: ``kind`` and ``topic`` as in a ``REMEMBERED`` row,
-``block`` and ``offsets`` from Spark's ``bitmap_bucket_number`` and ``bitmap_construct_agg``."""
 _BLOCK_BITS: Final = 15
+# Sizes as powers of 2: a bitmap of offsets has 2**15 bits, a byte 2**3.
 _BYTE_BITS: Final = 3
-"""Sizes as powers of 2: a bitmap of offsets has 2**15 bits, a byte 2**3."""
 
 VERSION: Final = 2
 KEY: Final = ["shard", "offset"]
+# Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
+# is at most the time until it is due.
 WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
-"""Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
-is at most the time until it is due."""
+# Number of stored Parquet folders of one kind, bucket and similar size from which on they are
+# merged into one.
 RUNS_MAX: Final = 8
-"""Number of stored Parquet folders of one kind, bucket and similar size from which on they are
-merged into one."""
 _TIER_BITS: Final = 4
 _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """One Parquet folder with the rows of one kind that one cut stored.
+    """One Parquet folder with the rows of one kind that cut ``number`` stored.
 
     Attributes:
-        number: number of the cut that stored it.
-        rows: number of rows.
-        kind: kind of its rows, such as ``pending`` or ``judged``.
-        bucket: range of due times of its rows, in the form that ``bucket_of`` returns; empty: rows
-            of all times.
+        bucket: range of due times of its rows (``bucket_of``); empty: rows of all times.
         taken_ms: time of the newest cut that has rows in it, epoch ms.
         part: suffix that distinguishes folders of the same cut, kind and bucket.
     """
@@ -94,29 +89,23 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """Path of the Parquet folder, relative to the folder of the state."""
         bucket = f"/bucket={self.bucket}" if self.bucket else ""
         return f"{self.number:08d}/{self.kind}{self.part}{bucket}"
 
     @property
     def start_ms(self) -> int:
-        """Start of the bucket (range of due times), epoch ms; only for a folder with a bucket."""
         width, _, number = self.bucket.partition("-")
         return WIDTHS_MS[int(width)] * int(number)
 
     @property
     def tier(self) -> tuple[str, str, int]:
-        """Kind, bucket and order of magnitude of the number of rows; stored folders that agree in
-        all three may be merged.
-        """
+        """Stored folders that agree in this may be merged."""
         return self.kind, self.bucket, self.rows.bit_length() // _TIER_BITS
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """Offset ``end`` up to which one partition was read, exclusive.
-
-    ``seen_ms`` is the time of the partition's first record, epoch ms; -1: the partition is empty.
-    ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; else -1.
+    """Exclusive ``end`` up to which one partition was read. ``seen_ms``: time of its first record,
+    epoch ms. ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; unset: -1.
     """
 
     topic: str
@@ -129,7 +118,6 @@ class LogPosition(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
         return self.topic, self.partition
 
 
@@ -138,12 +126,8 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of the cut, from 1 on.
-        taken_ms: time at which the cut was taken, epoch ms.
         overdue_ms: records due before this time, epoch ms, were already reported as overdue.
-        logs: position up to which each log was read.
-        runs: stored Parquet folders that the next step reads.
-        findings: number of findings by kind, since the audit began.
-        unjudged: number of unjudged records by reason, since the audit began.
+        findings, unjudged: numbers by kind and by reason, since the audit began.
         audit: random id of the audit, which names the sender of its published results.
     """
 
@@ -158,9 +142,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def deleted(self, cut: Cut) -> list[str]:
-        """Return the shards (``topic:partition``) whose topic was deleted since this cut, even if
-        it was created again.
-        """
+        """Return the shards whose topic was deleted or created again since."""
         ids = cut.topic_ids
         return [
             f"{log.topic}:{log.partition}"
@@ -172,9 +154,6 @@ class AuditManifest(msgspec.Struct, frozen=True):
         ]
 
     def past(self, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts for the next cut, without topics that were deleted or created again
-        since; ``topic_ids``: Kafka's present id of each topic that is read.
-        """
         logs = [log for log in self.logs if topic_ids.get(log.topic) == log.topic_id]
         return EarlierCut(
             ends={log.place: log.end for log in logs},
@@ -193,11 +172,7 @@ class State:
         self._path = path.rstrip("/")
 
     def newest(self) -> AuditManifest:
-        """Return the manifest of the last cut, or an empty manifest before the first cut.
-
-        Raises:
-            DelayServiceError: the manifest can't be read, or is of another version.
-        """
+        """Return the manifest of the last cut, or an empty one before the first."""
         names = [name for name in names_in(self._path) if name.startswith("manifest-")]
         if not names:
             return AuditManifest()
@@ -217,9 +192,7 @@ class State:
         return found
 
     def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
-        """Write the manifest of a cut, which completes the cut; then delete all files to which
-        neither this manifest nor ``before``, the previous one, refers.
-        """
+        """Write the manifest, which completes the cut, and delete files that no manifest needs."""
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
         runs = {run.number for run in (*before.runs, *manifest.runs)}
@@ -227,12 +200,10 @@ class State:
         self._sweep(runs | last, last)
 
     def recover(self, manifest: AuditManifest) -> None:
-        """Delete the files of unfinished cuts: all files to which ``manifest`` does not refer."""
         last = {manifest.number}
         self._sweep({run.number for run in manifest.runs} | last, last)
 
     def summary_path(self, number: int) -> str:
-        """Return the path of the JSON summary of the cut with this number."""
         return f"{self._path}/{number:08d}/summary.json"
 
     def _sweep(self, folders: set[int], manifests: set[int]) -> None:
@@ -243,7 +214,6 @@ class State:
                 delete(f"{self._path}/{name}")
 
     def read(self, runs: Iterable[StoredRun], schema: str = LEDGER) -> DataFrame:
-        """Return the rows of some stored folders; ``schema``: their columns, as DDL."""
         paths = [f"{self._path}/{run.folder}" for run in runs]
         if not paths:
             return self._spark.createDataFrame([], schema)
@@ -252,16 +222,7 @@ class State:
     def write(
         self, rows: DataFrame, number: int, kind: str, taken_ms: int, part: str = ""
     ) -> list[StoredRun]:
-        """Write rows to Parquet folders, one for each bucket if the kind has buckets, and return
-        those that are not empty.
-
-        Args:
-            rows: columns of the kind, and ``bucket`` if the kind has buckets.
-            number: number of the cut that stores them.
-            kind: kind of the rows, such as ``pending``.
-            taken_ms: time of the newest cut that has rows in them, epoch ms.
-            part: suffix that distinguishes folders of the same cut, kind and bucket.
-        """
+        """Write rows to Parquet folders, one for each bucket; return those that are not empty."""
         run = StoredRun(number, kind, "", 0, taken_ms, part)
         path = f"{self._path}/{run.folder}"
         buckets = ["bucket"] if kind in _BUCKETED else []
@@ -276,14 +237,7 @@ class State:
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
-        """Return the records of some buckets that are still pending, with the column ``bucket``:
-        those in folders of ``kinds``, without those in folders of kind ``gone``.
-
-        Args:
-            runs: stored folders, of all kinds.
-            buckets: names of buckets, as ``bucket_of`` gives them.
-            kinds: kinds of records without a settlement: ``PENDING``, ``IDENTIFIED`` or both.
-        """
+        """Return the records of some buckets that are still pending, with the column ``bucket``."""
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
         pending = self._with_bucket(run for run in held if run.kind in kinds)
@@ -297,20 +251,14 @@ class State:
         return self.read(runs).withColumn("bucket", bucket)
 
     def folded(self, judged: DataFrame) -> DataFrame:
-        """Return ``judged``, ``REMEMBERED`` rows, as bitmaps of offsets, with the columns of
-        ``_JUDGED_ROWS``: time and place of the settlement are dropped.
-        """
+        """Return ``REMEMBERED`` rows as bitmaps of offsets, without time and place."""
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
         return judged.groupBy(
             "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows for those records of ``keys`` (shard and offset) that the
-        stored bitmaps contain.
-
-        The rows lack the time and place of the settlement, which bitmaps do not hold.
-        """
+        """Return ``REMEMBERED`` rows for those of ``keys`` that the stored bitmaps contain."""
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))
@@ -324,15 +272,9 @@ class State:
     def without(
         self, runs: Sequence[StoredRun], shards: Sequence[int], number: int
     ) -> tuple[list[StoredRun], int]:
-        """Write all stored folders again without the rows of some shards; return the new folders,
-        and the number of pending records that were dropped.
-
-        Topics are created again so rarely that rows need not hold the id of their topic.
-
-        Args:
-            runs: all stored folders.
-            shards: hashes of the names of the shards to drop.
-            number: number of the cut that stores the new folders.
+        """Write all stored folders again without the rows of some shards; return them, and the
+        number of pending records that were dropped. It is rare: rows need not hold the id of their
+        topic.
         """
         is_theirs = sf.col("shard").isin(list(shards))
         buckets = {run.bucket for run in runs}
@@ -354,9 +296,7 @@ class State:
         return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
     def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
-        """Merge stored folders of the same kind, bucket and similar size if there are at least
-        ``RUNS_MAX`` of them, except kinds ``open`` and ``recent``; return all folders after that.
-        """
+        """Merge stored folders of the same tier, except kinds ``open`` and ``recent``."""
         tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
             tiers.setdefault(run.tier, []).append(run)
@@ -377,10 +317,7 @@ class State:
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return a column with the bucket of a key as ``<index in WIDTHS_MS>-<number of the bucket>``:
-    the number is ``key_ms`` divided by the width, and the width depends on ``key_ms - now_ms``.
-    ``key_ms``, epoch ms, is at least ``now_ms``.
-    """
+    """Return a column with the bucket of a key: ``<index in WIDTHS_MS>-<number of the bucket>``."""
     names = [
         sf.concat(sf.lit(f"{at}-"), ((key_ms - key_ms % width) / width).cast("bigint"))
         for at, width in enumerate(WIDTHS_MS)

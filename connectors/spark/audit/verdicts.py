@@ -37,7 +37,6 @@ KINDS: Final = (
     MISSING_CODE,
     MALFORMED,
 )
-"""All kinds of findings."""
 
 FOUND: Final = 0
 UNJUDGED: Final = 1
@@ -58,9 +57,9 @@ canceller; ``IF_UNMARKED``: if it has not; ``UNLESS_MARKED``: if the later H has
 if the canceller that the output names is not the record's canceller."""
 
 LOST_ROLE: Final = -1
+# Values in place of the role of a settlement: LOST_ROLE: nothing settled the record; UNJUDGED_ROLE:
+# it is unknown what settled it.
 UNJUDGED_ROLE: Final = -2
-"""Values in place of the role of a settlement: ``LOST_ROLE``: nothing settled the record;
-``UNJUDGED_ROLE``: it is unknown what settled it."""
 
 FINDING: Final = (
     "id string, kind string, topic string, partition int, offset long, source string, "
@@ -83,9 +82,7 @@ _ID_DIGITS: Final = 32
 
 
 def with_ids(found: DataFrame) -> DataFrame:
-    """Return findings with the new column ``id``, a hash in hex of each finding's kind and places:
-    the same error has the same id in every audit.
-    """
+    """Return findings with ``id``, a hash in hex that the same error has in every audit."""
     text = sf.to_json(sf.struct(*_NAMES_IT))
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
 
@@ -95,19 +92,16 @@ class RecordVerdict(NamedTuple):
 
     Attributes:
         kind: kind of a finding, or the reason why the record can't be judged; else empty.
-        shard, offset: hash of the shard's name, and source offset of the record.
+        shard: hash of the shard's name.
         source: ``delay-source`` of the record: the place where it was first written.
-        output: the output that the finding is about; None: no output.
         due_ms: due time of the record, epoch ms; 0: unknown.
         detail: one sentence for users.
         when: condition under which the verdict counts, such as ``IF_MARKED``.
         claim: source offset of the canceller that the output names; -1: it names no canceller.
-        record_id: id of the record; None: it has none.
         base: first source offset at which the record's canceller may be.
         since_ms: for a lost record: the verdict counts only if retention has deleted nothing
             written at or after this time, epoch ms.
         aim: for a lost record: hash of the name of its target topic.
-        verdict: ``FOUND``, ``UNJUDGED``, ``CARRIED`` or ``SETTLED``.
         row: for a carried or settled record: the ledger row to keep; else None.
     """
 
@@ -129,13 +123,8 @@ class RecordVerdict(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Facts that an audit keeps about the output that settled a record.
-
-    Attributes:
-        role: role of the output (delivery, dead letter, …), or ``LOST_ROLE`` or ``UNJUDGED_ROLE``.
-        at_ms: time at which the broker appended the output, epoch ms.
-        topic: hash of the name of the output's topic.
-        partition, place: partition and offset of the output.
+    """Role, time (epoch ms) and place of the output that settled a record, or ``LOST_ROLE`` or
+    ``UNJUDGED_ROLE``. ``topic`` is the hash of its name, ``place`` the offset.
     """
 
     role: int
@@ -146,13 +135,8 @@ class Settled(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """Details that an audit keeps of a judged record that may get further outputs: one that recurs,
-    or that goes to its home.
-
-    Attributes:
-        source: the record's ledger row.
-        begun: highest number of an occurrence of its schedule that was written; 0: none.
-        is_home: whether its envelope has been found in its home.
+    """Details of a judged record that may get further outputs: one that recurs or goes to
+    its home.
     """
 
     source: SourceRow

@@ -19,35 +19,125 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import methodcaller
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import IsolationLevel
 
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
-from connectors.kafka.scan import consumer_config, topic_ids
-from connectors.spark.common.newest import CheckpointLog, newest_checkpoints
+from connectors.kafka.scan import consumer_config, scan_partition, topic_ids
 from connectors.spark.common.topics import Place, Span, native_options
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
-from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint
+from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
+from delayservice.engine.claims import slice_no_of
 from delayservice.engine.cursor import Cursor
 
+_FIRST_LOOK: Final = 512
+# Factor by which each range of offsets that is read is longer than the one before. It limits the
+# number of reads; in a compacted log most offsets hold no record.
+_GROWTH: Final = 4
+
+
+@dataclass(slots=True)
+class CheckpointLog:
+    """One partition of the checkpoint topic, read backwards from its end: down to ``read_from``,
+    with ``look`` offsets in the next read. ``found``: newest checkpoint of each slice so far.
+
+    The checkpoints of slice ``s`` are in partition ``s % partitions``, keyed by ``b"%d" % s``. The
+    newest one of a busy slice is near the end, that of an idle slice anywhere: so each partition is
+    read once, in growing ranges, until every slice is found.
+    """
+
+    config: Mapping[str, Any]
+    topic: str
+    partition: int
+    partitions: int
+    start: int
+    read_from: int
+    look: int = _FIRST_LOOK
+    found: dict[int, bytes] = field(default_factory=dict)
+
+    def lacks(self, slices: int) -> bool:
+        """Return whether a slice's checkpoint may be below; ``slices``: 0 if not known yet."""
+        if self.read_from <= self.start:
+            return False
+        mine = range(self.partition, slices, self.partitions)
+        return not slices or any(slice_no not in self.found for slice_no in mine)
+
+    def look_back(self) -> None:
+        since, until = max(self.start, self.read_from - self.look), self.read_from
+        stretch: dict[int, bytes] = {}
+        for run in scan_partition(self.config, self.topic, self.partition, since, until):
+            for row in run.rows:
+                slice_no = self._slice_of(row[2])
+                if slice_no is not None and row[3] is not None:
+                    stretch[slice_no] = row[3]
+        self.found = stretch | self.found
+        self.read_from = since
+        self.look *= _GROWTH
+
+    def _slice_of(self, key: bytes | None) -> int | None:
+        slice_no = slice_no_of(key)
+        is_here = slice_no is not None and slice_no % self.partitions == self.partition
+        return slice_no if is_here else None
+
+
+def newest_checkpoints(
+    logs: Iterable[CheckpointLog], partitions: Mapping[str, int]
+) -> dict[int, Checkpoint]:
+    """Return the newest checkpoint of each slice from all partitions of the checkpoint topic.
+
+    A checkpoint names all delay topics of its slice. So the topic with the most partitions among
+    all checkpoints gives the number of slices.
+    """
+    read = list(logs)
+    found: dict[int, Checkpoint] = {}
+    slices = 0
+    while lacking := [log for log in read if log.lacks(slices)]:
+        for log in lacking:
+            log.look_back()
+        found = _decoded(read, found)
+        slices = _slices(found.values(), partitions)
+    return found
+
+
+def _decoded(
+    logs: Sequence[CheckpointLog], known: Mapping[int, Checkpoint]
+) -> dict[int, Checkpoint]:
+    found = dict(known)
+    for log in logs:
+        for slice_no in log.found.keys() - found.keys():
+            checkpoint = decode_checkpoint(log.found[slice_no])
+            if checkpoint.slice_no != slice_no:
+                raise KafkaEdgeError(
+                    f"the checkpoint of slice {slice_no} is of slice {checkpoint.slice_no}; "
+                    "something else writes to the checkpoint topic: find it, and restrict the "
+                    "topic to the delay service"
+                )
+            found[slice_no] = checkpoint
+    return found
+
+
+def _slices(checkpoints: Iterable[Checkpoint], partitions: Mapping[str, int]) -> int:
+    # The slices are numbered by the partitions of the largest delay topic.
+    topics = {topic for checkpoint in checkpoints for topic in checkpoint.shards}
+    return max((partitions.get(topic, 0) for topic in topics), default=0)
+
+
+# Longest wait for open transactions in the checkpoint topic, in s: longer than a broker leaves the
+# transaction of a dead producer open.
 SETTLE_TIMEOUT_S: Final = 150.0
-"""Longest wait for open transactions in the checkpoint topic, in s: longer than a broker leaves the
-transaction of a dead producer open."""
+# Longest wait for open transactions in other topics than the checkpoint topic, in s: longer than
+# the service's own transactions take.
 OPEN_WAIT_S: Final = 15.0
-"""Longest wait for open transactions in other topics than the checkpoint topic, in s: longer than
-the service's own transactions take."""
 TICK_S: Final = 0.1
-"""Pause before the cluster is asked again about open transactions, in s."""
+# Calls message.headers() from C, for the reason given in connectors.kafka.scan.
 headers_of: Final = methodcaller("headers")
-"""Function that returns the headers of a message. It calls ``message.headers()`` from C, for the
-reason given in ``connectors.kafka.scan``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +145,7 @@ class ShardCut:
     """One shard at a cut.
 
     Attributes:
-        topic_id: Kafka's id of the topic, which differs after the topic is deleted and created
-            again.
+        topic_id: Kafka's id of the topic, which differs after the topic is created again.
         earlier, later: cursor of the shard, read before and after the ends of the logs.
         contracts: contracts by which its records are read, by the source offset from which they
             hold.
@@ -73,16 +162,13 @@ class ShardCut:
 
     @property
     def name(self) -> str:
-        """Shard as ``topic:partition``, as headers name it."""
         return f"{self.topic}:{self.partition}"
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the shard."""
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """Return the shard's part of a job's JSON summary."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -99,10 +185,9 @@ class Cut:
     """Consistent cut of a cluster: offsets and cursors up to which a job judges.
 
     Attributes:
-        taken_ms: time at which the ends of the logs were read, epoch ms, by the clock of this
-            machine.
+        taken_ms: time at which the ends were read, epoch ms, by the clock of this machine.
         shards: all shards that can be judged, sorted by topic and partition.
-        others: first offset and end of every log that is read besides those of the shards.
+        others: first offset and end of every other log that is read.
         partitions: number of partitions of each topic of the cluster.
         served: every shard that a checkpoint names, as ``topic:partition``.
         notes: one sentence for each log that is not judged, or only in part, with the reason.
@@ -126,17 +211,14 @@ class Cut:
 
     @property
     def spans(self) -> dict[Place, Span]:
-        """First offset and end of every log that is read."""
         own = {shard.place: shard.span for shard in self.shards}
         return {**self.others, **own}
 
     @property
     def delay_topics(self) -> list[str]:
-        """Names of the delay topics that the shards are of, sorted."""
         return sorted({shard.topic for shard in self.shards})
 
     def to_json(self) -> dict[str, object]:
-        """Return the cut as part of a job's JSON summary."""
         return {
             "taken_ms": self.taken_ms,
             "shards": [shard.to_json() for shard in self.shards],
@@ -161,7 +243,7 @@ def take_cut(
     expected: Collection[str] = (),
     open_wait_s: float = OPEN_WAIT_S,
 ) -> Cut:
-    """Take a consistent cut of the cluster now, and return it.
+    """Take a consistent cut of the cluster now.
 
     Args:
         client: options of librdkafka.
@@ -210,11 +292,8 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
 
 
 def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Place, Span]:
-    """Return first offset and end of all logs of ``topics``, once no transaction below the ends is
-    open; topics that do not exist are left out.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer, or a transaction stays open.
+    """Return first offset and end of the existing logs, once no transaction below the
+    ends is open.
     """
     cluster = _CutClient(client)
     counts = partition_counts(cluster.admin)
@@ -228,16 +307,6 @@ def _with_shards(
     spans: Mapping[Place, Span],
     ids: Mapping[str, str],
 ) -> Cut:
-    """Return the cut with every shard that can be judged, and a note for each partition of a delay
-    topic that can't.
-
-    Args:
-        cut: the cut without shards.
-        earlier: checkpoint of each shard, read before ``spans``.
-        later: checkpoint of each shard, read after ``spans``.
-        spans: first offset and end of each partition of the delay topics.
-        ids: Kafka's id of each topic.
-    """
     shards: list[ShardCut] = []
     notes = list(cut.notes)
     unserved: dict[Place, int] = {}
@@ -277,19 +346,11 @@ def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoin
 
 
 class _CutClient:
-    """Client that asks the cluster for checkpoints, and for the starts and ends of logs."""
-
     def __init__(self, client: Mapping[str, str]) -> None:
         self._client = native_options(client)
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        """Return the newest committed checkpoint of every slice that has one, by number of the
-        slice. ``topic``: the checkpoint topic; ``partitions``: number of partitions by topic.
-
-        Raises:
-            KafkaEdgeError: a checkpoint can't be read, or a transaction stays open.
-        """
         config = consumer_config(self._client, "spark-cut")
         count = partitions[topic]
         spans = self.settled_spans([(topic, number) for number in range(count)])
@@ -300,12 +361,6 @@ class _CutClient:
         return newest_checkpoints(logs, partitions)
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
-        """Return first offset and high watermark of logs, once no transaction below the watermarks
-        is open.
-
-        Raises:
-            KafkaEdgeError: a transaction stays open for ``SETTLE_TIMEOUT_S``.
-        """
         spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
         if hidden:
             topic, partition = min(hidden)
@@ -319,10 +374,8 @@ class _CutClient:
     def spans(
         self, places: Collection[Place], wait_s: float
     ) -> tuple[dict[Place, Span], set[Place]]:
-        """Wait up to ``wait_s`` seconds for transactions that are open below the high watermarks of
-        logs. Return first offset and end of each log, and the logs where a transaction stays open:
-        these end at that transaction, the others at the high watermark.
-        """
+        # A log with a transaction that stays open ends at that transaction, others at the high
+        # watermark.
         ends = offsets_of(self.admin, places, LATEST)
         waiting = set(ends)
         stable: dict[Place, int] = {}

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.spark.common.arrow import header_lists
+from connectors.spark.common.frames import header_lists
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import COPY_FORGED
@@ -59,14 +59,10 @@ _signed_long: Final = struct.Struct("<q").pack
 
 
 class HashedValue(bytes):
-    """Hash of a record's value (8 bytes, as ``ledger.rows.value_hash``), in place of the value
-    where only the hash was kept.
-    """
+    """Hash of a value (8 bytes, ``ledger.rows.value_hash``), where only the hash was kept."""
 
 
 class PartitionBatch(NamedTuple):
-    """Consecutive rows of an Arrow batch that come from one partition."""
-
     topic: str
     partition: int
     batch: pa.RecordBatch
@@ -74,8 +70,8 @@ class PartitionBatch(NamedTuple):
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable Python's collector of reference cycles within the block. It would examine the many
-    tuples of a batch again and again, which doubles the time; no cycles arise here.
+    """Disable the collector of reference cycles within the block: it would examine the many tuples
+    of a batch again and again, which doubles the time; no cycles arise here.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -87,9 +83,7 @@ def without_collector() -> Iterator[None]:
 
 
 def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
-    """Yield the rows of an Arrow batch in parts: consecutive rows that come from one partition.
-    Usually there is one part, as a task reads one partition.
-    """
+    """Yield runs of rows from one partition; usually one, as a task reads one partition."""
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
     place |= batch.column("partition").to_numpy()
@@ -116,7 +110,6 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
-    """Return the value of each record of a batch; ``HashedValue`` where only the hash was kept."""
     values: list[bytes | None] = batch.column("value").to_pylist()
     if "value_hash" not in batch.schema.names:
         return values
@@ -128,9 +121,8 @@ def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
 
 
 def headers_of(batch: pa.RecordBatch) -> list[Headers]:
-    """Return the headers of each record of a batch; ``UNREADABLE`` for a record with a header name
-    that the service's client can't read, which is one that is not UTF-8 or has a zero byte. Java
-    shows the bytes of the former as replacement characters.
+    """Return the headers of each record; ``UNREADABLE`` where a name is not UTF-8 (Java shows
+    replacement characters) or has a zero byte: the service's client can't read it.
     """
     flat, found = header_lists(batch.column("headers"))
     names = pc.unique(flat.field("key")).to_pylist()
@@ -148,10 +140,6 @@ class ShardReader:
 
     Requeued records and envelopes that none of the secrets has signed count as genuine, as secrets
     may have been replaced. The dead letters show which of them the service refused as forged.
-
-    Args:
-        contracts: contracts by which the shard's records are read.
-        secrets: cluster secrets to check signatures with, or none.
     """
 
     def __init__(
@@ -164,9 +152,6 @@ class ShardReader:
         be verified."""
 
     def read(self, rows: Sequence[Row]) -> list[Entry]:
-        """Return records as decoded entries, one for each, and set ``believed``; see
-        ``RecordReader.read_batch``.
-        """
         self.believed.clear()
         entries = self._reader.read_batch(rows)
         return [
@@ -175,10 +160,7 @@ class ShardReader:
         ]
 
     def _believed(self, row: Row, entry: Entry) -> Entry:
-        """Return the entry of a record as if its signature were valid, and add it to ``believed``,
-        if ``entry`` shows that it was refused as forged but a service can have written it.
-        Otherwise return ``entry``.
-        """
+        # A record refused as forged counts as genuine if a service can have written it.
         arrived = envelope_of(row)
         if arrived is not None:
             if not _came_from(entry, arrived.sent.source):
@@ -197,9 +179,7 @@ class ShardReader:
 
 
 def claim_of(row: Row) -> Claim | None:
-    """Return what a record states as a requeued record, without a check of its signature; None: it
-    is no requeued record that a service can have written.
-    """
+    """Return what a requeued record states, without a check of its signature; None for others."""
     claim = read_claim((row[2], row[3], row[4] or []))
     if claim is None:
         return None
@@ -221,9 +201,7 @@ def claim_of(row: Row) -> Claim | None:
 
 
 def envelope_of(row: Row) -> Arrived | None:
-    """Return what a record states as an envelope, without a check of its signature; None: it is no
-    envelope that a service can have written.
-    """
+    """Return what an envelope states, without a check of its signature; None for other records."""
     if not _is_enveloped(row):
         return None
     arrived = read_claimed_envelope((row[2], row[3], row[4] or []))
@@ -234,9 +212,7 @@ def envelope_of(row: Row) -> Arrived | None:
 
 
 def waiting(payload: Payload) -> Group | None:
-    """Return the records that wait together in a requeued record until they are sent to their home;
-    None: ``payload`` does not hold such records in a form that a service writes.
-    """
+    """Return the records that wait together in a requeued record to be sent to their home."""
     try:
         group = group_of(payload)
     except StoreError:
@@ -253,9 +229,7 @@ def _are_sensible(group: Group) -> bool:
 
 
 def _came_from(entry: Entry, source: bytes) -> bool:
-    """Return whether ``entry`` was taken out of an envelope, which the reader does only if the
-    signature is valid; ``source``: place where the record in the envelope was first written.
-    """
+    # The reader takes a record out of an envelope only if the signature is valid.
     _, kind, _, _, payload, extra = entry
     if kind == SCHEDULE:
         meta = payload[6]
@@ -264,7 +238,5 @@ def _came_from(entry: Entry, source: bytes) -> bool:
 
 
 def key_hash(key: bytes | None) -> int:
-    """Return the 31 bits of murmur2 that choose the partition for a key; ``NO_KEY`` if the key is
-    None or empty.
-    """
+    """Return the 31 bits of murmur2 that choose the partition; ``NO_KEY`` without a key."""
     return murmur2(key) & _MASK31 if key else NO_KEY

@@ -14,9 +14,7 @@ from delayservice.base.errors import DelayServiceError
 
 
 def write_text(path: str, text: str) -> None:
-    """Write ``text`` to a file and create its folder; replace an existing file. Where the file
-    system allows it, readers see either the old content or the new one.
-    """
+    # Where the file system allows it, readers see either the old content or the new one.
     system, place = _located(path)
     system.create_dir(place.rpartition("/")[0], recursive=True)
     with system.open_output_stream(f"{place}.new") as stream:
@@ -25,11 +23,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """Return the content of a file, or None if there is no such file.
-
-    Raises:
-        DelayServiceError: the file is damaged: it is not UTF-8.
-    """
+    """Return the content of a file, or None if there is none."""
     system, place = _located(path)
     if not is_there(path):
         return None
@@ -42,22 +36,18 @@ def read_text(path: str) -> str | None:
 
 
 def is_there(path: str) -> bool:
-    """Return whether a file or folder exists."""
     system, place = _located(path)
     return bool(system.get_file_info(place).type != fs.FileType.NotFound)
 
 
 def names_in(path: str) -> list[str]:
-    """Return the names of a folder's entries, sorted; empty if there is no such folder."""
     system, place = _located(path)
     found = system.get_file_info(fs.FileSelector(place, allow_not_found=True))
     return sorted(info.base_name for info in found)
 
 
 def is_replaceable(path: str) -> bool:
-    """Return whether a new output may replace what is at ``path``: there is nothing, or a folder in
-    which all names are those of Spark's files (they begin with ``part-``, ``_`` or ``.``).
-    """
+    """Return whether there is nothing at ``path``, or only files of Spark."""
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:
         return False
@@ -65,7 +55,6 @@ def is_replaceable(path: str) -> bool:
 
 
 def delete(path: str) -> None:
-    """Delete a file, or a folder with its content, if it exists."""
     system, place = _located(path)
     kind = system.get_file_info(place).type
     if kind == fs.FileType.Directory:

@@ -1,9 +1,8 @@
-"""Installs Spark's connector to Kafka in Spark's folder of jars, so that jobs download nothing.
+"""Installs Spark's connector to Kafka, so that jobs download nothing.
 
 python -m connectors.spark.common.jars
 
-Spark's own resolver downloads the jars, from the mirror in its settings. A jar whose hash differs
-from ``jars.lock`` is refused.
+Spark's resolver downloads the jars. A jar whose hash differs from ``jars.lock`` is refused.
 """
 
 from __future__ import annotations
@@ -16,23 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from connectors.spark.common.connector import LOCK, PACKAGES, SparkJar, locked, spark_folder
-from connectors.spark.common.failures import FAILURES, reason
-from connectors.spark.common.session import open_session
+from connectors.spark.common.session import (
+    FAILURES,
+    LOCK,
+    PACKAGES,
+    SparkJar,
+    locked,
+    open_session,
+    reason,
+    spark_folder,
+)
 from delayservice.base.errors import DelayServiceError
 
 _HEADER: Final = """\
 # Spark's connector to Kafka, as far as PySpark lacks it: coordinate, SHA-256, size in bytes.
-# Written by `make lock-jars`; the root is PACKAGES in connector.py.
+# Written by `make lock-jars`; the root is PACKAGES in session.py.
 """
 
 
 def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
-    """Copy downloaded jars from the folder ``fetched`` to ``folder``, each one atomically, after a
-    check of its hash.
-
-    Raises:
-        DelayServiceError: a jar has another hash than in ``jars``, or can't be read or written.
+    """Check the hashes of downloaded jars, and copy each atomically from ``fetched`` to
+    ``folder``.
     """
     for jar in jars:
         path = fetched / jar.fetched_name
@@ -54,12 +57,7 @@ def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
 
 
 def fetch(scratch: Path) -> Path:
-    """Download the Kafka connector and its dependencies with Spark into ``scratch``, and return the
-    folder of the jars.
-
-    Raises:
-        DelayServiceError: Spark can't start, or can't download a jar.
-    """
+    """Download the Kafka connector and its dependencies; return the folder of the jars."""
     conf = {"spark.jars.packages": ",".join(PACKAGES), "spark.jars.ivy": str(scratch)}
     try:
         open_session("jars", master="local[1]", conf=conf).stop()
@@ -69,9 +67,7 @@ def fetch(scratch: Path) -> Path:
 
 
 def write_lock(fetched: Path, lock: Path) -> None:
-    """Write the lock file with those jars in the folder ``fetched`` that PySpark lacks, or that the
-    present lock file names.
-    """
+    # Jars that PySpark lacks, or that the present lock file names.
     own = spark_folder()
     lines = []
     for path in sorted(fetched.iterdir()):
@@ -84,7 +80,6 @@ def write_lock(fetched: Path, lock: Path) -> None:
 
 
 def _named() -> set[tuple[str, str]]:
-    """Return group and artifact, without the version, of each jar in the lock file."""
     return {(group, artifact) for group, artifact, _ in (j.coordinate.split(":") for j in locked())}
 
 
@@ -94,9 +89,6 @@ def _sha256(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install the Kafka connector, or with ``--lock`` write the lock file anew; return the exit
-    status.
-    """
     try:
         with tempfile.TemporaryDirectory() as scratch:
             fetched = fetch(Path(scratch))

@@ -24,7 +24,6 @@ from delayservice.base.errors import KafkaEdgeError
 _FIRST_BATCH: Final = 1_000
 
 _LOOK_AHEAD: Final = 1_000
-"""Largest number of records at the start of each log that are searched for a header."""
 
 
 def first_times(
@@ -35,14 +34,6 @@ def first_times(
     With ``header``, it is that of the first record with a header of this name, as other producers
     may write any timestamp. If none of the first ``_LOOK_AHEAD`` records has it, it is the latest
     of their timestamps.
-
-    Args:
-        client: options of librdkafka.
-        spans: first offset and end of each log.
-        header: name of the header to look for; None: the first record of each log counts.
-
-    Raises:
-        KafkaEdgeError: no record came for a minute.
     """
     waiting = {place: span for place, span in spans.items() if span.start < span.end}
     if not waiting:
@@ -89,21 +80,13 @@ def _bears(message: Message, header: str | None) -> bool:
 def offsets_at(
     client: Mapping[str, str], places: Collection[Place], at_ms: int
 ) -> dict[Place, int]:
-    """Return the first offset of each log whose record has a timestamp of ``at_ms`` (epoch ms) or
-    later; logs without such a record are left out.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
+    """Return the first offset of each log with a timestamp of ``at_ms`` (epoch ms) or later, if
+    any.
     """
     return offsets_since(admin_client(native_options(client)), places, at_ms)
 
 
 def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
-    """Return for each topic whether it is compacted, and whether the broker sets the timestamps.
-
-    Raises:
-        KafkaEdgeError: the configuration of a topic can't be read.
-    """
     admin = admin_client(native_options(client))
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
     asked = admin.describe_configs(resources) if resources else {}

@@ -1,7 +1,7 @@
 """Writes reports as one HTML file without scripts or network access: facts, tables and charts.
 
-Colours follow the setting of the reader's device, light or dark. So charts are drawn with
-placeholder colours, which are then replaced by the page's CSS variables. Text in charts stays text.
+Charts are drawn with placeholder colours, which are replaced by CSS variables: the colours follow
+the setting of the reader's device, light or dark.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _VARIABLES: Final = MappingProxyType(
         BAD: "bad",
     }
 )
-"""CSS variables of ``templates/page.html``, by the placeholder colour that stands for each."""
 
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
@@ -68,15 +67,14 @@ _STYLE: Final[dict[Any, Any]] = {
     "ytick.major.size": 0,
     "legend.frameon": False,
 }
+# Width of a chart, in inches: about that of a phone, on which chart text then has its normal size.
 _WIDTH_INCHES: Final = 4.7
-"""Width of a chart, in inches: about that of a phone, on which chart text then has its normal
-size."""
 _LINES_INCHES: Final = 2.9
 _ROW_INCHES: Final = 0.28
 _AXIS_INCHES: Final = 0.9
 _LABEL_CHARS_MAX: Final = 26
+# Ratio of the largest to the smallest value of a chart above which its scale is logarithmic.
 _LOG_RATIO: Final = 1_000
-"""Ratio of the largest to the smallest value of a chart above which its scale is logarithmic."""
 _ANCHOR: Final = re.compile(r'(\bid="|url\(#|href="#)')
 _ROOT: Final = re.compile(r'.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>.*?</metadata>', re.DOTALL)
 
@@ -86,13 +84,7 @@ Row: TypeAlias = Sequence[object]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table of a page. Numbers are right-aligned, with separators; None is shown as a dash.
-
-    Attributes:
-        caption: title of the table.
-        columns: headings of the columns.
-        note: remark on what the table leaves out, such as the number of omitted rows.
-    """
+    """Numbers are right-aligned, None is a dash; ``note`` tells what was left out."""
 
     caption: str
     columns: tuple[str, ...]
@@ -102,14 +94,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Figure, and the table of its data for readers who can't see the figure. Without rows, the
-    figure shows the word "nothing".
-
-    Attributes:
-        table: data of the figure; its note stands below the figure.
-        draw: function that draws the data on Matplotlib's axes.
-        inches: height of the figure, in inches.
-    """
+    """Figure, and the table of its data for readers who can't see it; ``inches``: its height."""
 
     table: Table
     draw: Draw
@@ -117,7 +102,6 @@ class Chart:
 
     @property
     def image(self) -> Markup:
-        """Figure as an ``<svg>`` element for the page."""
         with rc_context(_STYLE):
             height = self.inches if self.table.rows else _AXIS_INCHES
             figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
@@ -127,8 +111,6 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """Part of a page under a heading: an introductory sentence, charts, and tables."""
-
     heading: str
     lead: str = ""
     charts: Sequence[Chart] = ()
@@ -137,16 +119,8 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class HtmlPage:
-    """Content of a page.
-
-    Attributes:
-        heading: result in a few words.
-        lead: sentence below the heading that says what the page shows.
-        facts: name and value of each of the most important facts.
-        sections: all other content.
-        footer: sentence that says where further information is.
-        warnings: sentences that must not be overlooked.
-        notes: sentences about what is not included.
+    """Content of a page. ``lead`` is the sentence below the heading, ``warnings`` are sentences
+    that must not be overlooked, ``notes`` tell what is not included.
     """
 
     title: str
@@ -160,7 +134,7 @@ class HtmlPage:
 
 
 def write_page(page: HtmlPage) -> str:
-    """Return the page as HTML text, in which all special characters are escaped."""
+    """Return the page as HTML text; all texts are escaped."""
     return _environment().get_template("page.html").render(page=page)
 
 
@@ -173,16 +147,7 @@ def bars(
     colour: str = FIRST,
     note: str = "",
 ) -> Chart:
-    """Return a chart with a horizontal bar for each row, the first row on top.
-
-    Args:
-        caption: title of the chart and its table.
-        columns: headings of the columns.
-        rows: the first column of each is the label of its bar.
-        value: index of the column that gives a bar its length.
-        colour: placeholder colour of the bars, such as ``FIRST``.
-        note: remark below the chart.
-    """
+    """Return a chart with a horizontal bar for each row, the first row on top."""
     values: list[Any] = [row[value] or 0 for row in rows]
 
     def draw(axes: Axes) -> None:
@@ -200,14 +165,7 @@ def bars(
 def lines(
     table: Table, times_ms: Sequence[int], series: Mapping[str, Sequence[float]], y: str
 ) -> Chart:
-    """Return a chart of up to three lines over time.
-
-    Args:
-        table: the data, for readers who can't see the chart.
-        times_ms: times of the points, epoch ms.
-        series: values of each line, one for each time, by the name of the line.
-        y: label of the vertical axis, with the unit.
-    """
+    """Return a chart of up to three lines over ``times_ms`` (epoch ms)."""
     days = [time_ms / DAY_MS for time_ms in times_ms]  # matplotlib's dates, since its epoch 1970
 
     def draw(axes: Axes) -> None:
@@ -225,9 +183,6 @@ def lines(
 
 
 def _scale(axes: Axes, name: str, values: Sequence[Any]) -> None:
-    """Set the scale of the axis "x" or "y" to begin at zero, and to be logarithmic if values differ
-    by more than ``_LOG_RATIO``.
-    """
     axis = axes.xaxis if name == "x" else axes.yaxis
     above = [value for value in values if value > 0]
     if above and max(above) / min(above) > _LOG_RATIO:
@@ -244,15 +199,11 @@ def _nothing(axes: Axes) -> None:
 
 
 def _shortened(text: str) -> str:
-    """Return a name, with "…" in place of its middle if it is too long for the figure."""
     half = _LABEL_CHARS_MAX // 2
     return text if len(text) <= _LABEL_CHARS_MAX else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def _svg(figure: Figure, label: str) -> Markup:
-    """Return a figure as an SVG element for the page, with CSS variables as colours; ``label``:
-    text for screen readers.
-    """
     written = StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     text = written.getvalue()
@@ -269,9 +220,7 @@ def _svg(figure: Figure, label: str) -> Markup:
 
 
 def number(value: object) -> str:
-    """Return the text of a table cell: integers with separators; fractions with three significant
-    digits, from 1,000 on as integers; booleans as yes or no; None as a dash.
-    """
+    """Return the text of a table cell; fractions have three significant digits below 1,000."""
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, bool):
@@ -284,7 +233,7 @@ def number(value: object) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Return a time (epoch ms) as text for display, such as ``2025-01-31 23:59``, in UTC."""
+    """Return a time (epoch ms) as text such as ``2025-01-31 23:59``, in UTC."""
     return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
 
 

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from connectors.spark.common.arrow import arrow_schema, batch_of
 from connectors.spark.common.decode import ShardReader, rows_of, runs
+from connectors.spark.common.frames import arrow_schema, batch_of
 from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, SCHEDULE, Entry
@@ -28,19 +28,18 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.marking import is_user_record
 from delayservice.replicas.digest import HOUR_MS
 
+# Allowance for differing clocks of nodes and brokers, in ms; in fact they differ by less than 500.
 CLOCKS_MS: Final = HOUR_MS
-"""Allowance for differing clocks of nodes and brokers, in ms; in fact they differ by less than
-500."""
 
 _NEVER_MARKED: Final = -1
 _SHARD: Final = ("topic", "partition")
+# Columns of records that sift returns. canceller: the record's own offset if it is a user's record
+# with an id below H, which settles earlier records of its id; else null. base: first offset whose
+# record may settle this one; null if this one is not pending.
 _SIFTED: Final = arrow_schema(
     "topic string, partition int, key_ms bigint, offset bigint, record_id binary, "
     "canceller bigint, base bigint"
 )
-"""Columns of records that ``sift`` returns. ``canceller``: the record's own offset if it is a
-user's record with an id below H, which settles earlier records of its id; else null. ``base``:
-first offset whose record may settle this one; null if this one is not pending."""
 
 
 class LogPart(NamedTuple):
@@ -48,11 +47,10 @@ class LogPart(NamedTuple):
 
     Attributes:
         contracts: contracts by which the shard's records are read.
-        start: first source offset to read.
-        stop: end of the source offsets, exclusive.
+        start, stop: source offsets to read, ``stop`` exclusive.
         cursor: cursor of the shard; records that it counts as settled are left out.
-        from_ms: lowest key time (time of delivery) of pending records to return, epoch ms.
-        to_ms: end of these key times, exclusive, epoch ms.
+        from_ms, to_ms: key times (times of delivery) of pending records to return, epoch ms,
+            ``to_ms`` exclusive.
         log_start: first offset that the log still has.
     """
 
@@ -70,8 +68,7 @@ class PendingColumns(NamedTuple):
 
     Attributes:
         schema: names and types of the columns.
-        of: function from a decoded record to its values for ``schema``; Spark sends it to the
-            executors.
+        of: function from a decoded record to its values for ``schema``, run on the executors.
     """
 
     schema: pa.Schema
@@ -79,7 +76,6 @@ class PendingColumns(NamedTuple):
 
     @property
     def whole(self) -> pa.Schema:
-        """Columns of the records that ``sift`` returns: place, key and id, then ``schema``."""
         return pa.schema([*_SIFTED, *self.schema])
 
 
@@ -107,12 +103,8 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """Return the pending records among ``sifted``, the result of ``sift``, without those that a
-    user's record of their id settles.
-
-    Returns:
-        ``topic``, ``partition``, ``key_ms``, ``offset``, ``record_id`` and the columns of
-        ``PendingColumns``.
+    """Return the pending records of ``sift`` without those that a user's record of their id
+    settles: ``topic, partition, key_ms, offset, record_id`` and the columns of ``PendingColumns``.
     """
     named = [*_SHARD, "record_id"]
     cancellers = (
@@ -142,11 +134,7 @@ def written_since_ms(contracts: Contracts, key_ms: int) -> int:
 
 def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, LogPart]:
     """Return the parts of logs below ``parts`` that may hold a record which cancels one of
-    ``sifted``, the result of ``sift`` for ``parts``.
-
-    A requeued record may be cancelled by a record written before it: from its base on, which was H
-    when it was requeued. ``sift`` returns only such records from these parts, and no pending ones,
-    as ``parts`` begin where the first pending record can be.
+    ``sifted``: a requeued record may be cancelled by a record written before it, from its base on.
     """
     bases = sifted.where("key_ms is not null and record_id is not null").groupBy(*_SHARD)
     found = bases.agg(sf.min("base")).collect()
@@ -160,18 +148,11 @@ def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, Log
 
 @dataclass(frozen=True, slots=True)
 class _PendingSieve:
-    """Reader that turns records of delay topics into rows of ``sift``; Spark sends it to the
-    executors.
-    """
-
     parts: Mapping[Place, LogPart]
     facts: PendingColumns
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of the records that are pending by their key, and of those that may cancel
-        others, with the columns ``facts.whole``. ``batches``: columns of ``topics.ROW_SCHEMA``.
-        """
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
             for topic, partition, rows in runs(batch):
@@ -183,9 +164,7 @@ class _PendingSieve:
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
-        """Return the row of a decoded record, from column ``key_ms`` on; None: the record is
-        neither pending by its key, nor may it cancel others.
-        """
+        # None for a record that is neither pending by its key, nor may cancel others.
         offset, kind, key_ms, record_id, _, base = entry
         takes_place = record_id is not None and is_user_record(entry)
         canceller = offset if takes_place and offset < part.cursor.offset else None

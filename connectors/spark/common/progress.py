@@ -26,8 +26,6 @@ _LOOK_EVERY_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Number of running stages, and numbers of Spark tasks in these stages."""
-
     stages: int
     total: int
     running: int
@@ -35,16 +33,12 @@ class Tasks:
     failed: int
 
     def __str__(self) -> str:
-        """Return the numbers of tasks as one line for display."""
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done} of {self.total} tasks done, {self.running} running{failed}"
 
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
-    """Yield at the start of each interval of ``interval_s`` seconds until ``stop`` is set. If the
-    caller's work takes longer than the interval, the next one begins at once. ``say``: displays
-    that the program is waiting.
-    """
+    # If the caller's work takes longer than the interval, the next one begins at once.
     while not stop.is_set():
         next_s = time.monotonic() + interval_s
         yield
@@ -74,15 +68,7 @@ def running_tasks(tracker: StatusTracker) -> Tasks:
 def shown(
     spark: SparkSession, console: Console, *, is_plain: bool = False, every_s: float = LINE_EVERY_S
 ) -> Iterator[Say]:
-    """Show the progress of jobs while the block runs; yield the function that sets the displayed
-    activity.
-
-    Args:
-        spark: the session that runs the jobs.
-        console: console on standard error.
-        is_plain: whether to print lines, which other programs can read, even on a terminal.
-        every_s: interval between lines, in seconds.
-    """
+    """Show progress within the block; yield the function that sets the displayed activity."""
     tracker = spark.sparkContext.statusTracker()
     is_over = threading.Event()
     view = _Lines(console, every_s) if is_plain or not console.is_terminal else _Bar(console)
@@ -104,8 +90,6 @@ def _follow(tracker: StatusTracker, view: _Bar | _Lines, is_over: threading.Even
 
 
 class _Bar:
-    """Progress bar for the Spark tasks in the running stages, after the name of the activity."""
-
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -134,7 +118,7 @@ class _Bar:
 
 
 class _Lines:
-    """Printer of a progress line every ``every_s`` seconds; for shorter jobs it prints nothing."""
+    """Printer of a line every ``every_s`` seconds; for shorter jobs it prints nothing."""
 
     def __init__(self, console: Console, every_s: float) -> None:
         self._console = console

@@ -1,6 +1,4 @@
-"""Opens Spark sessions for the jobs: in this process, or in the Java process of
-``spark-submit``.
-"""
+"""Opens Spark sessions: in this process, or in the Java process of ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -11,17 +9,99 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
+import pyspark
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connectors.spark.common.connector import PACKAGES, are_installed
 from delayservice.base.errors import DelayServiceError
 
+PACKAGES: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
+"""Packages that Spark needs, as Maven coordinates; ``spark-submit --packages`` takes them."""
+
+LOCK: Final = "jars.lock"
+
+
+class SparkJar(NamedTuple):
+    """Coordinate ``group:artifact:version``, SHA-256 in hex, size in bytes."""
+
+    coordinate: str
+    sha256: str
+    bytes: int
+
+    @property
+    def file_name(self) -> str:
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+    @property
+    def fetched_name(self) -> str:
+        # Spark's resolver names jars so in the folder into which it downloads them.
+        group, artifact, version = self.coordinate.split(":")
+        return f"{group}_{artifact}-{version}.jar"
+
+
+def locked() -> tuple[SparkJar, ...]:
+    """Return the jars that the Kafka connector needs and PySpark lacks, from the lock file."""
+    text = resources.files(__package__).joinpath(LOCK).read_text("utf-8")
+    rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return tuple(SparkJar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
+
+
+def spark_folder() -> Path:
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
+
+
+def are_installed() -> bool:
+    folder = spark_folder()
+    return all((folder / jar.file_name).exists() for jar in locked())
+
+
+# Exceptions that a failed Spark job raises; Py4JJavaError where PySpark has no class of its own.
+FAILURES: Final = (PySparkException, Py4JJavaError)
+
+EXIT_FINDINGS: Final = 3
+EXIT_UNJUDGED: Final = 4
+
+_TRACEBACK: Final = "Traceback (most recent call last)"
+# Beginning of the line of a traceback that names the error; it is the only line without
+# indentation.
+_ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
+_CHARS_MAX: Final = 500
+
+
+def reason(exc: PySparkException | Py4JJavaError) -> str:
+    """Return the innermost cause of a failure, of Java or of a Python worker, as one line."""
+    text = _innermost(exc) if isinstance(exc, Py4JJavaError) else str(exc)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(exc).__name__
+    if _TRACEBACK in text:
+        own = [line for line in text.rpartition(_TRACEBACK)[2].splitlines() if _ERROR.match(line)]
+        return (own or lines)[0][:_CHARS_MAX]
+    return lines[0][:_CHARS_MAX]
+
+
+def _innermost(exc: Py4JJavaError) -> str:
+    cause = exc.java_exception
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.toString())
+
+
+def exit_status(findings: int, unjudged: int) -> int:
+    """Return 3 if there are findings, else 4 if something was not judged, else 0."""
+    if findings:
+        return EXIT_FINDINGS
+    return EXIT_UNJUDGED if unjudged else 0
+
+
 JAVA_VERSIONS: Final = (17, 21)
-"""Releases of Java that Spark 4.0 runs on."""
 
 SESSION: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -40,7 +120,6 @@ SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     }
 )
-"""Settings that all sessions of the jobs need, wherever Spark is running."""
 
 _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -58,12 +137,12 @@ _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
 )
 _VERSION = re.compile(r'version "(\d+)')
 _ASK_TIMEOUT_S: Final = 30.0
+# Environment variable that spark-submit sets to the port of its Java process.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Environment variable that ``spark-submit`` sets to the port of its Java process."""
 
 
 class SparkSetupError(DelayServiceError):
-    """Error: Spark can't be started on this machine."""
+    """Spark can't be started on this machine."""
 
 
 def open_session(
@@ -107,12 +186,7 @@ def open_session(
 
 
 def java_home() -> Path:
-    """Return the home folder of the first Java that Spark can use: of the one in ``JAVA_HOME``, the
-    one on the path, and those in ``/usr/lib/jvm``.
-
-    Raises:
-        SparkSetupError: Java was not found, or only in versions that Spark can't use.
-    """
+    """Return the first usable Java: ``JAVA_HOME``, the path, ``/usr/lib/jvm``."""
     found: list[str] = []
     for java in _javas():
         version = _java_version(java)
@@ -127,7 +201,6 @@ def java_home() -> Path:
 
 
 def _javas() -> Iterator[Path]:
-    """Yield paths of Java programs to try, ``JAVA_HOME`` first."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield Path(home, "bin", "java")

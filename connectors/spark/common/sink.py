@@ -13,6 +13,7 @@ by every task, past open transactions.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -33,7 +34,9 @@ from confluent_kafka import (
 )
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+from xxhash import xxh3_64_hexdigest
 
 from connectors.kafka.clients import (
     LOGGER,
@@ -48,7 +51,7 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.scan import consumer_config
-from connectors.spark.common.arrow import header_lists
+from connectors.spark.common.frames import header_lists
 from connectors.spark.common.topics import native_options
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError
@@ -56,14 +59,14 @@ from delayservice.contract.entry import Headers
 
 Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
 """Key, value and headers of a record."""
+# Largest number of parts of a job, which write in parallel. A part takes 0.1 s to open.
 PARTS_MAX: Final = 8
-"""Largest number of parts of a job, which write in parallel. A part takes 0.1 s to open."""
+# Time after which the broker aborts the transaction of a dead job, in ms. Until then, consumers of
+# the delay topic, the service included, wait.
 TRANSACTION_TIMEOUT_MS: Final = 45_000
-"""Time after which the broker aborts the transaction of a dead job, in ms. Until then, consumers of
-the delay topic, the service included, wait."""
 
+# Logger of the producers, for errors only: each retry of the client would be a warning.
 _QUIET: Final = LOGGER.getChild("bulk")
-"""Logger of the producers, for errors only: each retry of the client would be a warning."""
 _QUIET.setLevel(logging.ERROR)
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
@@ -86,28 +89,21 @@ _MOVING: Final = frozenset(
         KafkaError.UNSTABLE_OFFSET_COMMIT,
     }
 )
+# Options of librdkafka that name a file, each with the option that takes the file's content.
 _INLINE: Final = {
     "ssl.ca.location": "ssl.ca.pem",
     "ssl.certificate.location": "ssl.certificate.pem",
     "ssl.key.location": "ssl.key.pem",
 }
-"""Options of librdkafka that name a file, each with the option that takes the file's content."""
 
 
 def mark_of(batch: int, records: int) -> int:
-    """Return the mark (number that stores a part's progress) of a part that has written ``records``
-    records of batch number ``batch``. Marks ascend, and all are above 0, the mark of a new part.
-    """
+    # Marks ascend, and all are above 0, the mark of a new part.
     return ((batch + 1) << _RECORDS_BITS) | records
 
 
 def records_written(mark: int, batch: int) -> int:
-    """Return the number of records of batch number ``batch`` that a part has written, from its mark
-    (number that stores its progress); 0: its mark is of an earlier batch.
-
-    Raises:
-        KafkaEdgeError: the part has written a later batch.
-    """
+    """Return the number of a batch's records that a part has written; fail if it is later."""
     later = (mark >> _RECORDS_BITS) - 1 - batch
     if later > 0:
         raise KafkaEdgeError(
@@ -118,9 +114,7 @@ def records_written(mark: int, batch: int) -> int:
 
 
 def next_batch(marks: Iterable[int]) -> int:
-    """Return the number of a new batch, which is higher than that of every batch in ``marks``, the
-    progress of all parts.
-    """
+    """Return a batch number above those of all marks."""
     return max(marks) >> _RECORDS_BITS
 
 
@@ -149,32 +143,22 @@ class TopicSink:
     mapping: str = ""
 
     def begin(self) -> None:
-        """Store the progress 0 for each part of a new name. If Kafka later deletes the stored
-        progress, ``fence`` returns None for the part.
-
-        Raises:
-            KafkaEdgeError: the cluster refuses this, or does not answer.
+        """Store progress 0 for each part, so that progress that Kafka has deleted is
+        noticed later.
         """
         marks = [self.place(number) for number in range(self.parts)]
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
     def fence(self) -> list[int | None]:
-        """Fence earlier writers of all parts, and return the stored progress (mark) of each part;
-        None: it was never stored, or Kafka has deleted it.
-
-        Raises:
-            KafkaEdgeError: the cluster refuses this, or does not answer.
+        """Fence earlier writers; return the mark of each part, None if there is none or Kafka has
+        deleted it.
         """
         return [_Part(self, number).mark for number in range(self.parts)]
 
     def claim(self) -> int:
         """Fence earlier writers, store the beginning of a new batch in all parts, and return its
         number. Tasks of earlier batches can't write any more, even if they begin late.
-
-        Raises:
-            KafkaEdgeError: the cluster refuses this or does not answer, or another process fences
-                this one.
         """
         parts = [_Part(self, number) for number in range(self.parts)]
         batch = next_batch(part.mark or 0 for part in parts)
@@ -187,14 +171,11 @@ class TopicSink:
 
         Args:
             records: columns ``id`` (binary, which becomes the key), ``value`` (binary), ``headers``
-                (array of ``key`` and ``value``, or null) and those of ``order``; they must be the
-                same in all attempts to write this batch.
+                (array of ``key`` and ``value``, or null) and those of ``order``; the same in all
+                attempts to write this batch.
             batch: number of the batch, higher than that of any earlier batch.
             order: columns to sort by, which differ between any two records and keep records of one
                 id in order.
-
-        Raises:
-            KafkaEdgeError: the batch was begun with another ``mapping``, or no broker answers.
         """
         if self.mapping:
             self._refuse_other_mapping(batch)
@@ -215,9 +196,7 @@ class TopicSink:
                 )
 
     def place(self, part: int, mark: int = 0) -> TopicPartition:
-        """Return the progress of a part in the form of a committed offset, which stores it;
-        ``part``: number of the part; ``mark``: the progress.
-        """
+        """Return a part's progress as a committed offset, which stores it."""
         return TopicPartition(self.topic, part, mark, self.mapping)
 
 
@@ -225,17 +204,13 @@ _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_sta
 
 
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of librdkafka for a sink: those of the job, with the content of
-    certificates and keys in place of file names, and with librdkafka's log limited to errors.
-    """
+    # librdkafka's log is limited to errors.
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:
-    """Return options of librdkafka in which the content of certificates and keys replaces their
-    file names, as executors lack the files.
-    """
+    """Return options with certificates and keys by content, as executors lack the files."""
     return dict(
         (_INLINE[name], Path(value).read_text("ascii"))
         if name in _INLINE and Path(value).is_file()
@@ -245,11 +220,7 @@ def portable(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Yield key, value and headers of each row with ``id``, ``value`` and ``headers``. The id is
-    the key, so that all records of an id are written to one partition.
-
-    Headers are None where the column is null.
-    """
+    # The id is the key, so that all records of an id are written to one partition.
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
     column = batch.column("headers")
@@ -262,10 +233,7 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
 def _task(
     sink: TopicSink, batch: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that a Spark task runs for its part. It skips records that the part has
-    written already, writes the others, each Arrow batch in one transaction, and yields their
-    number.
-    """
+    """Return the function of a task, which skips what its part has written already."""
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -296,8 +264,8 @@ class _Part:
         self._group = consumer_client(group)
         self._log = CoordinatorLog(_QUIET)
         self._producer = self._make()
+        # Mark of the last transaction of this writer; None: it has committed none.
         self._written: int | None = None
-        """Mark of the last transaction of this writer; None: it has committed none."""
 
     def _make(self) -> Producer:
         sink = self._sink
@@ -318,13 +286,10 @@ class _Part:
 
     @cached_property
     def mark(self) -> int | None:
-        """Progress of the part when this writer began, as a mark; None: it was never stored, or
-        Kafka has deleted it. The first read fences earlier writers.
-        """
+        # The first read fences earlier writers. None: never stored, or Kafka has deleted it.
         return self._fenced()
 
     def _fenced(self) -> int | None:
-        """Fence earlier writers of the part, and return its progress as a mark."""
         faults.point("bulk_fencing")
         with _explained(self._id):
             with suppress(KafkaException):  # init_transactions says what is wrong
@@ -336,9 +301,8 @@ class _Part:
         return None if found.offset < 0 else found.offset
 
     def _begin_anew(self) -> None:
-        """Take the part's transactional id again if the connection to the coordinator has failed:
-        what was sent last may come late, and end a transaction of the former producer only.
-        """
+        # After a failed connection to the coordinator, what was sent last may come late. With the
+        # transactional id taken again it can end a transaction of the former producer only.
         if self._written is None or not connection_failure(self._producer, self._log):
             return
         self._producer = self._make()
@@ -347,12 +311,8 @@ class _Part:
             raise KafkaEdgeError(f"{self._id}: another run of this job has taken over")
 
     def write(self, records: Iterable[Record], mark: int) -> None:
-        """Write records, and store the part's progress after them (``mark``), in one transaction.
-
-        Raises:
-            KafkaEdgeError: nothing was written, or it is unknown whether; the next writer reads the
-                stored progress.
-        """
+        # After an error it may be unknown whether the records were written; the next writer reads
+        # the mark.
         self._begin_anew()
         with _explained(self._id):
             self._producer.begin_transaction()
@@ -392,9 +352,7 @@ class _Part:
 def _asked(
     sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
-    """Read or change the stored progress of parts with ``ask``, a method of ``KafkaAdmin``, and
-    return the progress. Repeat this while the group's coordinator changes, for up to 30 s.
-    """
+    # The group's coordinator may change meanwhile: repeat this for up to 30 s.
     admin = admin_client(sink.client)
     again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
     found: list[TopicPartition] = []
@@ -416,9 +374,6 @@ def _code_of(exc: BaseException) -> int | None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn Kafka errors within the block into ``KafkaEdgeError``; ``name``: transactional id or
-    group, with which the text of the error begins.
-    """
     try:
         yield
     except KafkaException as exc:
@@ -429,3 +384,55 @@ def _explained(name: str) -> Iterator[None]:
         elif error.code() in _RIGHTS:
             why += "; docs/security.md lists the rights of jobs that write"
         raise KafkaEdgeError(f"{name}: {why}") from exc
+
+
+NAMES: Final = "delayservice-spark-"
+_RECORD_BYTES_MAX: Final = 1_048_576
+
+
+def name_for(kind: str, place: str) -> str:
+    """Return the sender's name for results of a job (such as ``audit``) in the folder ``place``. Of
+    two processes with the same name, the later fences the earlier.
+    """
+    return f"{NAMES}{kind}-{xxh3_64_hexdigest(place.encode())}"
+
+
+def publish(
+    client: Mapping[str, str],
+    topic: str,
+    sender: tuple[str, int | None],
+    findings: tuple[str, DataFrame],
+    summary: Mapping[str, object],
+) -> None:
+    """Write findings to a topic, and after them a summary, in transactions of one task.
+
+    Args:
+        client: options of librdkafka.
+        topic: topic to write to.
+        sender: a name from ``name_for``, and the number of the publication. Records that were
+            already written under that number are left out, so its findings must be the same each
+            time. Number None: all records are written.
+        findings: value of the field ``kind`` of the JSON objects, and the findings, whose column
+            ``kind`` becomes the field ``finding``.
+        summary: the summary; its format version ``v`` is added to the findings.
+    """
+    name, number = sender
+    kind, found = findings
+    told = [sf.lit(summary["v"]).alias("v"), sf.lit(kind).alias("kind")]
+    told += [sf.col(name).alias("finding" if name == "kind" else name) for name in found.columns]
+    rows = found.select(sf.to_json(sf.struct(*told)).alias("value"), sf.lit(0).alias("at"))
+    last = found.sparkSession.createDataFrame([(json.dumps(summary), 1)], "value string, at int")
+    records = rows.unionByName(last).select(
+        sf.lit(None).cast("binary").alias("id"),
+        sf.col("value").cast("binary").alias("value"),
+        sf.lit(None).cast("array<struct<key: string, value: binary>>").alias("headers"),
+        "at",
+    )
+    sink = TopicSink(
+        client=sink_client(client),
+        topic=topic,
+        name=name,
+        parts=1,
+        record_bytes_max=_RECORD_BYTES_MAX,
+    )
+    sink.write(records, sink.claim() if number is None else number, "at", "value")

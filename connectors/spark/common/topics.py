@@ -15,8 +15,8 @@ from delayservice.base.errors import DelayServiceError
 
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
+# Approximate largest number of records that one Spark task reads.
 TASK_RECORDS: Final = 1_000_000
-"""Approximate largest number of records that one Spark task reads."""
 
 _FETCH: Final = {
     "kafka.isolation.level": "read_committed",
@@ -25,16 +25,16 @@ _FETCH: Final = {
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.receive.buffer.bytes": "1048576",
 }
+# Options of Java's consumer that no setting changes: a batch whose bytes were altered ends the job,
+# and a look-up creates no topic.
 _ALWAYS: Final = {"check.crcs": "true", "allow.auto.create.topics": "false"}
-"""Options of Java's consumer that no setting changes: a batch whose bytes were altered ends the
-job, and a look-up creates no topic."""
 _PLAIN_LOGIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_LOGIN: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
+# Options of librdkafka with the same name and meaning in Java's client. Other options tune
+# librdkafka, and are not passed on.
 _SHARED: Final = frozenset(
     {"bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id"}
 )
-"""Options of librdkafka with the same name and meaning in Java's client. Other options tune
-librdkafka, and are not passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,8 @@ class Span:
 def read_topic(
     spark: SparkSession, client: Mapping[str, str], spans: Mapping[Place, Span], min_partitions: int
 ) -> DataFrame:
-    """Return the committed records at the offsets ``spans``. Records that retention deletes
-    meanwhile are left out.
-
-    Args:
-        spark: the session.
-        client: options of librdkafka, as in the service's ``[kafka]`` section.
-        spans: offsets to read, by topic and partition.
-        min_partitions: smallest number of tasks, if there are enough records.
+    """Return the committed records at the offsets ``spans``, in at least ``min_partitions`` tasks.
+    Records that retention deletes meanwhile are left out.
 
     Returns:
         ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long (epoch ms),
@@ -81,14 +75,8 @@ def read_topic(
 def stream_topics(
     spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
 ) -> DataFrame:
-    """Return a stream of the committed records of topics, with the columns of ``read_topic``. It
-    begins at the start of the logs, or where Spark's checkpoint of an earlier process ends.
-
-    Args:
-        spark: the session.
-        client: options of librdkafka.
-        topics: topics to read, including partitions that are added while the stream is running.
-        records_max: largest number of records in a micro-batch.
+    """Return a stream of the committed records, with the columns of ``read_topic``: from the start
+    of the logs, or where Spark's checkpoint ends; with up to ``records_max`` in a micro-batch.
     """
     options = {
         **java_options(client),
@@ -110,7 +98,6 @@ ROW_SCHEMA: Final = (
 
 
 def _as_rows(records: DataFrame) -> DataFrame:
-    """Return records from Spark's Kafka source with the columns of ``ROW_SCHEMA``."""
     return records.select(
         "topic",
         "partition",
@@ -141,7 +128,6 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def native_options(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options meant for librdkafka: all but those with the prefix ``java.``."""
     return {name: value for name, value in client.items() if not name.startswith("java.")}
 
 
@@ -188,9 +174,7 @@ def _content(path: str) -> str:
 
 
 def _by_topic(numbers: Mapping[Place, int], *, as_list: bool = False) -> str:
-    """Return the JSON that Spark's Kafka source expects: ``{topic: {partition: offset}}``, or with
-    ``as_list`` ``{topic: [partition, …]}``.
-    """
+    # Spark's Kafka source expects {topic: {partition: offset}}, or {topic: [partition, …]}.
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), number in sorted(numbers.items()):
         found.setdefault(topic, {})[str(partition)] = number

@@ -1,6 +1,4 @@
-"""Derives the ledger from the logs: a row for each source record and for each output that settles
-one.
-"""
+"""Derives the ledger: a row for each source record, and for each output that settles one."""
 
 from __future__ import annotations
 

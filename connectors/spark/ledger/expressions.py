@@ -25,14 +25,14 @@ RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value",
 ``value_hash`` (long), for values of which only the hash was kept."""
 
 _DIGITS_MAX: Final = 18
+# Characters of header names for which the service refuses a record; Java puts the second in place
+# of bytes that are not UTF-8.
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
-"""Characters of header names for which the service refuses a record; Java puts the second in place
-of bytes that are not UTF-8."""
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return a column with the number in ``text``, if that has up to ``digits_max`` digits, no
-    leading zero and nothing else; else null.
+    """Return a column: the number in ``text``, null if it has other characters or a
+    leading zero.
     """
     number = text.try_cast("bigint")
     is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
@@ -40,9 +40,7 @@ def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
 
 
 def content(records: DataFrame, own: Column) -> Column:
-    """Return a column with the hash of key, value and headers of records, equal to
-    ``rows.content_hash``; ``own``: column with the headers to hash.
-    """
+    """Return the column equal to ``rows.content_hash``; ``own``: the headers to hash."""
     hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
     if "value_hash" in records.columns:
         hashed = sf.coalesce(hashed, sf.col("value_hash"))
@@ -50,7 +48,7 @@ def content(records: DataFrame, own: Column) -> Column:
 
 
 def id_hash(record_id: Column) -> Column:
-    """Return a column with the hash of an id, equal to ``rows.id_hash``; 0 where the id is null."""
+    """Return the column equal to ``rows.id_hash``; 0 where the id is null."""
     return sf.when(record_id.isNull(), NO_ID).otherwise(sf.xxhash64(record_id).bitwiseOR(sf.lit(1)))
 
 
@@ -62,13 +60,7 @@ def has_readable_names() -> Column:
 
 
 def row_with(*kept: str, **given: Column) -> list[Column]:
-    """Return expressions for all columns of a ledger row, with the right types and order.
-
-    Args:
-        kept: names of columns that the input has and that are taken unchanged.
-        given: expressions for other columns, by name; columns in neither get the defaults of
-            ``LedgerRow``.
-    """
+    """Return all columns of a ledger row in order, with the defaults of ``LedgerRow``."""
     usual = LedgerRow(0, 0, SOURCE)._asdict()
     columns = {name: sf.lit(value) for name, value in usual.items()}
     columns |= {name: sf.col(name) for name in kept} | given
@@ -83,7 +75,7 @@ def classified(
 
     Args:
         read: records, with the column ``reading``.
-        key: key of the record, which becomes the column ``key`` where ``reading`` is ``HASHED``.
+        key: becomes the column ``key`` where ``reading`` is ``HASHED``.
         is_doubtful: whether to keep the whole record in the column ``record``; else it is null.
         columns: expressions for the ledger's columns by name, except ``at_ms``.
     """

@@ -1,12 +1,13 @@
-"""Ledger rows as objects: facts of source records, and of the outputs that settle them."""
+"""Ledger rows as objects, and the kinds of records and settlements."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
-from delayservice.contract.entry import SCHEDULE
+from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 SOURCE: Final = 0
 DELIVERED: Final = 1
@@ -27,28 +28,25 @@ settle nothing: ``DISCLAIMED``, refused as forged; ``CONTINUED``, the next occur
 ``ARRIVED``, an envelope that brings the record home without settling it."""
 
 SOURCES: Final = frozenset({SOURCE, NAMED, REMEMBERED})
-"""Roles of ledger rows that are source records."""
 
 SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
-"""Roles of ledger rows that are outputs which settle a record."""
 
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
 """Time later than all others, epoch ms: it stands for events that have not happened."""
+# Value of origin for an outcome that names as its source the very record that it settles.
 HERE: Final = "#"
-"""Value of ``origin`` for an outcome that names as its source the very record that it settles."""
 
 
 class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
     """Facts about a source record for which its ledger row has no column.
 
     Attributes:
-        kind: kind of the record: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
-        record_id: id of the record; None: it has none.
+        kind: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
         origin: ``delay-source`` that its outputs must have; empty: its own place.
         base: first source offset at which its canceller may be; 0: the offset after its own.
-        expires_ms: value of ``delay-expires-at``, epoch ms; None: it does not expire.
+        expires_ms: value of ``delay-expires-at``, epoch ms.
         code: for an invalid record: error code of the rule that it breaks; else empty.
         attempt: for a requeued record: number of the attempt to deliver it.
         is_armed: whether its due time is known; false for a user's cron schedule, whose first
@@ -91,25 +89,18 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
         by: source offset of the canceller that it names; -1: it names no canceller.
         is_bare: whether it is a dead letter without content.
         says_bare: whether it is a dead letter which states that its content is left out.
-        whole_hash: for a dead letter: hash of the content with all headers that the record was
-            written with.
-        target: for a requeued record or dead letter: the target topic that it names.
-        target_partition: for a requeued record: the target partition that it names; negative: it
-            names no partition.
-        record_id: for a requeued record or dead letter: the id that it names.
+        whole_hash: for a dead letter: hash of the content with all headers of the record.
+        target, record_id: for a requeued record or dead letter: what it names.
+        target_partition: for a requeued record: what it names; negative: no partition.
         expires_ms: for a requeued record or dead letter: its ``delay-expires-at``, epoch ms.
-        recur: for a requeued record: its recurrence, encoded as in a payload; empty: it does not
-            recur.
+        recur: for a requeued record: its recurrence, encoded as in a payload.
         base: for a requeued record: first source offset at which its canceller may be; -1: it is in
             another shard than the record that it settles.
         is_mirror: whether it is a dead letter or outcome that another producer has copied to a
             target topic.
         by_source: for an outcome: place where the canceller was written before it came to its
             home; empty: it was written there.
-        acts: for a record that goes to its home: its kind there.
-        first_ms: for a record that goes to its home: timestamp with which it was first written,
-            epoch ms.
-        group: hash of the records that wait together to be sent to their home; 0: none wait.
+        acts, first_ms, group: as in ``SourceFacts``.
         is_verified: for a requeued record or envelope: whether its signature was verified.
     """
 
@@ -139,8 +130,8 @@ PLAIN_OUTPUT: Final = OutputFacts()
 
 
 class SourceRow(NamedTuple):
-    """Ledger row of a source record, with its facts unpacked. ``shard``: hash of the shard's name;
-    ``written_ms``: time at which the broker appended the record, epoch ms.
+    """Ledger row of a source record, with its facts unpacked; ``rows.LEDGER`` describes the
+    columns.
     """
 
     shard: int
@@ -160,8 +151,8 @@ class SourceRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """Ledger row of an output, with its facts unpacked; ``rows.LEDGER`` describes the columns. The
-    output's own place is ``topic`` (hash of the name), ``partition`` and ``place`` (offset).
+    """Ledger row of an output, with its facts unpacked; its place is topic, partition,
+    ``place``.
     """
 
     role: int
@@ -173,3 +164,65 @@ class OutputRow(NamedTuple):
     place: int
     key_hash: int
     facts: OutputFacts = PLAIN_OUTPUT
+
+
+# Kind of a requeued record that waits until it can be sent to its home. Other kinds of records are
+# in delayservice.contract.entry.
+WAITING: Final = 100
+
+_DELAYED: Final = frozenset({SCHEDULE, COPY})
+# Kinds of source records that a canceller, a later record of their id, may settle.
+PENDING: Final = _DELAYED | {WAITING}
+# Kinds of source records that must be sent to their home in another partition.
+FOREIGN: Final = frozenset({HOMEBOUND, WAITING})
+
+KIND_NAMES: Final[Mapping[int, str]] = {
+    SCHEDULE: "a record",
+    COPY: "a copy",
+    CANCEL: "a cancel",
+    FIRE: "a fire",
+    INVALID: "a record that breaks the contract",
+    HOMEBOUND: "a record whose id is at home in another partition",
+    WAITING: "a copy that waits for its home",
+}
+
+
+class Settlement(NamedTuple):
+    """Way in which an output settles a record.
+
+    ``role`` is that of the output's rows, ``of`` are the kinds of source records, ``by`` is the
+    kind of the canceller that must have caused it, and ``verb`` stands after "the record was".
+    """
+
+    role: int
+    of: frozenset[int]
+    by: int | None
+    verb: str
+
+
+SETTLEMENTS: Final[Mapping[str, Settlement]] = {
+    "delivered": Settlement(DELIVERED, _DELAYED, None, "delivered"),
+    "dead_lettered": Settlement(LETTER, _DELAYED | FOREIGN | {INVALID}, None, "dead-lettered"),
+    "requeued": Settlement(COPIED, _DELAYED | FOREIGN, None, "requeued"),
+    "forwarded": Settlement(FORWARDED, FOREIGN, None, "sent home"),
+    "expired": Settlement(OUTCOME, _DELAYED, None, "expired"),
+    "cancelled": Settlement(OUTCOME, _DELAYED | {CANCEL, HOMEBOUND}, CANCEL, "cancelled"),
+    "replaced": Settlement(OUTCOME, _DELAYED | {WAITING}, SCHEDULE, "replaced"),
+    "fired": Settlement(OUTCOME, frozenset({FIRE, HOMEBOUND}), None, "fired"),
+    "not_pending": Settlement(
+        OUTCOME, frozenset({CANCEL, FIRE}), None, "given the outcome not_pending"
+    ),
+}
+"""Kinds of settlements by name. Names of those with the role ``OUTCOME`` are the values of the
+header ``delay-outcome``."""
+
+# Values of delay-outcome, after an empty one. The index of each is the kind of its ledger rows.
+OUTCOME_NAMES: Final = ("", *(name for name, s in SETTLEMENTS.items() if s.role == OUTCOME))
+OUTCOME_KINDS: Final = {name: kind for kind, name in enumerate(OUTCOME_NAMES)}
+
+_BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}
+
+
+def settlement_name(role: int, outcome: str) -> str:
+    """Return the name in ``SETTLEMENTS``; an unknown outcome is returned unchanged."""
+    return _BY_ROLE.get(role, outcome)

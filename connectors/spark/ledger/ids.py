@@ -15,16 +15,25 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from connectors.spark.ledger.facts import OUTCOME
-from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAITING
-from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
+import msgspec
 
+from connectors.spark.ledger.facts import (
+    KIND_NAMES,
+    OUTCOME,
+    PENDING,
+    SETTLEMENTS,
+    WAITING,
+    OutputRow,
+    SourceRow,
+)
+from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
+from delayservice.contract.recurrence import Recurrence, decode
+
+# Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
+# step, and a transaction takes a moment.
 ORDER_MS: Final = 1_000
-"""Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
-step, and a transaction takes a moment."""
+# Largest time between due time and settlement at which a record counts as settled on time, in ms.
 ON_TIME_MS: Final = 1_000
-"""Largest time between due time and settlement at which a record counts as settled on time, in
-ms."""
 NONE: Final = -1
 
 
@@ -33,13 +42,10 @@ class Line(NamedTuple):
     of its own.
 
     Attributes:
-        offset: source offset of the record.
-        kind: kind of the record: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
+        kind: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
         base: first source offset at which the canceller of the record may be.
-        key_ms: time of the record's key, epoch ms.
         written_ms: time at which the broker appended it, epoch ms.
-        settlement: name of its settlement, as in ``SETTLEMENTS``; empty: not settled, or not
-            judged.
+        settlement: name as in ``SETTLEMENTS``; empty: not settled, or not judged.
         at_ms: time at which the output that settles it was written, epoch ms.
         by: source offset of the canceller that the output names; -1: it names no canceller.
         copy_base: for a record that was requeued: base of the new record; -1: the new record is in
@@ -76,11 +82,8 @@ None: no time is known."""
 
 
 class IdHistory:
-    """Records of one id in one shard in order, from which follows how each must be settled.
-
-    Args:
-        lines: records of the id, in the order of their offsets.
-        known_from: first source offset that was read; users' records below it are unknown.
+    """Records of one id in one shard in order, from which follows how each must be settled. Users'
+    records below ``known_from`` are unknown.
     """
 
     def __init__(self, lines: Sequence[Line], known_from: int) -> None:
@@ -90,30 +93,16 @@ class IdHistory:
         self._offsets = [lines[n].offset for n in self._users]
 
     def canceller(self, base: int) -> Line | None:
-        """Return the first user's record of the id at offset ``base`` or later, which cancels,
-        replaces or fires the record with this base; None: there is none.
-
-        If ``base`` is below the first offset that was read, the true canceller may be an unread
-        record.
-        """
+        # Below the first offset that was read, the true canceller may be an unread record.
         at = bisect_left(self._offsets, base)
         return self._lines[self._users[at]] if at < len(self._users) else None
 
     def is_certain(self, base: int) -> bool:
-        """Return whether all offsets from ``base`` on were read, so that ``canceller`` is
-        certain.
-        """
         return base >= self._known_from
 
     def judge(self, passed_ms: PassedMs, lag_ms: int) -> Iterator[Wrong]:
-        """Yield the records that are settled in another way than the log demands, each as index in
-        ``lines`` and reason.
-
-        Args:
-            passed_ms: gives times by which H had passed offsets, from the settlements of other
-                records.
-            lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
-                time.
+        """Yield index and reason of each record that is settled in another way than the log
+        demands.
         """
         victims: dict[int, list[int]] = {}
         doubtful: set[int] = set()
@@ -137,10 +126,6 @@ class IdHistory:
     def _wrong_controls(
         self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
     ) -> Iterator[Wrong]:
-        """Yield cancels and fires whose outcome does not fit the records that they settled.
-        ``victims``: indexes of these records by the offset of the control record; ``doubtful``:
-        offsets of control records to skip.
-        """
         for at, number in enumerate(self._users):
             line = self._lines[number]
             if line.acts == SCHEDULE or not line.settlement or line.offset in doubtful:
@@ -152,9 +137,7 @@ class IdHistory:
                 yield number, why
 
     def _lost_on_the_way(self) -> Iterator[Wrong]:
-        """Yield records that were requeued to wait for their home and never arrived there, although
-        all records that waited with them were sent, and none was replaced or dead-lettered.
-        """
+        # All records that waited with it were sent, and none was replaced or dead-lettered.
         waited = [line for line in self._lines if line.kind == WAITING]
         gone = all(line.settlement in ("forwarded", "requeued") for line in waited)
         for number, line in enumerate(self._lines):
@@ -164,9 +147,7 @@ class IdHistory:
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why the settlement of a requeued record that waits for its home does not fit
-    ``canceller``, the next record of its id, which replaces it or is sent with it; None: it fits.
-    """
+    # The next record of the id replaces the waiting one or is sent with it.
     if not line.settlement:
         return None
     is_replaced = line.acts == canceller.acts == SCHEDULE
@@ -180,9 +161,6 @@ def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _other_source(line: Line, canceller: Line) -> str | None:
-    """Return why an output names a wrong place where the canceller was first written; None: it is
-    right.
-    """
     if line.by != canceller.offset or line.by_source == canceller.source:
         return None
     named = f"names {line.by_source}" if line.by_source else "names no other place"
@@ -195,9 +173,6 @@ def _what(canceller: Line) -> str:
 
 
 def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why the settlement of a record does not fit its canceller (the record that cancels,
-    replaces or fires it); None: it fits.
-    """
     if not line.settlement:
         return None
     settlement = SETTLEMENTS[line.settlement]
@@ -213,9 +188,7 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
 
 
 def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why it is wrong that a record was settled at its own time: H had passed its canceller
-    before that. None: it was settled before H passed the canceller, or this is not known.
-    """
+    # H had passed the canceller before the record was settled at its own time.
     verb = SETTLEMENTS[line.settlement].verb
     what = _what(canceller)
     if canceller.acts == FIRE and line.kind != WAITING and _may_be_fired(line, canceller):
@@ -229,18 +202,14 @@ def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> s
 
 
 def _may_be_fired(line: Line, fire: Line) -> bool:
-    """Return whether the record ``fire`` may have caused the settlement of ``line``, although its
-    output names no fire: only deliveries name one.
-    """
+    # Only deliveries name the fire that caused them.
     if line.settlement == "requeued":
         return line.copy_base in (NONE, fire.offset + 1)
     return line.settlement != "delivered"
 
 
 def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> int | None:
-    """Return the earliest time by which H is known to have passed the canceller of a record
-    (``line``), epoch ms; None: no time is known.
-    """
+    """Return the earliest time by which H is known to have passed the canceller, epoch ms."""
     bounds = []
     if canceller.settlement and canceller.kind != SCHEDULE:
         bounds.append(canceller.at_ms)
@@ -255,14 +224,6 @@ def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _control(line: Line, victims: Sequence[Line], *, is_complete: bool) -> str | None:
-    """Return why the outcome of a cancel or fire does not fit the records that it settled; None: it
-    fits.
-
-    Args:
-        line: the cancel or fire.
-        victims: records that the cancel or fire was to settle.
-        is_complete: whether the log still has every record that it may have settled.
-    """
     own = [victim for victim in victims if victim.by == line.offset]
     if SETTLEMENTS[line.settlement].role != OUTCOME or line.settlement == "not_pending":
         verb = SETTLEMENTS[line.settlement].verb
@@ -273,4 +234,43 @@ def _control(line: Line, victims: Sequence[Line], *, is_complete: bool) -> str |
         is_empty = not any(v in own or _may_be_fired(v, line) for v in victims)
     if is_complete and is_empty:
         return f"its outcome is {line.settlement}, and it settled nothing"
+    return None
+
+
+_FIRST = 1
+
+
+def same_recurrence(held: bytes, copied: bytes) -> bool:
+    # The first occurrence of a cron schedule only adds the number 1.
+    if held == copied or not held or not copied:
+        return held == copied
+    before = decode(held)
+    return not before.number and decode(copied) == msgspec.structs.replace(before, number=_FIRST)
+
+
+def against_origin(source: SourceRow, output: OutputRow) -> str | None:
+    """Return why an occurrence does not match the user's record with which its schedule began."""
+    facts, told = source.facts, output.facts
+    _, is_numbered, number = told.origin.partition("#")
+    if not is_numbered:
+        return None
+    if not facts.recur or not told.recur:
+        return f"the occurrence {told.origin} continues a record that does not recur"
+    same = (source.content, facts.record_id, facts.expires_ms)
+    if same != (output.content, told.record_id, told.expires_ms):
+        return f"the occurrence {told.origin} has another content, id or expiry than its record"
+    return _against(decode(facts.recur), source.due_ms, decode(told.recur), output, int(number))
+
+
+def _against(
+    first: Recurrence, first_due_ms: int, found: Recurrence, output: OutputRow, number: int
+) -> str | None:
+    name = output.facts.origin
+    left = None if first.left is None else first.left - (number - _FIRST)
+    wanted = msgspec.structs.replace(first, number=number, left=left)
+    if found != wanted or number <= _FIRST or left == 0:
+        return f"the occurrence {name} does not follow from its record's schedule"
+    since_ms = output.due_ms - first_due_ms
+    if first.every_ms and (since_ms <= 0 or since_ms % first.every_ms):
+        return f"the occurrence {name} is due at {output.due_ms}, which its period does not give"
     return None

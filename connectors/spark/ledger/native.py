@@ -26,8 +26,7 @@ from connectors.spark.ledger.expressions import (
     has_readable_names,
     id_hash,
 )
-from connectors.spark.ledger.facts import DELIVERED, OUTCOME, SOURCE
-from connectors.spark.ledger.kinds import OUTCOME_KINDS, OUTCOME_NAMES
+from connectors.spark.ledger.facts import DELIVERED, OUTCOME, OUTCOME_KINDS, OUTCOME_NAMES, SOURCE
 from connectors.spark.ledger.rows import NO_SHARD, Ledger
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN
@@ -45,6 +44,7 @@ from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READIN
 from delayservice.contract.user_record import FIRE_SINCE, PARTITION_BY_KEY
 
 _SPECIAL: Final = sorted(KNOWN | names.HOME_NAMES)
+# Headers of the service that have a meaning in records that this module reads.
 _TOLD: Final = (
     names.DELAY_AT,
     names.DELAY_AFTER,
@@ -52,17 +52,12 @@ _TOLD: Final = (
     names.DELAY_ID,
     names.DELAY_OP,
 )
-"""Headers of the service that have a meaning in records that this module reads."""
 _ID_AND_OP: Final = 2
 
 
 def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
     """Return one row for each source record: its ledger row if column expressions can read the
     record, else the whole record.
-
-    Args:
-        records: records of delay topics, with the columns of ``RECORD``.
-        ledger: contracts and names by which records are read.
 
     Returns:
         The columns of ``LEDGER``, null where ``reading`` is ``DOUBTFUL``; ``reading``:
@@ -108,9 +103,7 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def _kind_of_source(targets: Sequence[str]) -> Column:
-    """Return a column with the kind of the source record, ``SCHEDULE`` or ``CANCEL``, where column
-    expressions can read the record, else null; ``targets``: allowed target topics.
-    """
+    # null where column expressions can't read the record
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
     is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
     is_schedule = (
@@ -153,7 +146,6 @@ def _parted(records: DataFrame) -> DataFrame:
 
 
 def _own() -> Column:
-    """Return a column with the headers of a schedule other than its target, time and id."""
     count = sf.size("headers")
     target_at, time_at, id_at = (sf.col(f"{name}_at") for name in ("target", "time", "id"))
     last_at = sf.when(id_at > 0, id_at).otherwise(count + 1)
@@ -182,18 +174,16 @@ def _has_no_special(headers: str) -> Column:
     return sf.when(count == 0, sf.lit(1) == 1).when(count == 1, alone).otherwise(several)
 
 
+# Columns with limits for the records of a shard from the source offset first on, to which its
+# newest contract applies; _bounds returns the others, in this order.
 _SHARD: Final = (
     "shard long, first long, surely_ms long, min_ms long, max_ms long, id_max int, "
     "has_controls boolean, has_homes boolean"
 )
-"""Columns with limits for the records of a shard from the source offset ``first`` on, to which its
-newest contract applies; ``_bounds`` returns the others, in this order."""
 
 
 def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bool]]:
-    """Return one row of ``_SHARD`` for each shard, except those of level topics, whose records are
-    read in Python.
-    """
+    # Records of level topics are read in Python.
     newest = {shard: ledger.contracts[place].entries() for place, shard in ledger.shards.items()}
     return [
         (shard, entries[-1][0] if len(entries) > 1 else 0, *_bounds(entries[-1][1]))
@@ -217,9 +207,7 @@ def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
 
 
 def _allowed(ledger: Ledger) -> list[str]:
-    """Return the topics of the cluster that the newest contracts of all shards allow as targets;
-    if there are none, an empty name.
-    """
+    """Return the topics that the newest contracts of all shards allow; if none, an empty name."""
     rules = {
         (topic, ledger.contracts[topic, number].entries()[-1][1]) for topic, number in ledger.shards
     }
@@ -228,9 +216,8 @@ def _allowed(ledger: Ledger) -> list[str]:
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return one row for each record of target topics and the dead-letter topic, with parameters
-    and columns as for ``classified_sources``. Dead letters are ``DOUBTFUL``. ``reading`` may also
-    be ``ORDINARY``: then all other columns are null.
+    """As ``classified_sources``, for records of target topics and the dead-letter topic. Dead
+    letters are ``DOUBTFUL``. Where ``reading`` is ``ORDINARY``, all other columns are null.
     """
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))
@@ -275,9 +262,7 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return one row for each record of the outcome topic, with parameters and columns as for
-    ``classified_sources``. ``reading`` may also be ``ORDINARY``: then all other columns are null.
-    """
+    """As ``classified_deliveries``, for the records of the outcome topic."""
     told = {
         name: sf.get("headers", sf.array_position(sf.col("headers.key"), name).cast("int") - 1)
         for name in _OF_OUTCOME
@@ -317,6 +302,7 @@ def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
     )
 
 
+# Headers of the outcomes that are read here; outcomes with any other header are DOUBTFUL.
 _OF_OUTCOME: Final = (
     names.DELAY_OUTCOME,
     names.DELAY_SHARD,
@@ -326,7 +312,6 @@ _OF_OUTCOME: Final = (
     names.DELAY_DUE_AT,
     names.DELAY_SETTLED_BY,
 )
-"""Headers of the outcomes that are read here; outcomes with any other header are ``DOUBTFUL``."""
 
 
 def _place_of_output() -> dict[str, Column]:

@@ -13,27 +13,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
     PartitionBatch,
+    claim_of,
+    envelope_of,
     key_hash,
     rows_of,
     runs,
+    waiting,
     without_collector,
 )
 from connectors.spark.common.topics import Place
-from connectors.spark.ledger.copies import said_by
 from connectors.spark.ledger.facts import (
+    ARRIVED,
+    CONTINUED,
+    COPIED,
     DELIVERED,
     DISCLAIMED,
+    FORWARDED,
     LETTER,
     OUTCOME,
+    OUTCOME_KINDS,
+    OUTCOME_NAMES,
     SOURCE,
     OutputFacts,
 )
-from connectors.spark.ledger.kinds import OUTCOME_KINDS, OUTCOME_NAMES
 from connectors.spark.ledger.rows import (
     FOREIGN,
     MALFORMED,
@@ -44,14 +52,129 @@ from connectors.spark.ledger.rows import (
     LedgerRow,
     batch_of,
     content_hash,
+    group_hash,
     id_hash,
     pack,
 )
 from delayservice.contract import names
 from delayservice.contract.aliases import STRIPPED
+from delayservice.contract.codec import packed_recurrence
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.entry import Headers, Original, Row
-from delayservice.contract.requeue import CONTINUES
+from delayservice.contract.home import Group, taken_along
+from delayservice.contract.requeue import CONTINUES, Claim
+
+
+def said_by(
+    ledger: Ledger, place: Place, row: Row, *, is_verified: bool = True
+) -> Iterator[LedgerRow]:
+    """Yield a row for each record which a requeued record or envelope states that it settles.
+
+    Any producer may have written it. Rows of those whose signature fits no known secret have
+    ``is_verified`` false; dead letters show which of them the service refused as forged.
+    """
+    claim = claim_of(row)
+    if claim is None:
+        said = _said_by_envelope(ledger, row)
+    elif claim.payload[0] == place[0]:
+        said = _said_by_waiting(ledger, place, claim)
+    else:
+        said = _said_by_copy(ledger, place, claim)
+    topic = ledger.topics[place[0]]
+    for made, facts in said:
+        if not is_verified:
+            facts = msgspec.structs.replace(facts, is_verified=False)  # noqa: PLW2901
+        yield made._replace(
+            at_ms=row[1],
+            topic=topic,
+            partition=place[1],
+            place=row[0],
+            id_hash=id_hash(facts.record_id),
+            more=pack(facts),
+        )
+
+
+def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, OutputFacts]]:
+    arrived = envelope_of(row)
+    if arrived is None:
+        return
+    topic, _, number = arrived.shard.rpartition(":")
+    settled = (ledger.shards.get((topic, int(number))), arrived.settles)
+    written = ledger.shard_of(arrived.sent.source.decode("utf-8", "replace"))
+    facts = _going_home((arrived.sent,))
+    content = content_hash(*arrived.sent.original)
+    said = [(FORWARDED, *settled)] if arrived.settles >= 0 else []
+    said += [(ARRIVED, *written)] if written != settled else []
+    for role, shard, offset in said:
+        if shard is not None:
+            yield LedgerRow(shard, offset, role, content=content), facts
+
+
+def _said_by_waiting(
+    ledger: Ledger, place: Place, claim: Claim
+) -> Iterator[tuple[LedgerRow, OutputFacts]]:
+    # One row is for the record that this one was made of, the other for the waiting record whose
+    # content it has taken over, if there is one.
+    group, shard = waiting(claim.payload), ledger.shards.get(place)
+    if group is None or shard is None:
+        return
+    target, partition, _, _, _, _, meta = claim.payload
+    for offset, held in ((claim.settles, group), (taken_along(claim.payload), group[:-1])):
+        if offset < 0:
+            continue
+        facts = msgspec.structs.replace(
+            _going_home(held),
+            target=target,
+            target_partition=partition,
+            record_id=meta[0] if meta else None,
+            base=claim.base,
+        )
+        content = content_hash(*held[-1].original) if held else 0
+        yield LedgerRow(shard, offset, COPIED, content=content), facts
+
+
+def _said_by_copy(
+    ledger: Ledger, place: Place, claim: Claim
+) -> Iterator[tuple[LedgerRow, OutputFacts]]:
+    origin = ((claim.payload[6] or (None, None))[1] or b"").decode()
+    if claim.settles == CONTINUES:
+        role, shard, offset = CONTINUED, *ledger.shard_of(origin)
+    else:
+        role, shard, offset = COPIED, _shard_of_claim(ledger, claim, place), claim.settles
+    if shard is None:
+        return
+    target, partition, key, value, own, due_ms, meta = claim.payload
+    facts = OutputFacts(
+        origin,
+        target=target,
+        target_partition=partition,
+        record_id=meta[0] if meta else None,
+        expires_ms=meta[3] if meta else None,
+        recur=packed_recurrence(meta) or b"",
+        base=claim.base if ledger.shards.get(place) == shard else -1,
+    )
+    content = content_hash(key, value, own)
+    yield LedgerRow(shard, offset, role, due_ms=due_ms, content=content), facts
+
+
+def _shard_of_claim(ledger: Ledger, claim: Claim, place: Place) -> int | None:
+    if claim.shard is None:
+        return ledger.shards.get(place)
+    topic, _, number = claim.shard.rpartition(":")
+    return ledger.shards.get((topic, int(number)))
+
+
+def _going_home(group: Group) -> OutputFacts:
+    if not group:
+        return OutputFacts()
+    last = group[-1]
+    return OutputFacts(
+        last.source.decode("utf-8", "replace"),
+        acts=last.kind,
+        first_ms=last.written_ms,
+        group=group_hash(group),
+    )
+
 
 _COUNT: Final = re.compile(rb"\d{1,18}")
 _OFFSET: Final = re.compile(rb"-?\d{1,18}")
@@ -59,20 +182,15 @@ _SHARD: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,9})")
 _PLACE: Final = re.compile(_SHARD.pattern + rb":\d{1,19}(?:#\d{1,19})?")
 _SERVICE: Final = names.OUTPUT | {names.DELAY_ID}
 _LETTER_ONLY: Final = names.DELAY_ERROR
+# Part of the detail text of a dead letter whose content was left out.
 _LEFT_OUT: Final = b" are left out, "
-"""Part of the detail text of a dead letter whose content was left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Maker of ledger rows of records outside delay topics; Spark sends it to the executors."""
-
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield ledger rows of outputs that settle records, and rows of ``NO_SHARD`` for all other
-        records. ``batches``: records with the columns of ``topics.ROW_SCHEMA``.
-        """
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
@@ -145,10 +263,8 @@ class _Outputs:
             yield from self._disclaimed(shard, offset, content)
 
     def _is_simple(self, facts: OutputFacts, *, is_here: bool) -> bool:
-        """Return whether the columns of a ledger row hold all facts of an output. They do for a
-        delivery that no fire caused, and for an outcome that names its canceller or, for a control
-        record, its own place. ``is_here``: the output's ``delay-source`` is the settled record.
-        """
+        # The columns hold all facts of a delivery that no fire caused, and of an outcome that names
+        # its canceller or, for a control record, its own place.
         if facts != OutputFacts(facts.origin, outcome=facts.outcome, by=facts.by):
             return False
         if self._role == OUTCOME:
@@ -157,9 +273,7 @@ class _Outputs:
         return self._role == DELIVERED and facts.by < 0 and is_here
 
     def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[LedgerRow]:
-        """Yield a row with a finding if ``place``, the shard that an output names, does not exist;
-        otherwise the shard is not judged, and the output is added to ``counts``.
-        """
+        # A shard that exists but is not judged gives no row: its outputs are only counted.
         topic, partition = place
         count = self._ledger.partitions.get(topic)
         if count is None or partition < count:
@@ -169,9 +283,6 @@ class _Outputs:
             yield self._note(row, NOWHERE, f"{why} partition")
 
     def _note(self, row: Row, what: int, why: str) -> LedgerRow:
-        """Return a row of ``NO_SHARD`` with a finding about the output itself; ``what``:
-        ``MALFORMED`` or ``NOWHERE``, ``why``: its text.
-        """
         return LedgerRow(
             NO_SHARD,
             what,
@@ -184,9 +295,6 @@ class _Outputs:
         )
 
     def _place_of(self, told: Mapping[str, bytes | None]) -> Place | None:
-        """Return topic and partition of the shard in which ``delay-settles`` is an offset; None:
-        the headers (``told``) do not name it.
-        """
         named = told.get(names.DELAY_SHARD)
         pattern = _PLACE if named is None else _SHARD
         text = named if named is not None else told.get(names.DELAY_SOURCE)
@@ -196,9 +304,6 @@ class _Outputs:
     def _facts(
         self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
-        """Return the due time (epoch ms; -1: not stated), the hash of the content, and the other
-        facts of an output. ``told``: its headers by name; ``content``: key, value and headers.
-        """
         key, value, headers = content
         origin = _text(told, names.DELAY_SOURCE)
         due_ms = _number(told, names.DELAY_DUE_AT)
@@ -230,9 +335,7 @@ class _Outputs:
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
     def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
-        """Yield the ledger rows of the requeued record or envelope at ``offset``, with the role
-        ``DISCLAIMED``: the service refused it as forged. ``content``: that of its dead letter.
-        """
+        # The service refused the requeued record or envelope at this offset as forged.
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
         forged: Row = (offset, 0, key, value, _written(headers))
@@ -241,17 +344,13 @@ class _Outputs:
 
 
 def _own(headers: Headers) -> Headers:
-    """Return the headers of a delivery without those that the service added: for each name that the
-    service uses, the last header of that name.
-    """
+    # For each name that the service uses, the last header of that name is the service's.
     last = {name: at for at, (name, _) in enumerate(headers) if name in _SERVICE}
     return [header for at, header in enumerate(headers) if last.get(header[0]) != at]
 
 
 def _written(headers: Headers) -> Headers:
-    """Return the headers of a dead letter without those that the service added about the error: the
-    headers that the dead record had.
-    """
+    """Return the headers that a dead record had: without those about the error."""
     last = max((n for n, (name, _) in enumerate(headers) if name == _LETTER_ONLY), default=None)
     return headers[:last]
 
@@ -261,17 +360,12 @@ def _text(told: Mapping[str, bytes | None], name: str) -> str:
 
 
 def _number(told: Mapping[str, bytes | None], name: str) -> int:
-    """Return the number in the header ``name``; -1: there is no such header, or it does not consist
-    of up to 18 digits.
-    """
+    """Return the number in a header; -1 if it does not consist of up to 18 digits."""
     text = told.get(name)
     return int(text) if text is not None and _COUNT.fullmatch(text) else -1
 
 
 def _is_mirror(headers: Headers, told: Mapping[str, bytes | None]) -> bool:
-    """Return whether this record of a target topic is a dead letter or outcome that another
-    producer has copied there. Users' headers may be named ``delay-outcome``, so the position
-    counts.
-    """
+    # Users' headers may be named delay-outcome, so the position counts.
     is_outcome = headers[0][0] == names.DELAY_OUTCOME and names.DELAY_SHARD in told
     return is_outcome or names.DELAY_ERROR in told

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from connectors.spark.common import arrow
+from connectors.spark.common import frames
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.decode import NO_KEY, HashedValue
 from connectors.spark.common.topics import Place
@@ -80,7 +80,7 @@ Rows with ``NO_SHARD`` as ``shard`` are for outputs that settle nothing; ``offse
 """
 
 COLUMNS: Final = tuple(TYPES)
-SCHEMA: Final = arrow.arrow_schema(LEDGER)
+SCHEMA: Final = frames.arrow_schema(LEDGER)
 
 NO_SHARD: Final = -1
 NO_TOPIC: Final = -1
@@ -92,13 +92,11 @@ NOWHERE: Final = 3
 """Values of ``offset`` in rows whose ``shard`` is ``NO_SHARD``. ``UNMARKED``: records of other
 producers; ``FOREIGN``: outputs of shards that are not judged; ``MALFORMED``: an output whose
 headers can't be read; ``NOWHERE``: an output that names a partition that does not exist."""
+# Names of the counts that rows of UNMARKED and FOREIGN add to, in this order.
 COUNTED: Final = ("ordinary", "foreign")
-"""Names of the counts that rows of ``UNMARKED`` and ``FOREIGN`` add to, in this order."""
 
 
 class LedgerRow(NamedTuple):
-    """Row of the ledger, for a source record or an output; ``LEDGER`` describes the columns."""
-
     shard: int
     offset: int
     role: int
@@ -118,10 +116,8 @@ class LedgerRow(NamedTuple):
 
 
 _ORIGIN: Final = re.compile(r"(.+):(\d{1,9}):(\d{1,18})(?:#\d{1,18})?", re.ASCII)
-"""Pattern of ``delay-source``: topic, partition and offset, perhaps with an occurrence number."""
 
 pack: Final = msgspec.msgpack.Encoder().encode
-"""Function that encodes facts, or other values, as MessagePack."""
 
 _hash: Final = xxhash.xxh64_intdigest
 _SEED: Final = 42
@@ -132,15 +128,8 @@ _signed_long: Final = struct.Struct("<q").pack
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Names and contracts by which executors make ledger rows; Spark sends it to them.
-
-    Attributes:
-        shards: hash of each shard that is judged, by topic and partition.
-        topics: hash of each topic of the cluster, by name.
-        contracts: contracts by which records are read, by topic and partition of the judged shards.
-        partitions: number of partitions of each delay topic.
-        roles: role of outputs by the name of their topic; in other topics ``DELIVERED``.
-        secrets: cluster secrets to check signatures with, or none.
+    """Names and contracts by which executors make ledger rows; ``shards`` and ``topics`` are
+    hashes. ``roles``: role of outputs by the name of their topic; in other topics ``DELIVERED``.
     """
 
     shards: Mapping[Place, int]
@@ -152,7 +141,6 @@ class Ledger:
 
     @classmethod
     def of(cls, cut: Cut, secrets: Sequence[bytes] = ()) -> Ledger:
-        """Return the names and contracts of a cut, with its shards as those that are judged."""
         shards = {shard.place: shard for shard in cut.shards}
         return cls(
             shards={place: name_hash(shard.name) for place, shard in shards.items()},
@@ -164,8 +152,8 @@ class Ledger:
         )
 
     def shard_of(self, origin: str) -> tuple[int | None, int]:
-        """Return the hash of the shard, and the offset, that a ``delay-source`` names. The hash is
-        None if the shard is not judged or the ``delay-source`` names no place.
+        """Return the hash of the shard, None if it is not judged, and the offset in a
+        ``delay-source``.
         """
         match = _ORIGIN.fullmatch(origin)
         if match is None:
@@ -174,23 +162,16 @@ class Ledger:
 
 
 def group_hash(group: Group) -> int:
-    """Return a hash, a signed number of 64 bits, of ``group``: records that wait together to be
-    sent to their home.
-    """
     return _signed(_hash(pack(group), _SEED))
 
 
 def name_hash(name: str) -> int:
-    """Return the hash that stands for a topic or for a shard (``topic:partition``) in the ledger,
-    as a signed number of 64 bits.
-    """
+    """Return the hash of a topic or shard (``topic:partition``), a signed number of 64 bits."""
     return _signed(_hash(name.encode(), _SEED))
 
 
 def id_hash(record_id: bytes | None) -> int:
-    """Return the hash of an id as a signed number of 64 bits, which is never ``NO_ID``; ``NO_ID``
-    if there is no id.
-    """
+    """Return the hash of an id, a signed number of 64 bits; ``NO_ID`` only if there is no id."""
     return NO_ID if record_id is None else _signed(_hash(record_id, _SEED) | 1)
 
 
@@ -214,9 +195,7 @@ def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> in
 
 
 def value_hash(value: bytes) -> bytes:
-    """Return the hash of a value as Spark's ``xxhash64`` computes it: eight bytes,
-    little-endian.
-    """
+    """Return the eight bytes of Spark's ``xxhash64`` of a value, little-endian."""
     return _signed_long(_signed(_hash(value, _SEED)))
 
 
@@ -225,5 +204,4 @@ def _signed(hashed: int) -> int:
 
 
 def batch_of(rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
-    """Return ledger rows as an Arrow record batch with the columns of ``LEDGER``."""
-    return arrow.batch_of(rows, SCHEMA)
+    return frames.batch_of(rows, SCHEMA)

@@ -23,9 +23,8 @@ from connectors.spark.common.decode import (
     waiting,
     without_collector,
 )
-from connectors.spark.ledger.copies import said_by
-from connectors.spark.ledger.facts import SOURCE, SourceFacts
-from connectors.spark.ledger.kinds import WAITING
+from connectors.spark.ledger.facts import SOURCE, WAITING, SourceFacts
+from connectors.spark.ledger.outputs import said_by
 from connectors.spark.ledger.rows import (
     NO_TOPIC,
     Ledger,
@@ -42,22 +41,16 @@ from delayservice.contract.home import Group, homebound
 from delayservice.contract.names import DELAY_COPY, DELAY_HOME
 from delayservice.contract.recurrence import recurrence_of
 
+# Number of parts of the refusal of an invalid record. For a record that came to its home there is a
+# further part, the last: the place where it was written.
 _CODE_AND_DETAIL: Final = 2
-"""Number of parts of the refusal of an invalid record. For a record that came to its home there is
-a further part, the last: the place where it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Maker of ledger rows of the records of delay topics; Spark sends it to the executors."""
-
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield ledger rows of source records, and further rows of requeued records and envelopes
-        among them, for the records that these settle, continue or bring home. ``batches``: records
-        with the columns of ``topics.ROW_SCHEMA``.
-        """
         reading = {
             place: ShardReader(*place, contracts, self.ledger.secrets)
             for place, contracts in self.ledger.contracts.items()
@@ -136,10 +129,7 @@ class SourceRows:
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:
-    """Return whether the row of a decoded record needs no facts besides the ledger's columns: that
-    of a usual schedule, a cancel or a fire. ``topic``: hash of the target's name, or
-    ``NO_TOPIC``: such a schedule needs its target's name as a fact.
-    """
+    # A schedule of an unknown target needs the target's name as a fact.
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
         return topic != NO_TOPIC and payload[6] in (None, (record_id, None, 1, None))
@@ -161,7 +151,6 @@ def _waiting_facts(entry: Entry, group: Group, *, is_verified: bool) -> SourceFa
 
 
 def _is_claimed(row: Row) -> bool:
-    """Return whether a record has a header that marks a requeued record or an envelope."""
     return any(name in (DELAY_COPY, DELAY_HOME) for name, _ in row[4] or ())
 
 
@@ -170,17 +159,13 @@ def _text(source: bytes) -> str:
 
 
 def _waiting(entry: Entry, topic: str) -> Group | None:
-    """Return the records that wait in a requeued record (``entry``) until they are sent to their
-    home; such a record's target is the delay topic itself. None: ``entry`` is another record.
-    """
+    # Records that wait for their home have the delay topic itself as target.
     _, kind, _, _, payload, _ = entry
     return waiting(payload) if kind == COPY and payload[0] == topic else None
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """Return the payload of a decoded record: target, partition, content and due time that its
-    output must have. For a record that asks for no delivery it has key, value and headers only.
-    """
+    # A record that asks for no delivery has key, value and headers only.
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:
         acts, first_ms, home = extra

@@ -22,23 +22,16 @@ Batches: TypeAlias = Iterable[pa.RecordBatch]
 
 
 def ledger_of(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return ledger rows, with the columns of ``LEDGER``, for all records that were classified,
-    except ``ORDINARY`` ones.
+    """Return ledger rows for all classified records except ``ORDINARY`` ones.
 
-    Args:
-        classified: result of ``classified_sources``, ``classified_deliveries`` or
-            ``classified_outcomes``. It is read twice: persist or write it unless reading is fast.
-        ledger: contracts and names by which records are read.
-        of_sources: whether the records are source records; otherwise outputs.
+    ``classified`` is read twice: persist or write it unless reading is fast.
     """
     complete = classified.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
     return complete.unionByName(read_in_python(classified, ledger, of_sources=of_sources))
 
 
 def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return ledger rows for those classified records that are ``HASHED`` or ``DOUBTFUL``, with the
-    columns of ``LEDGER``. Parameters are those of ``ledger_of``.
-    """
+    """Return ledger rows for those classified records that are ``HASHED`` or ``DOUBTFUL``."""
     read = (SourceRows(ledger) if of_sources else OutputRows(ledger)).of
     rest = classified.where(sf.col("reading").isin(HASHED, DOUBTFUL))
     return rest.select(*COLUMNS, "key", "reading", "record").mapInArrow(
@@ -47,13 +40,9 @@ def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -
 
 
 class _Rest:
-    """Maker of ledger rows for records that are ``HASHED`` or ``DOUBTFUL``; Spark sends it to the
-    executors.
-
-    Args:
-        read: function that makes batches of ledger rows from batches of whole records.
-        homes: by hash of the shard: its partition, and the number of partitions over which ids have
-            their homes.
+    """Maker of the rows of ``read_in_python`` on the executors; ``read`` makes rows of whole
+    records. ``homes``: by hash of the shard: its partition, and the number of partitions with homes
+    of ids.
     """
 
     def __init__(
@@ -63,9 +52,6 @@ class _Rest:
         self._homes = homes
 
     def rows(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield batches of ledger rows, from batches with the columns of ``LEDGER``, and ``key``,
-        ``reading`` and ``record`` as ``classified_sources`` describes them.
-        """
         for batch in batches:
             is_hashed = pc.equal(batch.column("reading"), HASHED)
             hashed, is_doubtful = batch.filter(is_hashed), pc.invert(is_hashed)
@@ -78,9 +64,7 @@ class _Rest:
             yield from self._read(_records(batch.filter(is_doubtful)))
 
     def _is_away(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return an Arrow array with a boolean for each row: whether the home of its id is another
-        partition than that of its shard.
-        """
+        """Return for each row whether the home of its id is another partition than its own."""
         ids, shards = (batch.column(name).to_pylist() for name in ("id", "shard"))
         return pa.array(map(self._is_foreign, ids, shards))
 
@@ -92,9 +76,6 @@ class _Rest:
 
 
 def _records(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return the whole records in the column ``record`` as batches; an empty list if there are no
-    rows.
-    """
     if not batch.num_rows:
         return []
     return [pa.RecordBatch.from_struct_array(batch.column("record"))]

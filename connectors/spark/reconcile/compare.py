@@ -1,8 +1,7 @@
 """Compares copies with the log, record by record: takes data frames, returns findings.
 
-Notebooks may use this module too. It works on the session of the given data frames, Spark Connect
-included. ``docs/reconcile.md`` describes the findings. A record that is *pending by the log* is
-pending according to the records of its delay topic.
+Works on the session of the given data frames, Spark Connect included. ``docs/reconcile.md``
+describes the findings. *Pending by the log*: pending according to the delay topic's records.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ HELD: Final = (
 )
 """Columns of a pending record in a copy; ``payload_hash`` as in ``stored.DDL``."""
 LOGGED: Final = "topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
-"""Columns of a record that is pending by the log."""
 COPIES: Final = "node string, topic string, partition int, log_start bigint"
 """Columns of a copy to compare. ``log_start``: first offset of the shard's log; records of the copy
 with lower offsets can't be judged, and are ignored."""
@@ -82,16 +80,12 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
 
 
 def with_slot(records: DataFrame) -> DataFrame:
-    """Return records with the column ``slot_start_ms``, the start of the minute of their key, epoch
-    ms.
-    """
+    """Return records with the column ``slot_start_ms``, the minute of their key, epoch ms."""
     return records.withColumn("slot_start_ms", sf.col("key_ms") - sf.col("key_ms") % SLOT_MS)
 
 
 def as_findings(slots: DataFrame) -> DataFrame:
-    """Return findings with all columns of ``FINDING``, from rows with ``kind``, ``detail`` and the
-    columns of ``PLACE``. ``offset`` and ``key_ms`` are null if the rows lack them.
-    """
+    # offset and key_ms are null if the rows lack them.
     unknown = sf.lit(None).cast("bigint")
     told = {"slot_stop_ms": sf.col("slot_start_ms") + SLOT_MS, "offset": unknown, "key_ms": unknown}
     told |= {name: sf.col(name) for name in slots.columns}
@@ -99,7 +93,6 @@ def as_findings(slots: DataFrame) -> DataFrame:
 
 
 def names_of(ddl: str) -> list[str]:
-    """Return the names of the columns of a DDL text, which are separated by ``", "``."""
     return [column.split()[0] for column in ddl.split(", ")]
 
 

@@ -1,8 +1,4 @@
-"""Reads the nodes' copies, from their digests (``Live``) or from their disks (``OnDisk``).
-
-Both classes have the same methods and results: what is compared and at which cursor (``compared``),
-number of records and sum of their hashes in each slot (``sums``), and single records (``records``).
-"""
+"""Reads the nodes' copies: from their digests (``Live``), or from their disks (``OnDisk``)."""
 
 from __future__ import annotations
 
@@ -35,17 +31,14 @@ _FOUND: Final = (
     "payload_hash bigint, damage string, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint"
 )
-"""Columns, of those in ``stored.DDL``, that are kept of a record on a disk; and ``node``."""
 
+# Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
+# are small.
 _HOURS_PER_TASK: Final = 24
-"""Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
-are small."""
 
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
-    """Return the shards of a cut of which nodes keep copies, all but those of level topics; by
-    topic and partition.
-    """
+    # Nodes keep copies of all shards but those of level topics.
     return {
         (shard.topic, shard.partition): shard
         for shard in cut.shards
@@ -54,9 +47,8 @@ def served(cut: Cut) -> dict[Place, ShardCut]:
 
 
 def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the ``rows`` (records of copies) that are pending at the cursor of their shard's
-    comparison, with the column ``is_compared``: whether their slot is compared. A null or negative
-    ``mark`` means no canceller.
+    """Return the ``rows`` that are pending at the cursor of their comparison, with
+    ``is_compared``.
     """
     cursors = [(*one.place, one.cursor.offset, *one.cursor.key, one.from_ms) for one in compared]
     bounds = spark.createDataFrame(
@@ -73,7 +65,6 @@ def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Compar
 
 
 def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
-    """Return a row ``node, topic, partition`` for each copy that is compared, as a data frame."""
     rows = [(node, *one.place) for one in compared for node in one.nodes]
     return spark.createDataFrame(rows, "node string, topic string, partition int")
 
@@ -87,10 +78,6 @@ class Live:
         topic: name of the digest topic.
         checkpoint: name of the checkpoint topic, whose newest timestamp gives the brokers' time.
         cut: shards to compare, and the end up to which the digest topic is read.
-        expected: copies that should exist.
-        details: client that asks nodes for records.
-        min_partitions: smallest number of tasks that read the digest topic.
-        compared: comparison of each shard, with its nodes.
         slots: number of slots in the digest rows that were read, counted for each copy.
         hashed: column with the hash of a record that digests add up: ``frame_hash``, which covers
             the id instead of the payload where there is an id.
@@ -109,9 +96,8 @@ class Live:
     hashed: str = field(init=False, default="frame_hash")
 
     def __post_init__(self) -> None:
-        """Read the digest topic once, choose what to compare, and leave out copies whose rows for
-        hours do not add up to the sum in their cut row.
-        """
+        # The digest topic is read once. Copies whose rows for hours do not add up to the sum in
+        # their cut row are left out.
         self._spans = {p: span for p, span in self.cut.spans.items() if p[0] == self.topic}
         self._rows = self._read(self._spans).persist()
         shards = {p: Served(s.topic_id, s.earlier) for p, s in served(self.cut).items()}
@@ -140,9 +126,7 @@ class Live:
         return digest_rows.parse_keys(records)
 
     def damaged(self) -> DataFrame:
-        """Return the ranges that nodes could not read when they last read their disks, columns
-        ``UNREADABLE``.
-        """
+        """Return ranges that nodes could not read, columns ``UNREADABLE``."""
         found = [
             (node, *one.place, *damage[:5])
             for one in self.compared
@@ -152,8 +136,8 @@ class Live:
         return self.spark.createDataFrame(found, UNREADABLE)
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return count and hash of each compared copy's slots, columns ``digest_rows.SUMS``: of all
-        hours, or unless ``every`` only of hours that differ between copies.
+        """Return count and hash of each copy's slots, columns ``digest_rows.SUMS``; unless
+        ``every``, of hours that differ between copies only.
         """
         hours = self._hours
         if not every:
@@ -163,9 +147,7 @@ class Live:
         return digest_rows.slot_sums(hours).join(copies, COPY)
 
     def look_again(self) -> None:
-        """Read what was added to the digest topic since the start. Remove those copies from
-        ``Comparison.behind`` that were there for lack of a newer report and have sent one since.
-        """
+        """Compare copies that were behind for lack of a newer report and have sent one since."""
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
             return
@@ -179,15 +161,12 @@ class Live:
                 del one.behind[node]
 
     def close(self) -> None:
-        """Free the digest rows that Spark has cached."""
         self._summed.unpersist()
         self._rows.unpersist()
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Ask nodes for the records in some ranges of their copies, and return them.
-
-        Args:
-            ranges: copies and keys, columns as ``details.Range``, in a total order.
+        """Ask nodes for the records in some ranges (columns of ``details.Range``, in a total
+        order).
 
         Returns:
             Records that are pending at their shard's cursor, with the columns of ``compare.HELD``;
@@ -201,14 +180,9 @@ class Live:
 class OnDisk:
     """Copies read from folders: of stopped nodes, of backups, or beside running nodes.
 
-    Attributes:
-        folders: by name of the node, its state folder or a folder of stores in it.
-        expected: copies that should exist.
-        behind_records: number of records up to H that a copy may lack before it counts as behind.
-        work: folder to which the records are written, so that disks are read once.
-        compared: comparison of each shard, with its nodes.
-        slots: 0, as there are no digest rows.
-        hashed: column with the hash of a record that ``sums`` adds up: ``payload_hash``.
+    ``folders``: by name of the node, its state folder or a folder of stores in it;
+    ``behind_records``: number of records up to H that a copy may lack before it counts as behind;
+    ``work``: folder to which the records are written, so that disks are read once.
     """
 
     spark: SparkSession
@@ -222,7 +196,6 @@ class OnDisk:
     hashed: str = field(init=False, default="payload_hash")
 
     def __post_init__(self) -> None:
-        """Read up to which offset each copy is stored, choose what to compare, read all copies."""
         self._shards = served(self.cut)
         reach = {node: self._reach(path) for node, path in sorted(self.folders.items())}
         self.compared = [self._compare(place, reach) for place in sorted(self._shards)]
@@ -234,9 +207,7 @@ class OnDisk:
             one.pending, one.records = max(one.pending, pending), max(one.records, records)
 
     def _reach(self, path: str) -> dict[Place, int | None]:
-        """Return S (next offset to be stored) of every copy in a node's folder, by topic and
-        partition; None: the state of the copy can't be read.
-        """
+        # S: the next offset to be stored; None: the state of the copy can't be read.
         by_name = {shard_name(shard.topic_id): shard.topic for shard in self._shards.values()}
         return {
             (by_name[folder.shard], folder.partition): stop
@@ -272,14 +243,10 @@ class OnDisk:
         return reduce(DataFrame.unionByName, read).select(*names_of(_FOUND))
 
     def damaged(self) -> DataFrame:
-        """Return the ranges that could not be read on the disks, columns ``UNREADABLE``."""
         found = self._found.where("damage is not null").withColumnRenamed("damage", "why")
         return found.select(*names_of(UNREADABLE))
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return count and hash of each copy's slots, columns ``digest_rows.SUMS``; ``every`` has
-        no effect, as all slots are returned.
-        """
         del every
         total = digest_rows.sum64(sf.col(self.hashed)).alias("hash")
         return (
@@ -291,19 +258,11 @@ class OnDisk:
         )
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the records of all compared copies that are pending at their shard's cursor,
-        columns ``compare.HELD``; and an empty data frame, as no range is unanswered. ``ranges`` has
-        no effect.
-        """
         del ranges
         return self._compared(), self.spark.createDataFrame([], UNREADABLE)
 
-    def look_again(self) -> None:
-        """Do nothing: copies on disks send no reports."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is cached in memory."""
-
+    def look_again(self) -> None: ...
+    def close(self) -> None: ...
     def _compared(self) -> DataFrame:
         return self._pending().where("is_compared")
 
@@ -314,4 +273,3 @@ class OnDisk:
 
 
 Replicas: TypeAlias = Live | OnDisk
-"""Copies of all nodes; ``Live`` describes the attributes and methods that both classes have."""

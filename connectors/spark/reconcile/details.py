@@ -31,11 +31,10 @@ UNREADABLE: Final = (
 Times are epoch ms; stops are exclusive; offsets are null if unknown; ``why``: reason for users."""
 
 RANGES_MAX: Final = 10_000
-"""Largest number of ranges to ask nodes about in one comparison; a plan has as many steps."""
 ASKED_AT_ONCE: Final = 1_000
 _LOOK_EVERY_S: Final = 0.5
+# Number of answers of nodes that one task reads; each holds up to 2,000 records.
 _TASK_ANSWERS: Final = 100
-"""Number of answers of nodes that one task reads; each holds up to 2,000 records."""
 _ANSWER: Final = (
     "kind string, plan string, step int, node string, topic string, partition int, "
     "status string, detail string, rows array<array<string>>"
@@ -54,14 +53,8 @@ class Range(NamedTuple):
 
 @dataclass
 class Details:
-    """Client that asks nodes for records of their copies, and reads the answers.
-
-    Attributes:
-        client: options of librdkafka.
-        topic: name of the repair topic.
-        timeout_s: longest wait, in seconds, from one node's report to the next.
-        ranges_max: largest number of ranges to ask about; 0: nodes are not asked.
-        stop: ends the waiting for reports when it is set.
+    """Client that asks nodes for records of their copies, for up to ``ranges_max`` ranges.
+    ``timeout_s``: longest wait from one node's report to the next.
     """
 
     spark: SparkSession
@@ -73,22 +66,15 @@ class Details:
     _admin: KafkaAdmin = field(init=False)
 
     def __post_init__(self) -> None:
-        """Create the admin client of the cluster."""
         self._admin = admin_client(native_options(self.client))
 
     def of(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Ask nodes for the records in the first ``ranges_max`` ranges, and return them.
-
-        Args:
-            ranges: copies and keys, columns as ``Range``, in a total order.
+        """Ask nodes for the records in the first ``ranges_max`` ranges (columns of ``Range``,
+        sorted).
 
         Returns:
             Records with the columns of ``compare.HELD`` and ``mark``; and ranges without an answer,
             with the columns of ``UNREADABLE``.
-
-        Raises:
-            KafkaEdgeError: the repair topic can't be read or written.
-            DelayServiceError: ``stop`` was set.
         """
         asked = [Range(*row) for row in ranges.limit(self.ranges_max).collect()]
         told, untold = self.ask(asked)
@@ -101,8 +87,7 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask the node of each range (``Range``: keys of one copy) for its records. Return the
-        records, columns ``compare.HELD`` and ``mark``; and each range that was not answered, with
+        """Return the records of the ranges, and each range that was not answered, with
         the reason.
         """
         plan, start = uuid.uuid4().hex, self._end()
@@ -116,9 +101,8 @@ class Details:
         return self._told(self._answers(plan, start, self._end())), untold
 
     def _ask(self, plan: str, ranges: Mapping[int, Range]) -> dict[int, str]:
-        """Ask for the records in some ranges at once, and wait for the reports. Return a text for
-        each range that was reported, by number: empty if it was answered, else the reason why not.
-        """
+        # Returns a text for each range that was reported: empty if it was answered, else the
+        # reason.
         start = self._end()
         expires_ms = int((time.time() + self.timeout_s) * 1_000)
         RepairDesk(native_options(self.client), self.topic).send(

@@ -1,7 +1,4 @@
-"""Reads rows of the digest topic as data frames, and sums them up by slot, hour and copy.
-
-The rows are *cut rows* and *hour rows*, which the module ``digests`` describes.
-"""
+"""Reads the digest topic's cut rows and hour rows (``digests``), and sums them up."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 from xxhash import xxh3_64_intdigest
 
-from connectors.spark.common.arrow import arrow_schema, batch_of
+from connectors.spark.common.frames import arrow_schema, batch_of
 from connectors.spark.reconcile.compare import COPY, SHARD
 from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutRow, Retired
 from connectors.spark.reconcile.repair_plan import Copy
@@ -67,9 +64,7 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
-    """Return the ``CUTS_KEPT`` newest cut rows of each copy, unordered. A tombstone, by which a
-    node gives the copy up, counts as one and is a ``Retired``. ``rows``: result of ``parse_keys``.
-    """
+    """Return the ``CUTS_KEPT`` newest cut rows of each copy, tombstones included, unordered."""
     order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (
         rows.where("kind = 'c'")
@@ -96,11 +91,6 @@ def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
 def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
     """Return the newest hour row, below the compared cut row, of each hour of every compared copy.
 
-    Args:
-        spark: the session.
-        rows: result of ``parse_keys``; it is read twice, so persist it.
-        compared: comparison of each shard.
-
     Returns:
         ``node, topic, partition, hour_ms``; ``from_ms``, start of the first compared slot, epoch
         ms; the ``value`` of the hour row; and from the cut row ``cut_life``, the name of the copy,
@@ -125,13 +115,8 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
 
 
 class _Hour(msgspec.Struct):
-    """Value of an hour row, from JSON.
-
-    Attributes:
-        life: name that the copy got when it was built.
-        cut: offset of the checkpoint at which the row was written.
-        slot_ms: length of a slot, in ms.
-        slots: JSON of index, count and hash of each slot that has records.
+    """Value of an hour row. ``life``: name that the copy got when it was built; ``cut``: offset of
+    the checkpoint; ``slots``: JSON of index, count and hash of each slot that has records.
     """
 
     life: str
@@ -140,9 +125,9 @@ class _Hour(msgspec.Struct):
     slots: msgspec.Raw
 
 
+# (index, count, hash) of each slot of an hour that has records: number of the slot in the hour from
+# 0, number of records, and unsigned sum of their hashes.
 _Slots: TypeAlias = list[tuple[int, int, int]]
-"""``(index, count, hash)`` of each slot of an hour that has records: number of the slot in the hour
-from 0, number of records, and unsigned sum of their hashes."""
 
 _decode_hour = msgspec.json.Decoder(_Hour).decode
 
@@ -150,13 +135,9 @@ _decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
 
 
 def hour_sums(hours: DataFrame) -> DataFrame:
-    """Return count and hash of each hour of a copy; ``hours``: result of ``hours_at``.
-
-    Returns:
-        ``node, topic, partition, hour_ms``; of the whole hour, to check against the cut row,
-        ``slots`` (number with records), ``records`` (number) and ``hash`` (signed sum); and
-        ``print``, a hash of the compared slots that is equal for equal slots, or null if there are
-        none.
+    """Return ``node, topic, partition, hour_ms``; of the whole hour, to check against the cut row,
+    ``slots`` (number with records), ``records`` (number) and ``hash`` (signed sum); and ``print``,
+    a hash that is equal for equal compared slots, or null if there are none.
     """
     return hours.mapInArrow(_sum_hours, _HOUR_SUMS)
 
@@ -176,9 +157,7 @@ def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """Return the columns ``SUMS`` for each compared slot in these hours; ``hours``: result of
-    ``hours_at``.
-    """
+    """Return the columns ``SUMS`` for each compared slot in these hours."""
     return hours.mapInArrow(_sum_slots, SUMS)
 
 
@@ -193,12 +172,8 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
-    """Yield copy, start of the hour, start of the first compared slot (both epoch ms), decoded
-    value and slots of each hour row in a batch. Its columns are those of the hour row, and
-    ``cut_life`` and ``at_cut`` of the cut row that is compared. Skipped are rows with another
-    ``life`` (name that a copy gets whenever it is built anew), with a later checkpoint, and those
-    that can't be read.
-    """
+    # Skipped are rows of another life (name that a copy gets when it is built anew), those with a
+    # later checkpoint than the compared one, and those that can't be read.
     columns = (*COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
     for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
         *(batch.column(name).to_pylist() for name in columns), strict=True
@@ -213,17 +188,12 @@ def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _S
 
 
 def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
-    """Return the slots of an hour that begin at least ``first_ms`` ms after its start; ``slot_ms``:
-    length of a slot.
-    """
     return slots if first_ms <= 0 else [slot for slot in slots if slot[0] * slot_ms >= first_ms]
 
 
 def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
-    """Return a hash of the slots ``compared`` of the hour ``said``; None: there are none. If these
-    are all its slots, ``filled`` in number, the node's own text is hashed, as nodes write equal
-    texts for equal slots.
-    """
+    # If all slots of the hour are compared, the node's own text is hashed: nodes write equal texts
+    # for equal slots.
     text = bytes(said.slots)
     if len(compared) < filled:
         text = msgspec.json.encode([(n, count, f"{hashed:016x}") for n, count, hashed in compared])
@@ -231,9 +201,7 @@ def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
-    """Return by copy the number of slots with records, the number of records, and the signed sum of
-    their hashes; ``hours``: result of ``hour_sums``.
-    """
+    """Return by copy the number of slots with records, of records, and the signed sum of hashes."""
     summed = hours.groupBy(*COPY).agg(
         sf.sum("slots").alias("slots"),
         sf.sum("records").alias("records"),
@@ -248,9 +216,7 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """Return ``topic, partition, hour_ms`` of the hours whose compared slots are not equal in all
-    compared copies; ``hours``: result of ``hour_sums``.
-    """
+    """Return ``topic, partition, hour_ms`` where compared slots are not equal in all copies."""
     nodes = sf.broadcast(
         spark.createDataFrame(
             [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],
@@ -273,15 +239,15 @@ def differing_hours(
 
 
 def from_hex(digits: Column) -> Column:
-    """Return a column with the signed number of 64 bits that 16 hexadecimal digits denote."""
+    """Return a column with the signed number of 64 bits in 16 hexadecimal digits."""
     high = sf.conv(sf.substring(digits, 1, _HEX_HALF), 16, 10).cast("bigint")
     low = sf.conv(sf.substring(digits, _HEX_HALF + 1, _HEX_HALF), 16, 10).cast("bigint")
     return sf.shiftleft(high, 32).bitwiseOR(low)
 
 
 def sum64(numbers: Column) -> Column:
-    """Return the aggregate that sums signed numbers of 64 bits modulo 2^64, as a signed number. The
-    halves of the numbers are added apart, as Spark's sum must not overflow.
+    """Return the sum of signed numbers modulo 2^64. Halves are added apart, as Spark's sum must not
+    overflow.
     """
     low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
     high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)

@@ -20,10 +20,9 @@ from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
-"""Largest number of cut rows that are read of each copy, the newest."""
+# Time by which a node's newest cut row must be older than the newest of all nodes for the node to
+# count as gone, in ms.
 GONE_MS: Final = 86_400_000
-"""Time by which a node's newest cut row must be older than the newest of all nodes for the node to
-count as gone, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +31,15 @@ class CutRow:
 
     Attributes:
         row: offset of this row in the digest topic, by which rows are ordered.
-        topic_id: Kafka's id of the delay topic.
         life: name that the copy got when it was built; a copy that is built again gets a new name.
-        cut: offset of the checkpoint in the checkpoint topic.
-        cut_ms: time at which the broker appended the checkpoint, epoch ms.
-        cursor: cursor (K and H) of the shard in the checkpoint.
+        cut, cut_ms: offset of the checkpoint, and when the broker appended it, epoch ms.
         stored: source offset up to which the copy is stored, exclusive.
         from_ms: start of the first slot in the digest, epoch ms.
-        count, hash: number of records in the digest, and the sum of their hashes as a signed number
-            of 64 bits.
-        scanned_ms: time at which the last complete scan of the copy's disk began, epoch ms; 0:
-            there was no scan.
+        count, hash: number of records in the digest, and the signed sum of their hashes.
+        scanned_ms: begin of the last complete scan of the copy's disk, epoch ms; 0: none.
         behind: whether the copy can't be compared at the checkpoint, mostly as it was not stored up
             to H.
         role: ``owner`` or ``replica``: role of the node in the slice.
-        store: kind of the copy's store, such as ``wheel``.
         damaged: ranges of the copy that the node could not read.
         pending: approximate number of pending records in the copy; None: a row of an older version.
     """
@@ -73,15 +66,11 @@ class CutRow:
 
     @property
     def copy(self) -> Copy:
-        """Node, topic and partition of the copy."""
         return self.node, self.topic, self.partition
 
 
 class Retired(NamedTuple):
-    """Tombstone of cut rows in the digest topic: the node no longer keeps a copy of the shard.
-
-    ``row`` is its offset in the digest topic.
-    """
+    """Tombstone of cut rows in the digest topic: the node no longer keeps a copy of the shard."""
 
     node: str
     topic: str
@@ -119,12 +108,9 @@ class Comparison:
     """Comparison of the copies of one shard: at which checkpoint, of which nodes.
 
     Attributes:
-        cursor: cursor (K and H) at which the copies are compared.
         from_ms: start of the first slot to compare, epoch ms.
-        cut: offset of the checkpoint at which digests are compared; None: copies on disks are
-            compared.
-        cut_ms: time at which the broker appended that checkpoint, epoch ms.
-        nodes: nodes whose copies are compared.
+        cut, cut_ms: offset of the checkpoint at which digests are compared (None: on disks), and
+            when the broker appended it, epoch ms.
         rows: cut rows at that checkpoint, one for each of ``nodes``; empty for copies on disks.
         damaged: ranges of a copy that its node could not read, by node.
         behind: reason why a copy is not compared, by node.
@@ -154,11 +140,9 @@ class Comparison:
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the shard."""
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """Return the comparison as part of the JSON summary."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -175,9 +159,6 @@ class Comparison:
         }
 
     def leave_out(self, node: str, why: str) -> None:
-        """Remove a node's copy from the comparison, and note it in ``behind`` with the reason
-        ``why``.
-        """
         self.nodes.remove(node)
         self.rows = [row for row in self.rows if row.node != node]
         self.behind[node] = why
@@ -191,12 +172,6 @@ def choose(
 ) -> list[Comparison]:
     """Return what to compare of each shard: the copies at the checkpoint for which the largest
     number of copies have cut rows; if several have as many, at the newest.
-
-    Args:
-        rows: the newest cut rows of each copy, and tombstones, by which a copy was given up.
-        shards: shards to compare, by topic and partition.
-        expected: copies that should exist.
-        now_ms: present time by the brokers' clocks, epoch ms: that of the newest checkpoint.
     """
     copies: dict[Copy, list[CutRow | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
@@ -216,10 +191,8 @@ def choose(
 
 
 def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
-    """Return the cut rows of a copy since it was last built, newest first, one for each checkpoint;
-    empty if it was given up. ``told``: all cut rows of the copy, newest first; ``topic_id``: id of
-    the topic, whose former namesakes are ignored.
-    """
+    # Only rows since the copy was last built count; rows of a former topic of the same name are
+    # ignored.
     newest = told[0]
     if isinstance(newest, Retired):
         return []
@@ -250,9 +223,6 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
 
 
 def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
-    """Set checkpoint, cursor and nodes of a comparison: the checkpoint at which most copies can be
-    compared. Note the other copies as behind. ``usable``: cut rows by node and checkpoint.
-    """
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
         return
@@ -271,9 +241,7 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -
 def _leave_out_stale(
     found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
 ) -> None:
-    """Leave out copies whose newest cut row is of a checkpoint before ``since_ms`` (epoch ms) and
-    of another cursor than ``cursor``, the shard's present one. ``lives``: cut rows by node.
-    """
+    # A copy whose newest cut row is old is current nevertheless if its cursor has not moved.
     for node in list(found.nodes):
         newest = lives[node][0]
         if newest.cut_ms < since_ms and newest.cursor != cursor:
@@ -283,9 +251,6 @@ def _leave_out_stale(
 
 
 def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
-    """Return the nodes whose newest cut row is of a checkpoint before ``since_ms`` (epoch ms), each
-    with a text for users. ``lives``: cut rows by node, newest first.
-    """
     why = (
         "it has reported nothing for a day or longer: start it; if it was taken away for good, "
         "name the nodes that there are (--node)"
@@ -294,14 +259,7 @@ def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str
 
 
 def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
-    """Return why a copy can't be compared: it has no cut row without ``behind`` of a checkpoint at
-    or after ``since_ms``; None: it has one.
-
-    Args:
-        told: cut rows of the copy, newest first.
-        since_ms: time of the earliest checkpoint, epoch ms.
-        newest_ms: time of the newest checkpoint of any copy of the shard, epoch ms.
-    """
+    """Return why a copy has no usable cut row of a checkpoint at or after ``since_ms``, if so."""
     reached = next((row for row in told if not row.behind), None)
     if reached is not None and reached.cut_ms >= since_ms:
         return None
@@ -311,9 +269,7 @@ def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
-    """Return the nodes without an expected copy of a shard, each with the reason; ``""`` stands for
-    a node of unknown name. ``nodes``: nodes that have a copy.
-    """
+    """Return nodes without an expected copy, each with the reason; ``""``: node of unknown name."""
     if expected.replicas:
         missing = expected.replicas - len(nodes)
         why = f"{len(nodes)} copies report, and {expected.replicas} are expected"

@@ -11,44 +11,144 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from connectors.kafka.repairs import RepairDesk, cluster_id
-from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.progress import Say, each_interval
+from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.topics import native_options
-from connectors.spark.reconcile.guard import (
-    IS_STALE,
-    Chosen,
-    Repair,
-    choose,
-    confirmed,
-    is_fresh,
-    standings,
-)
-from connectors.spark.reconcile.options import ReconcileOptions
-from connectors.spark.reconcile.repair_plan import Copy, Plan, carry_out
-from connectors.spark.reconcile.result import ReconcileResult
+from connectors.spark.reconcile.digests import Comparison
+from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
+from connectors.spark.reconcile.repair_plan import Copy, Plan, RepairStep, carry_out
 from connectors.spark.reconcile.run import compare_copies, conclude
 from delayservice.base.errors import DelayServiceError
 from delayservice.replicas.commands import Command
 
+FRESH_S: Final = 60.0
+"""Largest age of a comparison at which repairs may be based on it, in s."""
+
+IS_OWNERS: Final = "the node delivers the slice, or may"
+IS_SECOND: Final = "another copy of the slice is rebuilt first"
+HAS_NO_WITNESS: Final = "no other copy was compared equal, or its node does not answer"
+IS_OVER_LIMIT: Final = "the number of repairs is used up"
+IS_STALE: Final = "the comparison took too long"
+
+
+class CopyStanding(NamedTuple):
+    is_owner: bool
+    is_equal: bool
+
+
+class Repair(NamedTuple):
+    """Repair of one node's copies of one slice, with a witness for each shard."""
+
+    node: str
+    slice_no: int
+    steps: tuple[RepairStep, ...]
+    witnesses: tuple[Copy, ...]
+
+
+class Chosen(NamedTuple):
+    """Repairs to be made now, and by reason the number of steps that are left to users."""
+
+    repairs: tuple[Repair, ...]
+    left: Mapping[str, int]
+
+
+def standings(
+    compared: Collection[Comparison], wrong: Collection[Copy]
+) -> dict[Copy, CopyStanding]:
+    owners = {(node, one.partition) for one in compared for node in one.owners}
+    return {
+        (node, *one.place): CopyStanding(
+            (node, one.partition) in owners, (node, *one.place) not in wrong
+        )
+        for one in compared
+        for node in one.nodes
+    }
+
+
+def choose(
+    steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
+) -> Chosen:
+    """Return the repairs that may be made now, and by reason the number of other steps.
+
+    A repair rebuilds one node's copies of the shards of one slice. It is made automatically only
+
+    - if the node is a replica of the slice, not the owner
+    - for one node of a slice at a time
+    - if each shard has a *witness*: a copy on another node without findings, whose node answers
+    - soon after the comparison
+    - a limited number of times.
+    """
+    groups: dict[tuple[str, int], list[RepairStep]] = {}
+    for step in steps:
+        groups.setdefault((step.node, step.partition), []).append(step)
+    chosen: dict[int, Repair] = {}
+    left: dict[str, int] = {}
+    for (node, slice_no), group in groups.items():
+        witnesses = _witnesses(node, group, known)
+        if _is_owner(node, slice_no, known):
+            why = IS_OWNERS
+        elif slice_no in chosen:
+            why = IS_SECOND
+        elif witnesses is None:
+            why = HAS_NO_WITNESS
+        elif len(chosen) >= repairs_left:
+            why = IS_OVER_LIMIT
+        else:
+            chosen[slice_no] = Repair(node, slice_no, tuple(group), witnesses)
+            continue
+        left[why] = left.get(why, 0) + len(group)
+    return Chosen(tuple(chosen.values()), left)
+
+
+def is_fresh(age_s: float) -> bool:
+    return age_s <= FRESH_S
+
+
+def confirmed(
+    known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
+) -> dict[Copy, CopyStanding]:
+    # Only copies that have just been read again count as equal.
+    return {
+        copy: one._replace(is_equal=one.is_equal and copy in answered)
+        for copy, one in known.items()
+    }
+
+
+def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> bool:
+    # A node counts as owner if none of its copies of the slice was compared.
+    mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
+    return not mine or any(one.is_owner for one in mine)
+
+
+def _witnesses(
+    node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
+) -> tuple[Copy, ...] | None:
+    """Return for each shard a copy without findings on another node, a replica if possible."""
+    found = []
+    for place in dict.fromkeys((step.topic, step.partition) for step in steps):
+        right = [
+            (one.is_owner, copy)
+            for copy, one in known.items()
+            if copy[1:] == place and copy[0] != node and one.is_equal
+        ]
+        if not right:
+            return None
+        found.append(min(right)[1])
+    return tuple(found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
-    """Options of comparisons at intervals, and of repairs.
-
-    Attributes:
-        reconcile: options of each comparison.
-        interval_s: time from the start of one comparison to that of the next, in seconds; if a
-            comparison takes longer, the next begins at once.
-        repairs_max: largest number of repairs in the life of the process; 0: no repairs.
-        timeout_s: longest wait for the reports of nodes about repair steps, or about reading their
-            disks, in seconds.
+    """Options of comparisons at intervals (``interval_s`` from start to start), of at most
+    ``repairs_max`` repairs in the life of the process, and of the wait for nodes' reports.
     """
 
     reconcile: ReconcileOptions
@@ -59,13 +159,8 @@ class FollowOptions:
 
 @dataclass(slots=True)
 class Repairs:
-    """Numbers of repairs since the process was started.
-
-    Attributes:
-        allowed: largest number of repairs; 0: no repairs are made.
-        made: number of repairs that were begun, successful or not.
-        failed: number of repair steps that failed, or for which no report came.
-        left: number of steps of the newest plan that were not carried out, by reason.
+    """Numbers of repairs since the process was started, failed ones included; ``left``: steps of
+    the newest plan that were not carried out, by reason.
     """
 
     allowed: int = 0
@@ -75,24 +170,15 @@ class Repairs:
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether no more repairs are made, as the allowed number is reached."""
         return 0 < self.allowed <= self.made
 
     def to_json(self) -> dict[str, object]:
-        """Return the numbers of repairs as part of the JSON summary."""
         return {**asdict(self), "left": dict(self.left), "stopped": self.has_stopped}
 
 
 @dataclass(slots=True)
 class Followed:
-    """Results of the comparisons since the process was started.
-
-    Attributes:
-        intervals: number of comparisons, including failed ones.
-        failed: number of comparisons that failed.
-        repairs: numbers of repairs.
-        last: result of the last comparison that did not fail; None: no such comparison.
-    """
+    """Results since the process was started; ``intervals`` counts failed comparisons too."""
 
     intervals: int = 0
     failed: int = 0
@@ -112,9 +198,8 @@ def follow(
     heard: Heard = lambda *_: None,
     say: Say = lambda _: None,
 ) -> Followed:
-    """Compare at intervals until ``stop`` is set, and return the results; ``heard`` is called after
-    each comparison, also with the reason of a failure, but not after one that ``stop`` has ended.
-    After a failure, the next interval tries again.
+    """Compare at intervals until ``stop`` is set; ``heard`` is called after each comparison, also
+    with the reason of a failure. After a failure, the next interval tries again.
     """
     following = _Following(spark, options, stop, say)
     for _ in each_interval(options.interval_s, stop, say):
@@ -125,8 +210,6 @@ def follow(
 
 
 class _Following:
-    """Runner of comparisons and repairs, one at a time."""
-
     def __init__(
         self, spark: SparkSession, options: FollowOptions, stop: threading.Event, say: Say
     ) -> None:
@@ -140,9 +223,7 @@ class _Following:
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
     def once(self) -> ReconcileResult | str | None:
-        """Compare, make the allowed repairs, write and publish the summary; return the result, or
-        the reason why that failed; None: it was stopped.
-        """
+        """Return the reason if the comparison failed, None if it was stopped."""
         self.so_far.intervals += 1
         try:
             result = self._compare()
@@ -164,9 +245,8 @@ class _Following:
         return compare_copies(self._spark, self._options.reconcile, self._say, self._stop)
 
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
-        """Choose the allowed repairs; if there are any, have the copies read from disk, compare
-        again, and make those that are allowed then. Return the newest comparison.
-        """
+        # The copies are read from disk and compared again before a repair: only what is allowed
+        # then is done.
         chosen = self._choose(result)
         if chosen.repairs:
             self._say("having other copies read from their disks")
@@ -204,9 +284,6 @@ class _Following:
         return choose(result.plan.steps, known, repairs.allowed - repairs.made)
 
     def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
-        """Have nodes read the copies to repair, and their witnesses, from disk; wait up to
-        ``timeout_s`` of the options; return the copies that were read.
-        """
         told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
         copies = list(dict.fromkeys(told))
         plan, timeout_s = uuid.uuid4().hex, self._options.timeout_s

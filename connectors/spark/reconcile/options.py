@@ -1,11 +1,15 @@
-"""Options of a comparison of copies."""
+"""Options and result of a comparison of copies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from connectors.spark.reconcile.digests import Expected
+from connectors.spark.common.session import exit_status
+from connectors.spark.reconcile.compare import FINDINGS_VERSION
+from connectors.spark.reconcile.digests import Comparison, Expected
+from connectors.spark.reconcile.repair_plan import Copy, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,5 +53,103 @@ class ReconcileOptions:
     topic: str | None = None
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers of records, slots and offsets in a comparison.
+
+    Attributes:
+        slot_rows: slots in the digest rows that were read, counted for each copy.
+        slots_differing: slots that were compared with the log.
+        slots_passed: wrong slots that K passed meanwhile; findings there are left out.
+        log_offsets: source offsets of the delay topics that were read to compare with the log.
+        pending: the sum over all shards, each counted in the copy that has most.
+        records: pending records that were compared with another copy or with the log.
+        unjudged: records of copies with offsets below the start of the log, in the slots compared
+            record by record. The log can't judge them, so they are no findings.
+        uncompared: shards of which no copy was compared with another copy or with the log.
+    """
+
+    slot_rows: int = 0
+    slots_differing: int = 0
+    slots_passed: int = 0
+    log_offsets: int = 0
+    pending: int = 0
+    records: int = 0
+    unjudged: int = 0
+    uncompared: int = 0
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.uncompared:
+            notes.append(
+                f"{self.uncompared:,} shards have no second copy that could be compared; --deep "
+                "compares one copy with the delay topic"
+            )
+        if self.unjudged:
+            notes.append(
+                f"{self.unjudged:,} records in slots that differ lie below the start of their "
+                "delay topic: retention has deleted them there, so the log can't judge them; they "
+                "are left as are"
+            )
+        return notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileResult:
+    """The result of a comparison.
+
+    Attributes:
+        findings: number of findings by kind; kinds without any are left out.
+        read_s: time at which reading the copies began, monotonic seconds.
+        paths: paths of the results by name: ``findings``, ``summary``, ``plan`` and ``report``.
+        sample: the first findings, for display, at most ``run.SAMPLE_ROWS``.
+        wrong: copies with at least one finding.
+    """
+
+    findings: Mapping[str, int]
+    counts: Counts
+    seconds: float
+    read_s: float
+    paths: Mapping[str, str]
+    plan: Plan
+    sample: tuple[Mapping[str, Any], ...]
+    compared: tuple[Comparison, ...]
+    wrong: frozenset[Copy]
+    notes: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        return self.status == 0
+
+    @property
+    def status(self) -> int:
+        left = self.counts.uncompared + self.counts.unjudged
+        return exit_status(len(self.findings), left if self.compared else 1)
+
+    @property
+    def extent(self) -> str:
+        """How much was compared, as a part of a sentence."""
+        counts, shards = self.counts, len(self.compared)
+        return (
+            f"{max(0, shards - counts.uncompared):,} of {shards:,} shards, {counts.records:,} of "
+            f"{counts.pending:,} pending records compared"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "v": FINDINGS_VERSION,
+            "kind": "reconcile",
+            "at_ms": self.plan.made_ms,
+            "clean": self.is_clean,
+            "findings": dict(self.findings),
+            **asdict(self.counts),
+            "seconds": round(self.seconds, 3),
+            **{f"{name}_path": path for name, path in self.paths.items()},
+            "plan_id": self.plan.id,
+            "steps": len(self.plan.steps),
+            "shards": [one.to_json() for one in self.compared],
+            "notes": list(self.notes),
+        }

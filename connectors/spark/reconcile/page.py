@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.common.page import (
     BAD,
     Chart,
@@ -21,9 +20,10 @@ from connectors.spark.common.page import (
     moment,
     write_page,
 )
+from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.compare import COPY
+from connectors.spark.reconcile.options import ReconcileResult
 from connectors.spark.reconcile.repair_plan import RepairStep
-from connectors.spark.reconcile.result import ReconcileResult
 from delayservice.replicas.digest import SLOT_MS
 
 COPIES_MAX: Final = 40
@@ -48,10 +48,8 @@ _REPAIR: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Number of findings by copy (row) and range of due times (column), for a heat map.
-
-    ``copies`` has node, topic and partition of each row. ``start_ms`` is the start of the first
-    column, epoch ms, ``width_ms`` the width of each column.
+    """Number of findings by copy (row) and range of due times (column). ``start_ms``: start of the
+    first column, epoch ms.
     """
 
     copies: tuple[tuple[str, str, int], ...]
@@ -63,9 +61,7 @@ class Heat:
 
 
 def heat(found: DataFrame) -> Heat | None:
-    """Return the number of findings by copy and range of due times; None: no finding names a node
-    and a slot. ``found``: columns ``compare.FINDING``.
-    """
+    """Return the numbers for the heat map; None: no finding names a node and a slot."""
     placed = found.where("slot_start_ms > 0 and node is not null")
     first, last = placed.agg(sf.min("slot_start_ms"), sf.max("slot_start_ms")).collect()[0]
     if first is None:
@@ -87,9 +83,6 @@ def heat(found: DataFrame) -> Heat | None:
 
 
 def page(result: ReconcileResult, where: Heat | None) -> str:
-    """Return the page of a comparison as HTML text; ``where``: findings for the heat map, None: no
-    map.
-    """
     passed = f"{result.counts.slots_passed} slots became due while this ran; what differed there"
     notes = [f"{passed} is left out."] if result.counts.slots_passed else []
     sections = [_findings(result, where)] if result.findings else []
@@ -134,9 +127,6 @@ def _findings(result: ReconcileResult, where: Heat | None) -> PageSection:
 
 
 def heat_map(where: Heat) -> Chart:
-    """Return a chart with a row for each copy and a column for each range of due times, darker for
-    more findings.
-    """
     names = [f"{node} {topic}:{partition}" for node, topic, partition in where.copies]
     cells = [
         (row, at, count)

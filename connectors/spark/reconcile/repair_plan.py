@@ -1,8 +1,6 @@
-"""Repair plan: ranges of copies that nodes must read again from the log, as a file that users check
-first.
+"""Repair plan, ``plan.json``: ranges of copies that nodes must read again from the log.
 
-``reconcile`` writes ``plan.json``; ``carry_out`` sends its steps to the nodes and waits for their
-reports. ``docs/internals/digests.md`` has the format.
+``docs/internals/digests.md`` has the format.
 """
 
 from __future__ import annotations
@@ -26,13 +24,11 @@ Copy: TypeAlias = tuple[str, str, int]
 
 VERSION: Final = 2
 STEPS_AT_ONCE: Final = 32
-"""Number of commands that are sent before their reports are awaited."""
+# Largest number of steps of a plan. More would take days, in which the copies change.
 STEPS_MAX: Final = 10_000
-"""Largest number of steps of a plan. More would take days, in which the copies change."""
 RANGES_MAX: Final = 48
-"""Largest number of ranges of one copy in a plan; a copy with more ranges is rebuilt as a whole."""
+# Age above which a plan is refused, in ms, as copies may have changed since.
 AGE_MAX_MS: Final = DAY_MS
-"""Age above which a plan is refused, in ms, as copies may have changed since."""
 
 
 class PlanError(DelayServiceError):
@@ -44,11 +40,8 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: ``rebuild`` for a range, ``rebuild_copy`` for the whole copy.
-        node: node with the copy.
-        topic_id: Kafka's id of the delay topic; a node refuses the step if its topic of this name
-            has another id.
-        start_ms: first key (time of delivery) of the range, epoch ms.
-        stop_ms: end of the keys, exclusive, epoch ms.
+        topic_id: a node refuses the step if its topic of this name has another id.
+        start_ms, stop_ms: keys (times of delivery) of the range, ``stop_ms`` exclusive, epoch ms.
         first_offset: lowest known source offset of a record in the range. The node reads its log
             from there, or from a lower offset that its copy has in the range.
         stop_offset: end of the source offsets, exclusive, for users only, as a node reads to the
@@ -69,19 +62,12 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copy(self) -> Copy:
-        """Node, topic and partition of the copy."""
         return self.node, self.topic, self.partition
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Repair steps for the nodes of one cluster.
-
-    Attributes:
-        id: random name of the plan, with which it appears in the repair topic.
-        cluster: id of the Kafka cluster that the plan was made for.
-        made_ms: time at which the copies were compared, epoch milliseconds.
-        steps: steps in the order in which they are sent; empty: there is nothing to repair.
-        v: version of the format.
+    """Repair steps in order, for the cluster that was compared at ``made_ms``. ``id`` is the random
+    name of the plan in the repair topic.
     """
 
     id: str
@@ -91,11 +77,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
 
     def age_hours(self, now_ms: int) -> int:
-        """Return the age of the plan at ``now_ms`` (epoch ms) in whole hours."""
         return (now_ms - self.made_ms) // HOUR_MS
 
     def encode(self) -> str:
-        """Return the plan as the JSON text of ``plan.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
 
@@ -104,12 +88,8 @@ def first_steps(
 ) -> tuple[tuple[RepairStep, ...], list[str]]:
     """Return the steps for a plan, and a list of notes for users.
 
-    Only the first ``STEPS_MAX`` of ``steps`` are used; a note says so if there are more. More than
-    ``RANGES_MAX`` steps for one copy become one step that rebuilds the whole copy.
-
-    Args:
-        steps: all steps, those of one copy together; or the first ``STEPS_MAX`` and one more.
-        keep: copies that must not be rebuilt as a whole.
+    More than ``RANGES_MAX`` steps for one copy become one that rebuilds the whole copy, unless it
+    is in ``keep``. The steps of one copy stand together.
     """
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
     found: list[RepairStep] = []
@@ -121,7 +101,6 @@ def first_steps(
 
 
 def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
-    """Return one step that rebuilds a whole copy, in place of steps for ranges of this copy."""
     return replace(
         ranges[0],
         command="rebuild_copy",
@@ -156,12 +135,8 @@ def decode_plan(data: bytes | str) -> Plan:
 
 
 class CommandClient(Protocol):
-    """Client that sends commands to nodes, such as ``RepairDesk``."""
-
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Send commands to nodes, and yield their reports as they come, until each command has one
-        or ``timeout_s`` seconds are over.
-        """
+        """Yield reports until each command has one or ``timeout_s`` seconds are over."""
 
 
 OnProgress = Callable[[int, int, Report | None], None]
@@ -170,14 +145,7 @@ the newest report; None: there is no report yet."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of carrying out a plan.
-
-    Attributes:
-        done: number of steps that were carried out.
-        frames: number of pending records that nodes have stored again.
-        failed: reason why a step failed, by the number of the step.
-        silent: numbers of the steps for which no report came in time.
-    """
+    """Result of a plan; ``frames``: number of pending records that nodes have stored again."""
 
     done: int
     frames: int
@@ -186,7 +154,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every step of the repair plan was carried out."""
         return not self.failed and not self.silent
 
 
@@ -200,17 +167,10 @@ def carry_out(
     timeout_s: float = 600.0,
     replica_only: bool = False,
 ) -> Outcome:
-    """Send the steps of a plan to the nodes, wait for their reports, and return the result.
+    """Send the steps of a plan to the nodes, and wait for their reports.
 
-    Args:
-        plan: a plan from ``decode_plan``.
-        desk: client that sends commands to the nodes of the cluster.
-        cluster: id of the cluster that ``desk`` is connected to.
-        on_progress: called at the beginning, and for each report.
-        timeout_s: longest wait, in seconds, for the reports about ``STEPS_AT_ONCE`` steps; nodes
-            begin no step after that.
-        now_ms: present time, epoch ms, by which the age of the plan is judged.
-        replica_only: whether nodes must refuse a step for a copy whose slice they own.
+    ``timeout_s`` is the longest wait for the reports about ``STEPS_AT_ONCE`` steps; nodes begin no
+    step after that. With ``replica_only``, nodes refuse a step for a copy whose slice they own.
 
     Raises:
         PlanError: the plan was made for another cluster, or is too old.
@@ -250,9 +210,7 @@ def commands(
     *,
     replica_only: bool,
 ) -> list[Command]:
-    """Return repair steps as commands for nodes, which expire after ``timeout_s`` seconds, when
-    their reports are no longer awaited; ``numbered``: steps with their numbers.
-    """
+    # Commands expire when their reports are no longer awaited.
     expires_ms = int((time.time() + timeout_s) * 1_000)
     return [
         Command(

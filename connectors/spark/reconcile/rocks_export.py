@@ -2,8 +2,6 @@
 
 The columns are those of ``stored.DDL``. The store's folder is not locked or written to. If the node
 is running, the export shows its store at one moment.
-
-An export needs memory for one batch of rows, and for what RocksDB keeps of the database in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of an export: path of the Parquet file and its number of rows (pending records). All
-    records of the shard with offsets below ``stop_offset`` (S) had been stored by then.
+    """Parquet file and its number of rows. It has all records with offsets below
+    ``stop_offset``.
     """
 
     path: Path
@@ -45,18 +43,7 @@ def export_rocks(
     content: bool = True,
 ) -> Exported:
     """Write the records of one shard to a Parquet file, which appears at ``target`` only when it is
-    complete; return what was written.
-
-    Args:
-        shard: store of a worker, and the shard in it.
-        target: path of the Parquet file, which is replaced if it exists.
-        bounds: range of key times to export.
-        topic: name of the delay topic for the column ``topic``; None: unknown.
-        content: whether to include keys, values and headers of records.
-
-    Raises:
-        StoreError: the store is missing, damaged or of another format.
-        OSError: the target can't be written.
+    complete. Without ``content``, keys, values and headers are left out.
     """
     name = ShardName(shard.shard, shard.partition, topic)
     unfinished = target.with_name(f"{target.name}.new")
@@ -76,9 +63,7 @@ def export_rocks(
 
 
 def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    """Yield the stored records of a shard with key times in ``bounds``, in the order of their keys,
-    in lists of up to 65,536 records or some 32 MiB.
-    """
+    # Up to 65,536 records or some 32 MiB are in memory at a time.
     batch: list[Frame] = []
     size = 0
     for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):

@@ -28,15 +28,14 @@ from connectors.spark.common.files import delete, write_text
 from connectors.spark.common.frames import counts_by, kept
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.common.progress import Say
-from connectors.spark.common.publish import name_for, publish
+from connectors.spark.common.sink import name_for, publish
 from connectors.spark.common.topics import Place, native_options
 from connectors.spark.reconcile.compare import COPY, FINDING, PLACE, SHARD, SLOT, compare, with_slot
 from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
 from connectors.spark.reconcile.details import RANGES_MAX, Details
-from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.options import Counts, ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.page import heat, page
 from connectors.spark.reconcile.repair_plan import Plan, first_steps
-from connectors.spark.reconcile.result import Counts, ReconcileResult
 from connectors.spark.reconcile.slots import (
     KINDS,
     damage_findings,
@@ -53,9 +52,9 @@ from delayservice.contract.times import DUE_STOP_MS
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 SAMPLE_ROWS: Final = 20
+# Largest number of findings that one comparison publishes, as the next comparison finds most of
+# them again.
 PUBLISHED_MAX: Final = 100
-"""Largest number of findings that one comparison publishes, as the next comparison finds most of
-them again."""
 _ORDER: Final = ["kind", *COPY, "slot_start_ms", "offset"]
 _LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigint"
 
@@ -78,8 +77,8 @@ def reconcile(
 def compare_copies(
     spark: SparkSession, options: ReconcileOptions, say: Say, stop: threading.Event | None = None
 ) -> ReconcileResult:
-    """Compare the copies and write findings, page and repair plan; ``conclude`` writes the
-    summary. ``stop``: ends the waiting for nodes, with ``DelayServiceError``, when it is set.
+    """Compare the copies and write findings, page and repair plan, but no summary. If ``stop`` is
+    set, waiting for nodes ends with ``DelayServiceError``.
     """
     return _Reconciling(spark, options, say, stop or threading.Event()).run()
 
@@ -90,9 +89,6 @@ def conclude(
     result: ReconcileResult,
     repairs: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the summary, and publish findings and summary if the options name a topic; ``repairs``:
-    facts about repairs to add to the summary.
-    """
     summary = {**result.to_json(), **({} if repairs is None else {"repairs": repairs})}
     write_text(result.paths["summary"], json.dumps(summary, indent=2) + "\n")
     if options.topic is not None:
@@ -117,7 +113,6 @@ class _Reconciling:
         self._counts = Counts()
 
     def run(self) -> ReconcileResult:
-        """Compare the copies, write findings, repair plan and page, and return the result."""
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")
@@ -199,16 +194,10 @@ class _Reconciling:
         return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
-        """Return a data frame with ``topic``, ``partition`` and further columns. ``columns``: DDL
-        of the further ones; ``facts``: their values by shard.
-        """
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
-        """Return the records that are pending by the log in the slots where copies differ
-        (``suspected``), or in all slots for a deep comparison.
-        """
         parts = self._parts(served(cut), replicas, suspected)
         self._counts.log_offsets = sum(part.stop - part.start for part in parts.values())
         sifted = self._kept("sifted", self._sift(parts))
@@ -228,9 +217,6 @@ class _Reconciling:
     def _parts(
         self, shards: Mapping[Place, ShardCut], replicas: Replicas, suspected: DataFrame
     ) -> dict[Place, LogPart]:
-        """Return by shard the part of its log that may have pending records of the slots in
-        ``suspected``, or of all slots for a deep comparison.
-        """
         compared = {one.place: one for one in replicas.compared}
         bounds = self._bounds(replicas, suspected)
         starts = self._starts({p: (shards[p], first) for p, (first, _) in bounds.items()})
@@ -247,9 +233,6 @@ class _Reconciling:
         }
 
     def _starts(self, first: Mapping[Place, tuple[ShardCut, int]]) -> dict[Place, int]:
-        """Return by shard the offset at which reading of its log must begin; ``first``: the shard,
-        and the lowest key time (epoch ms) that is needed.
-        """
         by_time: dict[int, list[Place]] = {}
         for place, (shard, key_ms) in first.items():
             since_ms = written_since_ms(shard.contracts, key_ms)
@@ -261,9 +244,8 @@ class _Reconciling:
         return {p: max(span.start, found.get(p, span.end)) for p, span in spans.items()}
 
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
-        """Return by shard the lowest key time whose records are needed from its log, and the
-        exclusive end of the key times, epoch ms. Shards without suspected slots are left out.
-        """
+        # The lowest key time whose records are needed from the log, and the exclusive end, epoch
+        # ms.
         if self._options.deep:
             return {o.place: (o.from_ms, DUE_STOP_MS + 1) for o in replicas.compared if o.nodes}
         found = suspected.groupBy(*SHARD).agg(
@@ -272,10 +254,7 @@ class _Reconciling:
         return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return all findings, columns ``FINDING``, except those in slots that K has passed while
-        the comparison was running. ``wrong``: slots of copies that differ from the log; ``logged``:
-        result of ``_logged``.
-        """
+        # Slots that K has passed while the comparison was running are left out.
         asked = self._asked(replicas, wrong, logged)
         if asked.isEmpty():
             return self._others(replicas)
@@ -298,10 +277,8 @@ class _Reconciling:
         return found.select(*others.columns).union(others)
 
     def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return the slots of copies whose records are compared with the log one by one: the slots
-        in ``wrong`` (``is_wrong``), and in a deep comparison by digests also slots with ids, as
-        digests cover only the ids of their records.
-        """
+        # Digests cover only the ids of records with ids: a deep comparison asks for those slots
+        # too.
         asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
         if not self._options.deep or replicas.hashed == "payload_hash":
             return asked
@@ -311,7 +288,6 @@ class _Reconciling:
         return asked.union(named.select(*PLACE, sf.expr("false")))
 
     def _others(self, replicas: Replicas) -> DataFrame:
-        """Return findings about unreadable ranges, and about copies that can't be compared."""
         replicas.look_again()
         rows = [
             (kind, node or None, *one.place, None, None, None, None, why)
@@ -325,7 +301,6 @@ class _Reconciling:
     def _plan(
         self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
     ) -> tuple[Plan, list[str]]:
-        """Return the repair plan for the findings ``found``, and notes for users on its limits."""
         shards = served(cut)
         facts = {
             one.place: (shards[one.place].topic_id, one.cursor.offset, shards[one.place].span.start)

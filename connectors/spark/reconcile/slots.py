@@ -1,8 +1,7 @@
-"""Compares slots (minutes of due times) of copies with each other and with the log, as data frames.
+"""Compares slots (minutes of due times) of copies with each other and with the log.
 
-Names of columns: a *shard* is ``topic, partition``, a *copy* ``node`` and a shard, a *slot* a shard
-and ``slot_start_ms`` (epoch ms); a slot is ``SLOT_MS`` long. *By the log* means: according to the
-records of the delay topic.
+Columns: a *shard* is ``topic, partition``, a *copy* ``node`` and a shard, a *slot* a shard and
+``slot_start_ms`` (epoch ms). *By the log*: according to the records of the delay topic.
 """
 
 from __future__ import annotations
@@ -27,16 +26,8 @@ WRONG: Final = (
 
 
 def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
-    """Return the slots to compare with the log: those that differ between copies.
-
-    Args:
-        sums: count and hash of each copy's records by slot, columns ``digest_rows.SUMS``.
-        copies: for each shard, the ``nodes`` whose copies are compared.
-        every: whether to return slots that are equal in all copies too.
-
-    Returns:
-        Columns of a slot, and ``sums``: array of node, count and hash of each copy that has records
-        in the slot.
+    """Return the slots that differ between copies, or ``every`` slot, with ``sums``: an array of
+    node, count and hash of each copy. ``copies``: for each shard, the ``nodes`` that are compared.
     """
     said = sf.struct("count", "hash")
     slots = (
@@ -56,19 +47,9 @@ def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
 def wrong_slots(
     suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame, hashed: str
 ) -> DataFrame:
-    """Return the slots of copies that differ from the log in count or hash of the records, except
-    slots that the node could not read.
-
-    Args:
-        suspected: result of ``suspects``.
-        logged: records that are pending by the log, with their slots; complete for the slots of
-            ``suspected``.
-        copies: for each shard, the ``nodes`` whose copies are compared.
-        unreadable: ranges that nodes could not read, columns ``details.UNREADABLE``.
-        hashed: name of the column of ``logged`` with the hashes that are summed up in a slot.
-
-    Returns:
-        Columns of ``WRONG``.
+    """Return the readable slots of copies that differ from the log in count or hash, columns
+    ``WRONG``. ``logged`` has the hash to sum up in the column ``hashed``, and all records of
+    ``suspected`` slots.
     """
     right = logged.groupBy(*SLOT).agg(
         sf.count("*").alias("log_count"), sum64(sf.col(hashed)).alias("log_hash")
@@ -86,14 +67,11 @@ def wrong_slots(
 
 
 def by_node(copies: DataFrame) -> DataFrame:
-    """Return a row for each copy, from a row for each shard with the ``nodes`` that have copies."""
     return copies.select(*SHARD, sf.explode("nodes").alias("node"))
 
 
 def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the slots of copies that no range of the same copy overlaps; ``ranges``: columns
-    ``details.UNREADABLE``.
-    """
+    """Return the slots of copies that no range of the same copy overlaps."""
     bounds = ranges.select(
         *COPY, sf.col("slot_start_ms").alias("from_ms"), sf.col("slot_stop_ms").alias("to_ms")
     )
@@ -106,15 +84,9 @@ def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
 def slot_findings(
     wrong: DataFrame, explained: DataFrame, unjudged: DataFrame, unanswered: DataFrame
 ) -> DataFrame:
-    """Return a finding for each slot of a copy that is wrong although no finding about a single
-    record explains it, unless the log can't judge the slot.
+    """Return a finding for each wrong slot of a copy that no finding about a record explains.
 
-    Args:
-        wrong: result of ``wrong_slots``.
-        explained: findings about single records; their slots are left out.
-        unjudged: records of copies below the start of the log: a slot with any must differ from the
-            log, and is left out.
-        unanswered: ranges whose records the nodes did not send; columns ``details.UNREADABLE``.
+    Slots with records below the start of the log (``unjudged``) are left out, as they must differ.
     """
     unknown = outside(wrong, unanswered).select(*PLACE, sf.expr("true").alias("is_known"))
     kind = (
@@ -138,20 +110,13 @@ def slot_findings(
 
 
 def damage_findings(unreadable: DataFrame) -> DataFrame:
-    """Return unreadable ranges of copies as findings of kind ``damaged``."""
     found = unreadable.withColumn("kind", sf.lit("damaged")).withColumnRenamed("why", "detail")
     return as_findings(found)
 
 
 def ranges_of(slots: DataFrame) -> DataFrame:
-    """Return the ranges of due times whose records nodes must send: for each hour of a copy, from
-    the first to the last of the given slots. Ranges with wrong slots come first.
-
-    Args:
-        slots: slots of copies (``PLACE``), and ``is_wrong``.
-
-    Returns:
-        Columns of a copy, ``start_ms`` and ``stop_ms`` (exclusive), sorted.
+    """Return the ranges of due times whose records nodes must send, sorted, wrong slots first: for
+    each hour of a copy, from the first to the last of ``slots``; ``stop_ms`` is exclusive.
     """
     ends = slots.withColumn("slot_stop_ms", sf.col("slot_start_ms") + SLOT_MS)
     islands = _islands(ends, HOUR_MS, [sf.max("is_wrong").alias("is_wrong")])
@@ -169,11 +134,9 @@ def plan_steps(
 
     Args:
         found: findings of the comparison.
-        logged: records that are pending by the log, with their slots: their offsets limit what is
-            read again.
+        logged: records that are pending by the log: their offsets limit what is read again.
         damaged: unreadable ranges of copies, columns ``details.UNREADABLE``.
-        shards: for each shard ``topic_id``; ``below``, the H of the comparison; and ``log_start``,
-            its first offset.
+        shards: for each shard ``topic_id``; ``below``, the H of the comparison; and ``log_start``.
 
     Returns:
         At most ``STEPS_MAX`` + 1 steps; the last one shows that some are missing.
@@ -206,9 +169,7 @@ def plan_steps(
 
 
 def _by_hours(ranges: DataFrame) -> DataFrame:
-    """Return the ranges cut at full hours, about ``STEPS_MAX`` pieces of each at most, as a plan
-    has no more steps.
-    """
+    # About STEPS_MAX pieces of each range at most, as a plan has no more steps.
     start, stop = sf.col("slot_start_ms"), sf.col("slot_stop_ms")
     last = sf.least(stop - 1, start + STEPS_MAX * HOUR_MS)
     hours = sf.sequence(_hour(start), _hour(last), sf.lit(HOUR_MS).cast("bigint"))
@@ -225,9 +186,7 @@ def _hour(time_ms: Column) -> Column:
 
 
 def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
-    """Merge slots of a copy within an hour that are at most ``gap_ms`` ms apart. Return a row for
-    each merged range: copy, ``start_ms``, ``stop_ms`` and the aggregates ``summed``.
-    """
+    # Slots of a copy within an hour that are at most gap_ms apart become one range.
     hour = _hour(sf.col("slot_start_ms")).alias("hour_ms")
     before = Window.partitionBy(*COPY, hour).orderBy("slot_start_ms", "slot_stop_ms")
     reach = sf.max("slot_stop_ms").over(before.rowsBetween(Window.unboundedPreceding, -1))

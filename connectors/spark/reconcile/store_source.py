@@ -56,8 +56,8 @@ from delayservice.store.wheel.reading import (
 FORMAT: Final = "delayservice-store"
 
 _MODES: Final = ("permissive", "failfast")
+# Number of RocksDB shards that one task reads, as opening their common database takes time.
 _SHARDS_PER_TASK: Final = 16
-"""Number of RocksDB shards that one task reads, as opening their common database takes time."""
 _UNTRUSTED: Final = (
     "what the store says of itself is missing, damaged or of an older format: a node starts the "
     "whole store over from the log"
@@ -67,11 +67,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options for reading a store; the module docstring describes each."""
-
     bounds: ReadBounds = EVERYTHING
     topics: Mapping[str, str] | None = None
-    """Names of the topics to read, by their ids; None: all topics."""
     partitions: tuple[int, ...] | None = None
     failfast: bool = False
     content: bool = True
@@ -79,11 +76,6 @@ class StoreOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StoreOptions:
-        """Return ``StoreOptions`` from the options given to Spark, which are all text.
-
-        Raises:
-            StoreError: an option is missing or can't be read.
-        """
         mode = options.get("mode", "permissive").lower()
         if "path" not in options or mode not in _MODES:
             raise StoreError(
@@ -104,7 +96,6 @@ class StoreOptions:
             raise StoreError(f"an option of {FORMAT} can't be read: {exc}") from exc
 
     def to_options(self) -> dict[str, str]:
-        """Return the options as text for Spark, which ``of`` can read back."""
         options = {
             "from_ms": str(self.bounds.from_ms),
             "to_ms": str(self.bounds.to_ms),
@@ -118,9 +109,7 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return the names of a shard for use in rows; None: the options exclude the shard. A store
-        whose shards can't be listed, with partition -1, is never excluded.
-        """
+        # A store whose shards can't be listed, with partition -1, is never excluded.
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
@@ -137,20 +126,15 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
 
 
 def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
-    """Return the records in a node's stores, or in one worker's store, with the columns of
-    ``stored.DDL``. ``path``: folder of them; ``asked``: options, None: the defaults.
-    """
+    """Return the records in a node's stores or in one worker's, columns ``stored.DDL``."""
     spark.dataSource.register(StoreSource)
     options = (asked or StoreOptions()).to_options()
     return spark.read.format(FORMAT).options(**options).load(path)
 
 
 def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
-    """Yield every shard in the stores of a folder with its S: all records with offsets below S are
-    stored. S is None if the state of the store is missing, damaged or of an older format.
-
-    Raises:
-        StoreError: the folder holds no store, or may not be read.
+    """Yield every shard in the stores of a folder with its S (all records with offsets below S are
+    stored); None if the state of the store is missing, damaged or of an older format.
     """
     for path, group in groupby(find_shards(root), lambda folder: folder.path):
         folders = list(group)
@@ -175,29 +159,19 @@ class StoreSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format, ``delayservice-store``."""
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns of all rows, ``stored.DDL``."""
         return DDL
 
     def reader(self, schema: StructType) -> StoreReader:
-        """Return the reader for the given options; ``schema`` is ignored, as the columns are
-        fixed.
-
-        Raises:
-            StoreError: an option is missing or can't be read.
-        """
         del schema
         return StoreReader(self.options.get("path", ""), StoreOptions.of(self.options))
 
 
 @dataclass
 class Hours(InputPartition):
-    """Input partition with hours of one shard in a wheel: for each hour the durable parts of its
-    slot files at the time of planning.
-    """
+    """Hours of one shard in a wheel: the parts of its slot files that were durable at planning."""
 
     folder: ShardFolder
     name: ShardName
@@ -206,35 +180,23 @@ class Hours(InputPartition):
 
 @dataclass
 class Databases(InputPartition):
-    """Input partition with shards of one RocksDB database."""
-
     shards: tuple[tuple[ShardFolder, ShardName], ...]
 
 
 @dataclass
 class Untrusted(InputPartition):
-    """Input partition for a shard whose state is missing, damaged or of an older format. Reading it
-    yields one row of damage.
-    """
+    """Shard whose state is missing, damaged or of an older format. It yields one row of damage."""
 
     name: ShardName
 
 
 @dataclass
 class StoreReader(DataSourceReader):
-    """Reader of stores: the driver plans input partitions, and executors read them."""
-
     path: str
     options: StoreOptions
 
     def partitions(self) -> list[InputPartition]:
-        """Return the input partitions: one for every ``hours_per_task`` hours of a shard in a
-        wheel, and one for every ``_SHARDS_PER_TASK`` shards of a RocksDB database. Only the state
-        of each store is read, no records.
-
-        Raises:
-            StoreError: the folder holds no store, or may not be read.
-        """
+        # Only the state of each store is read here, no records.
         planned: list[InputPartition] = []
         for path, group in groupby(find_shards(Path(self.path)), lambda folder: folder.path):
             named = [(f, name) for f in group if (name := self.options.name_of(f)) is not None]
@@ -254,12 +216,6 @@ class StoreReader(DataSourceReader):
         return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of an input partition in batches. Damage is a row of its own.
-
-        Raises:
-            StoreError: something is damaged and the mode is ``failfast``, or a file may not be
-                read.
-        """
         if isinstance(partition, Untrusted):
             yield self._damaged(partition.name, _whole(_UNTRUSTED))
         elif isinstance(partition, Databases):
@@ -269,9 +225,7 @@ class StoreReader(DataSourceReader):
                 yield from self._read_hour(partition, parts)
 
     def _read_databases(self, partition: Databases) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a database; if reading fails, yield a row of damage for each shard that
-        is not complete by then.
-        """
+        # If reading fails, each shard that is not complete by then gets a row of damage.
         left = list(partition.shards)
         try:
             with viewed_database(Path(left[0][0].path)) as rocks:
@@ -302,5 +256,4 @@ class StoreReader(DataSourceReader):
 
 
 def _whole(why: str) -> Damage:
-    """Return damage that covers all keys and offsets of a shard; ``why``: reason for users."""
     return Damage(0, DUE_STOP_MS, 0, None, why)

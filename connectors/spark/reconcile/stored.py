@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from connectors.spark.common.arrow import arrow_schema, batch_of
+from connectors.spark.common.frames import arrow_schema, batch_of
 from connectors.spark.common.pending import PendingColumns
 from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
@@ -47,15 +47,12 @@ DDL: Final = """
 SCHEMA: Final = arrow_schema(DDL)
 
 _DAMAGE_COLUMNS: Final = 8
-"""Number of columns that are not null in a row of damage."""
 _PLAIN: Final = (None, None, 1, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """Names for the rows of one shard: its folder (hash of the topic's id), partition, and topic if
-    known.
-    """
+    """Names for the rows of one shard; ``folder`` is a hash of the topic's id."""
 
     shard: str
     partition: int
@@ -64,23 +61,12 @@ class ShardName:
     def batch(
         self, slot_ms: tuple[int, int] | None, frames: Sequence[Frame], *, content: bool
     ) -> pa.RecordBatch:
-        """Return stored records as an Arrow batch with the columns of ``DDL``.
-
-        Args:
-            slot_ms: start and exclusive end of their slot, epoch ms; None: the minute of each
-                record's key.
-            frames: stored records (key time, offset, mark, encoded payload) in any order.
-            content: whether to include keys, values and headers, which are most of the bytes.
-
-        Raises:
-            StoreError: a payload has a version that this code does not know.
+        """Return stored records as an Arrow batch with the columns of ``DDL``. ``slot_ms``: start
+        and exclusive end of their slot, epoch ms; None: the minute of each record's key.
         """
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        """Return an Arrow batch of one row of damage: the keys and offsets that could not be read,
-        and why.
-        """
         slot_ms = (damage.start_ms, damage.stop_ms)
         offsets = (damage.first_offset, damage.stop_offset)
         unknown = (None,) * (len(SCHEMA) - _DAMAGE_COLUMNS)
@@ -90,7 +76,6 @@ class ShardName:
     def _row(
         self, slot_ms: tuple[int, int] | None, frame: Frame, *, content: bool
     ) -> tuple[object, ...]:
-        """Return one stored record as values for the columns of ``DDL``, in order."""
         key_ms, offset, mark, data = frame
         target, partition, key, value, headers, due_ms, meta = decode_payload(data)
         record_id, source, attempt, expires_ms = _PLAIN if meta is None else meta[:4]
@@ -111,9 +96,7 @@ class ShardName:
 
 
 def signed(hashed: int) -> int:
-    """Return an unsigned number of 64 bits as a signed one with the same bits, as Spark and Arrow
-    store it.
-    """
+    """Return an unsigned number of 64 bits as Spark and Arrow store it."""
     return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
 
 

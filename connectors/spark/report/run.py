@@ -1,7 +1,6 @@
 """Reports the lateness of deliveries, the pending records, and all other outcomes.
 
-Spark counts everything. The driver gets a limited number of rows: targets, hours, classes of delays
-(times from writing to due time), and steps of the forecast. All groups are in Parquet.
+Spark counts everything, and the driver gets a limited number of rows. All groups are in Parquet.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit import AuditOptions
-from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import write_text
-from connectors.spark.common.frames import kept, last_header
+from connectors.spark.common.frames import arrow_schema, kept, last_header
 from connectors.spark.common.log_times import offsets_at
 from connectors.spark.common.pending import LogPart, PendingColumns, sift, uncancelled
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import TASK_RECORDS, Span, read_topic
-from connectors.spark.report.facts import (
+from connectors.spark.report.page import (
     DELAY_BOUNDS,
     DELAY_LONGER,
     DELAY_RECURRING,
@@ -40,15 +38,15 @@ from connectors.spark.report.facts import (
     LoadStep,
     PendingTotals,
     ReportFacts,
+    page,
 )
-from connectors.spark.report.page import page
 from delayservice.config.units import DAY_MS, MINUTE_MS
 from delayservice.contract import names
 from delayservice.contract.entry import Entry
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
+# Accuracy of percentile_approx: the rank of a quantile is wrong by 1 in 1,000 at most.
 _ACCURACY: Final = 1_000
-"""Accuracy of ``percentile_approx``: the rank of a quantile is wrong by 1 in 1,000 at most."""
 
 FORECAST_STEPS_MAX: Final = 1_440
 _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
@@ -75,12 +73,9 @@ class ReportOptions:
     """Options of a report.
 
     Attributes:
-        audit: the cluster, and the topics to read, as for an audit; its ``out`` is the folder of
-            the report, which replaces an earlier report there.
-        since_ms: start of the reported period by the records' timestamps, epoch milliseconds; None:
-            from the start of the logs.
-        until_ms: end of the period, exclusive; None: now.
-        horizon_ms: length of the load forecast from now on, in ms.
+        audit: the cluster and topics, as for an audit; ``out`` is the folder of the report.
+        since_ms, until_ms: reported period by the records' timestamps, epoch ms, ``until_ms``
+            exclusive; None: from the start of the logs, until now.
         top: number of targets in the tables, those with the most records.
     """
 
@@ -92,8 +87,8 @@ class ReportOptions:
 
 
 def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts:
-    """Count records, write ``report.html``, ``report.json`` and the Parquet data sets ``lateness``
-    and ``forecast`` into the report's folder, and return the facts.
+    """Count records, and write ``report.html``, ``report.json`` and the Parquet data sets
+    ``lateness`` and ``forecast`` into the report's folder.
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic named in the options is missing.
@@ -128,8 +123,6 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts
 
 
 class _Work:
-    """Counter of the records of one report, up to the offsets and cursors of the cut ``cut``."""
-
     def __init__(self, spark: SparkSession, options: ReportOptions, cut: Cut) -> None:
         self._spark = spark
         self._options = options
@@ -139,9 +132,6 @@ class _Work:
         self.step_ms = next(steps, _STEPS_MS[-1])
 
     def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
-        """Return the records of topics up to the cut, or only those with timestamps of ``since_ms``
-        (epoch ms) or later.
-        """
         spans = {place: span for place, span in self._cut.spans.items() if place[0] in topics}
         if since_ms is not None and spans:
             later = offsets_at(self._audit.client, spans.keys(), since_ms)
@@ -153,7 +143,6 @@ class _Work:
         return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
-        """Return the records that were written to topics within the reported period."""
         options = self._options
         records = self._read(topics, since_ms=options.since_ms)
         if options.since_ms is not None:
@@ -163,9 +152,7 @@ class _Work:
         return records
 
     def lateness(self) -> dict[str, Any]:
-        """Write the data set ``lateness``; return the facts about deliveries by the name of the
-        field of ``ReportFacts`` that each fills.
-        """
+        """Write the data set ``lateness``; return the fields of ``ReportFacts`` that it fills."""
         delivered = self._delivered()
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
@@ -185,10 +172,7 @@ class _Work:
         }
 
     def _delivered(self) -> DataFrame:
-        """Return a row for each delivery of this service: target, start of the hour in which it was
-        due (epoch ms), class of delays, bytes of key and value, whether it was fired, and lateness
-        in ms, null if it was fired.
-        """
+        # Lateness is null for a fired record.
         beside = {self._audit.dead_letter, self._audit.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
         outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))
@@ -226,10 +210,7 @@ class _Work:
         )
 
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
-        """Write the data set ``forecast``, pending records by second and target; return the totals
-        of pending records, the steps of the forecast, and the targets with the most pending
-        records.
-        """
+        """Write the data set ``forecast``, pending records by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
             s.place: LogPart(s.contracts, s.span.start, s.span.end, s.later)
@@ -268,9 +249,7 @@ class _Work:
         )
 
     def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
-        """Return the pending records that are due before ``end_ms`` (epoch ms) by time step,
-        ascending; overdue records are in the first step. ``seconds``: the data set ``forecast``.
-        """
+        # Overdue records are in the first step.
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         sums = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms").agg(*_sums())
         at_ms = sf.greatest(sf.col("second_ms"), sf.lit(now_ms))
@@ -280,9 +259,7 @@ class _Work:
         return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
     def named(self, topic: str, header: str) -> tuple[Count, ...]:
-        """Return the number of a topic's records in the reported period by value of a header, the
-        50 most frequent values first.
-        """
+        """Return the number of records by value of a header, the 50 most frequent values first."""
         said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
         rows = said.groupBy("name").count().orderBy(sf.desc("count")).limit(_NAMES_MAX).collect()
         return tuple(Count(row["name"], row["count"]) for row in rows)
@@ -301,9 +278,6 @@ def _bytes(column: str) -> Column:
 
 
 def _delay() -> Column:
-    """Return a column with the class of delays, as in ``DELAYS``, from ``due_ms``, ``written_ms``
-    and ``recurring``.
-    """
     delay_ms = sf.col("due_ms") - sf.col("written_ms")
     found = sf.when(sf.col("recurring"), DELAY_RECURRING).when(delay_ms.isNull(), DELAY_UNKNOWN)
     for name, bound_ms in DELAY_BOUNDS:
@@ -312,7 +286,6 @@ def _delay() -> Column:
 
 
 def _histogram() -> Column:
-    """Return a column with the number of records in each class of lateness, as an array."""
     late_ms, bounds = sf.col("late_ms"), LATENESS_BOUNDS_MS
     between = [(late_ms > low) & (late_ms <= high) for low, high in pairwise(bounds)]
     classes = [late_ms <= bounds[0], *between, late_ms > bounds[-1]]

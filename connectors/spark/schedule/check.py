@@ -1,8 +1,4 @@
-"""Checks records with the service's own reader before they are written to a delay topic.
-
-Executors check Arrow batches of rows, each of which asks for one record, and add an error code and
-a reason to rejected rows.
-"""
+"""Checks records with the service's own reader before they are written to a delay topic."""
 
 from __future__ import annotations
 
@@ -22,9 +18,8 @@ from delayservice.contract.targets import Allowlist
 
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
+# Upper bound for the bytes that Kafka adds to a single record besides its key, value and headers.
 RECORD_EXTRA_BYTES: Final = 128
-"""Upper bound for the bytes that Kafka adds to a single record besides its key, value and
-headers."""
 
 JUDGED: Final = (
     "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
@@ -32,8 +27,8 @@ JUDGED: Final = (
 )
 """Columns of ``mapping.drafts``, with the error code and reason of each rejected row."""
 
+# Code of a row that can't be read. No dead letter has it, as the row is never written.
 ROW_UNREADABLE: Final = "row-unreadable"
-"""Code of a row that can't be read. No dead letter has it, as the row is never written."""
 
 _HEADER_EXTRA_BYTES: Final = 10
 _BEYOND_ALL_OFFSETS: Final = 0
@@ -43,14 +38,9 @@ _BEYOND_ALL_OFFSETS: Final = 0
 class RowRules:
     """Contracts and limits by which rows are checked.
 
-    Attributes:
-        topic: name of the delay topic.
-        contracts: contracts for records that are written now. While nodes change the settings there
-            are several, and a record must be valid under each.
-        now_ms: time at which the record is assumed to be appended, epoch milliseconds.
-        partitions: number of partitions of each topic of the cluster.
-        record_bytes_max: the delay topic's ``max.message.bytes``, in bytes.
-        allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
+    While nodes change the settings there are several ``contracts``, and a record must be valid
+    under each. ``now_ms`` is the time at which the record is assumed to be appended, ``allowlist``
+    that of the nodes' settings, for contracts that have none.
     """
 
     topic: str
@@ -62,11 +52,8 @@ class RowRules:
 
 
 def check(rules: RowRules) -> Check:
-    """Return a function for ``DataFrame.mapInArrow`` that checks rows with the columns
-    ``mapping.DRAFT_COLUMNS``, and returns them with the columns ``JUDGED``.
-
-    The function appends ``code`` and ``reason``, which are null for valid rows. It sets ``row`` of
-    valid rows to null, as only rejected rows are shown as text.
+    """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``:
+    ``code`` and ``reason`` are null for valid rows, whose ``row`` is dropped.
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -85,8 +72,6 @@ def check(rules: RowRules) -> Check:
 
 
 class ScheduleCheck:
-    """Checker of records against contracts, limits and existing target topics."""
-
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
         self._readers = [
@@ -97,9 +82,7 @@ class ScheduleCheck:
         self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
-        """Return error code and reason if the service would not deliver a record; None: it would.
-        ``row``: the record as the service would read it.
-        """
+        """Return error code and reason if the service would not deliver a record."""
         size = _size(row)
         if size > self._rules.record_bytes_max:
             return TOO_LARGE, (

@@ -19,11 +19,10 @@ from pyspark.sql import functions as sf
 from connectors.spark.schedule.mapping import CSV_PLACE, CSV_TEXT, REFUSAL
 from delayservice.base.errors import InvalidRequestError
 
+# Largest cell; what looks larger is a missing quote.
 CELL_CHARS_MAX: Final = 64 * 1024 * 1024
-"""Largest cell; what looks larger is a missing quote."""
 
 _TEXT_CHARS_MAX: Final = 10_000
-"""Largest part of a refused row that is shown."""
 _HEADING_LINES_MAX: Final = 100
 _BATCH_ROWS: Final = 5_000
 _BATCH_CHARS: Final = 8 * 1024 * 1024
@@ -31,13 +30,9 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 class CsvRow(NamedTuple):
-    """A row of a CSV file.
-
-    Attributes:
-        line: number of its first line, from 1.
-        cells: its cells, in the order of the names that were asked for; empty: it can't be read.
-        refusal: why it can't be read; None: it can.
-        text: its lines, if it can't be read; else None.
+    """A row of a CSV file: ``line`` is the number of its first line, from 1; ``cells`` are in the
+    order of the names that were asked for. A row that can't be read has ``refusal``, the reason,
+    and ``text``.
     """
 
     line: int
@@ -47,8 +42,6 @@ class CsvRow(NamedTuple):
 
 
 class _Lines:
-    """Iterator over the lines of a file as text, each with its line break."""
-
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = iter(lines)
         self.number = 0
@@ -67,12 +60,7 @@ class _Lines:
 
 
 def csv_rows(lines: Iterable[bytes], names: Sequence[str]) -> Iterator[CsvRow]:
-    """Yield the rows of a CSV file, without the first one, which has the names of the columns.
-
-    Args:
-        lines: the content of the file, split at each line feed.
-        names: names that the columns must have, in any order.
-    """
+    """Yield the rows after the first, whose names must be ``names`` in any order."""
     csv.field_size_limit(CELL_CHARS_MAX)
     source = _Lines(lines)
     reader = csv.reader(source, strict=True)
@@ -108,9 +96,6 @@ def csv_rows(lines: Iterable[bytes], names: Sequence[str]) -> Iterator[CsvRow]:
 
 
 def _unusable(heading: Sequence[str], names: Collection[str]) -> str | None:
-    """Return why the names of columns can't be used; None: they can. ``names``: those that are
-    expected.
-    """
     if not heading or len({name.lower() for name in heading}) < len(heading):
         return f"it does not name each column once, but says {', '.join(heading) or 'nothing'}"
     if set(heading) != set(names):
@@ -119,16 +104,8 @@ def _unusable(heading: Sequence[str], names: Collection[str]) -> str | None:
 
 
 def read_csv(spark: SparkSession, where: str) -> DataFrame:
-    """Return the rows of CSV files as text, with the columns that their first lines name.
-
-    Args:
-        spark: the session.
-        where: a file, a folder, or a pattern of either.
-
-    Returns:
-        The columns of the files, and of folders named ``column=value``, as strings; and
-        ``CSV_PLACE``, file and line of the row, ``REFUSAL``, why it can't be read, or null, and
-        ``CSV_TEXT``, the lines of a row that can't be read.
+    """Return the rows of CSV files as strings, with the columns that their first lines name, those
+    of folders named ``column=value``, and ``CSV_PLACE``, ``REFUSAL`` and ``CSV_TEXT``.
 
     Raises:
         InvalidRequestError: the first line of the first file does not name columns, or names one
@@ -173,13 +150,6 @@ def _names(spark: SparkSession, files: Iterable[str], where: str) -> list[str]:
 def _reading(
     names: Sequence[str], columns: Sequence[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that makes rows from lines.
-
-    Args:
-        names: names of the columns of the files.
-        columns: names of the columns of the result.
-    """
-
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[tuple[str | None, ...]] = []
         chars, nothing = 0, (None,) * len(names)
@@ -198,9 +168,7 @@ def _reading(
 
 
 def _lines_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple[str, ...], bytes]]:
-    """Yield the place of each line, which is the file and the values of its folders, and the
-    line.
-    """
+    """Yield each line with its place: the file, and the values of its folders."""
     for batch in batches:
         file, line, *folders = (column.to_pylist() for column in batch.columns)
         yield from zip(zip(file, *folders, strict=True), line, strict=True)

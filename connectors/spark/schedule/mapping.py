@@ -19,7 +19,6 @@ from delayservice.contract.aliases import RESERVED
 from delayservice.contract.request import instant_ms
 
 FIXED: Final = "="
-"""Prefix that marks a text as fixed, so that it is never taken for the name of a column."""
 
 MAPPABLE: Final = frozenset(
     {
@@ -125,14 +124,10 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
 
 
 def _columns(rows: DataFrame) -> list[str]:
-    """Return the names of the columns of the input."""
     return [name for name in rows.columns if name not in _OWN]
 
 
 def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]:
-    """Return columns with name and value of each header of the delayed record: time, target, id
-    and key first, then those of ``fields.headers``.
-    """
     found = [_header(*_time(rows, fields))]
     if fields.target is not None:
         found.append(_header(names.DELAY_TARGET_TOPIC, _chosen(rows, "target", fields.target)))
@@ -170,16 +165,7 @@ def _chosen(
     of_column: Callable[[DataFrame, str, str], Column] | None = None,
     of_text: Callable[[str], str] = str,
 ) -> Column:
-    """Return the column named ``text`` as bytes for a header; or ``text`` itself, without a prefix
-    ``=``, if it has that or there is no such column.
-
-    Args:
-        rows: rows with the columns.
-        what: name of the field, for errors.
-        text: name of a column, or a fixed text.
-        of_column: makes the bytes from a column; None: ``_bytes``.
-        of_text: checks and converts a fixed text.
-    """
+    # The text names a column, or is taken itself: without the prefix "=", if it has that.
     if not text.startswith(FIXED) and text in _columns(rows):
         return (of_column or _bytes)(rows, what, text)
     try:
@@ -190,9 +176,6 @@ def _chosen(
 
 
 def _bytes(rows: DataFrame, what: str, name: str) -> Column:
-    """Return a column as bytes to be written: binary unchanged, nested columns as JSON, others as
-    UTF-8 text.
-    """
     column, kind = _column(name), _type(rows, what, name)
     if CSV_PLACE in rows.columns and what != "value":
         column = sf.nullif(column, sf.lit(""))  # CSV has no null: an empty cell says nothing
@@ -204,9 +187,7 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
 
 
 def _instant(rows: DataFrame, what: str, name: str) -> Column:
-    """Return a column of due times as bytes for a header, rounded up to a millisecond, so that no
-    delivery is early.
-    """
+    # Rounded up to a millisecond, so that no delivery is early.
     kind = _type(rows, what, name)
     if isinstance(kind, types.TimestampType):
         us = sf.unix_micros(_column(name))
@@ -249,6 +230,6 @@ def _no_column(rows: DataFrame, name: str) -> str:
 
 
 def _column(name: str) -> Column:
-    """Return the column with exactly this name, which may contain dots and backticks."""
+    # The name may contain dots and backticks.
     escaped = name.replace("`", "``")
     return sf.col(f"`{escaped}`")

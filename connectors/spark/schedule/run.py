@@ -30,10 +30,10 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.targets import TargetTopics
 from connectors.spark.common.cut import settled_spans, take_cut
-from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
 from connectors.spark.common.frames import counts_by, last_header
 from connectors.spark.common.progress import Say
+from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.sink import PARTS_MAX, TopicSink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.schedule.check import JUDGED, RowRules, check
@@ -44,27 +44,26 @@ from delayservice.contract import names
 from delayservice.contract.contracts import Contract
 from delayservice.contract.targets import Allowlist
 
+# Error code of a row whose id another row has too. Such rows are not written, so no dead letter has
+# this code.
 ID_DUPLICATE: Final = "id-duplicate"
-"""Error code of a row whose id another row has too. Such rows are not written, so no dead letter
-has this code."""
 
 VERSION: Final = 1
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 
+# Spark settings for scheduling: they limit the size of a transaction, and size tasks by the data
+# that is kept between two steps.
 CONF: Final[Mapping[str, str]] = MappingProxyType(
     {
         "spark.sql.execution.arrow.maxBytesPerBatch": "8388608",
         "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     }
 )
-"""Spark settings for scheduling: they limit the size of a transaction, and size tasks by the data
-that is kept between two steps."""
 
 REJECTED: Final = "file string, id string, code string, reason string, row string"
-"""Columns of rejected rows, as they are written to Parquet."""
+# Value for the delay topic's max.message.bytes if the broker does not give it, in bytes.
 _RECORD_BYTES_DEFAULT: Final = 1_048_588
-"""Value for the delay topic's ``max.message.bytes`` if the broker does not give it, in bytes."""
 _SAMPLE_CHARS_MAX: Final = 200
 _KEPT: Final = StorageLevel.DISK_ONLY
 
@@ -74,18 +73,13 @@ class ScheduleOptions:
     """Options of a bulk schedule from a DataFrame.
 
     Attributes:
-        client: options of librdkafka for reading, as in the service's ``[kafka]`` section.
-        writer: options of librdkafka for writing; None: those in ``client``.
-        topic: name of the delay topic.
+        client, writer: options of librdkafka for reading, and for writing if they differ.
         name: name of the job, used as consumer group and prefix of its transactional ids. A second
             process with this name stops the first.
-        fields: mapping from the columns of a row to the parts of a delayed record.
         rejected_path: folder of Parquet files for rejected rows; each process replaces it.
         allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
         skip_rejected: whether to write the valid rows even if other rows are rejected.
-        dry_run: whether to check only, and write no delayed record.
         min_partitions: smallest number of tasks that read the delay topic.
-        sample_rows: number of records in the result's sample.
     """
 
     client: Mapping[str, str]
@@ -106,14 +100,10 @@ class Scheduled:
     """Result of a bulk schedule, or of its dry run.
 
     Attributes:
-        rows: number of input rows.
         rejected: number of rejected rows by error code.
-        there: number of valid rows whose id and content the delay topic already has.
-        fresh: number of valid rows whose id and content the delay topic does not have yet.
+        there, fresh: number of valid rows whose id and content the delay topic has, or lacks.
         replacing: number of ``fresh`` rows whose id the delay topic has with another content; that
             record is replaced if it is pending.
-        written: number of records that were written to the delay topic.
-        seconds: duration, in seconds.
         rejected_path: folder of the rejected rows; None: no row was rejected.
         sample: id, headers and value of some ``fresh`` rows, as text.
     """
@@ -129,15 +119,12 @@ class Scheduled:
     sample: list[dict[str, object]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        """Return the result ready for a JSON encoder."""
         return {"v": VERSION, "kind": "schedule", **asdict(self)}
 
 
 def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataFrame:
     """Return the rows of a file, a folder, a pattern of either, or a table; ``kind``: one of
-    ``FORMATS``, None: by the ending of ``where``.
-
-    CSV files have column names in their first line, and all their values are text. Rows of CSV and
+    ``FORMATS``, None: by the ending of ``where``. All values of CSV files are text. Rows of CSV and
     JSON that can't be read have a reason in the column ``mapping.REFUSAL``.
 
     Raises:
@@ -169,16 +156,8 @@ def schedule(
 ) -> Scheduled:
     """Write the delayed records that rows ask for, unless the delay topic already has them.
 
-    Args:
-        rows: any DataFrame that gives the same rows each time: it is read a second time to find ids
-            that two rows share.
-        contracts: contracts for records that are written now to the delay topic.
-        options: delay topic, mapping and limits.
-        say: called with the current activity.
-
-    Returns:
-        Numbers of rows: rejected, there already, written. Nothing is written if rows are rejected
-        and ``skip_rejected`` is not set, or in a dry run.
+    ``rows`` are read a second time to find ids that two rows share, and must be the same then.
+    Nothing is written if rows are rejected and ``skip_rejected`` is not set, or in a dry run.
 
     Raises:
         InvalidRequestError: the mapping does not fit the input, the delay topic takes no ids or is
@@ -237,11 +216,8 @@ def _check_replaceable(path: str) -> None:
 def served_contracts(
     client: Mapping[str, str], checkpoint: str, topic: str
 ) -> tuple[Contract, ...]:
-    """Return the contracts for records that are written now to the delay topic ``topic``, from the
-    newest checkpoints.
-
-    There is one contract, or several while the nodes change it. The result is empty if the topic
-    was never served.
+    """Return the contracts for records that are written now to ``topic``, from the newest
+    checkpoints: one, or several while the nodes change it; none if the topic was never served.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
@@ -257,8 +233,7 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
     """Return contracts and limits by which rows for the delay topic are checked.
 
     Raises:
-        InvalidRequestError: the delay topic does not exist, or is a level topic, which takes no
-            ids.
+        InvalidRequestError: the delay topic does not exist, or is a level topic.
     """
     topic = options.topic
     if any(contract.level_ms for contract in contracts):
@@ -279,9 +254,7 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
 
 
 def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
-    """Return every row with an error code and a reason, columns ``check.JUDGED``: those of the
-    check, or ``ID_DUPLICATE`` if another row has its id; null for valid rows.
-    """
+    # A row whose id another row has is rejected too (ID_DUPLICATE).
     asked = drafts(rows, fields)
     checked = asked.mapInArrow(check(rules), JUDGED)
     # From what was asked, not from what was checked: that would be checked twice.
@@ -300,7 +273,6 @@ def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
 
 
 def _counts(judged: DataFrame) -> dict[str | None, int]:
-    """Return the number of rows by error code; the key None counts valid rows."""
     try:
         return counts_by("code", judged)
     except FAILURES as exc:
@@ -308,18 +280,12 @@ def _counts(judged: DataFrame) -> dict[str | None, int]:
 
 
 def write_rejected(judged: DataFrame, path: str) -> None:
-    """Write the rows that have an error code to the Parquet folder ``path``, with the columns of
-    ``REJECTED``, in place of its content.
-    """
     bad = judged.where("code IS NOT NULL")
     text = sf.col("id").cast("string").alias("id")
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
 
 
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
-    """Return ``id`` and ``digest`` (hash of the content) of every record with an id that the delay
-    topic has now.
-    """
     spans = settled_spans(options.client, [options.topic])
     records = read_topic(spark, options.client, spans, options.min_partitions)
     named = records.withColumn("id", last_header(names.DELAY_ID))
@@ -327,17 +293,12 @@ def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
 
 
 def _digest() -> Column:
-    """Return a column with the hash of a record's id, value and headers, which include time and
-    target. 64 bits suffice, as only contents of the same id are compared.
-    """
+    # 64 bits suffice, as only contents of the same id are compared.
     return sf.xxhash64("id", "value", "headers")
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Return those of the valid records ``good`` that are not in ``held``, the records of the delay
-    topic, by id and content; with ``is_replacing``: whether ``held`` has their id with another
-    content.
-    """
+    # is_replacing: the delay topic has the record's id with another content.
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())
     return (
@@ -359,7 +320,6 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 
 def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
-    """Return the sink that writes a job's records to the delay topic."""
     return TopicSink(
         client=sink_client(options.writer or options.client),
         topic=options.topic,

@@ -30,10 +30,10 @@ from xxhash import xxh3_64_hexdigest
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.scan import topic_ids
-from connectors.spark.common.failures import reason
 from connectors.spark.common.files import delete, is_there, read_text, write_text
 from connectors.spark.common.frames import counts_by
 from connectors.spark.common.progress import Say
+from connectors.spark.common.session import reason
 from connectors.spark.common.sink import TopicSink
 from connectors.spark.common.topics import java_options, native_options
 from connectors.spark.schedule.check import JUDGED, RowRules, check
@@ -50,8 +50,8 @@ from delayservice.base import faults
 from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract.contracts import Contract
 
+# Value of schema with which the schema is derived from the first records of the topic.
 INFER: Final = "infer"
-"""Value of ``schema`` with which the schema is derived from the first records of the topic."""
 
 _SAMPLE_RECORDS: Final = 500
 _CORRUPT: Final = "kafka.corrupt"
@@ -80,7 +80,6 @@ class StreamOptions:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """Arguments for Spark's ``trigger``, which decides when a batch begins."""
         if self.every_ms is None:
             return {"availableNow": True}
         return {"processingTime": f"{self.every_ms} milliseconds"}
@@ -93,17 +92,10 @@ def start_stream(
     stream: StreamOptions,
     say: Say,
 ) -> Stream:
-    """Start to schedule the records of a topic, or continue where the last process stopped; return
-    the running stream.
+    """Start to schedule the records of a topic, or continue where the last process stopped.
 
-    Args:
-        spark: the session.
-        contracts: function that returns the contracts for records that are written now to the delay
-            topic.
-        options: options of the delay topic and of the mapping. Rejected records never stop the
-            stream.
-        stream: options of the topic to read.
-        say: called with a line about each completed batch.
+    ``contracts`` returns those for records that are written now. Rejected records never stop the
+    stream. ``say`` is called with a line about each completed batch.
 
     Raises:
         InvalidRequestError: the mapping does not fit, a topic is missing or was created again since
@@ -150,14 +142,7 @@ def start_stream(
 
 
 class Stream:
-    """Running stream that schedules the records of a topic.
-
-    Attributes:
-        batches: number of completed batches.
-        written: number of records that this process wrote to the delay topic.
-        rejected: number of rejected records by error code, in the completed batches.
-        rejected_path: folder of the rejected records, with a folder ``batch=N`` for each batch.
-    """
+    """Running stream; ``rejected_path`` has a folder ``batch=N`` for each batch."""
 
     def __init__(
         self,
@@ -178,16 +163,13 @@ class Stream:
         self._say = say
         self._check_topics = check_topics
         self._is_lost = is_lost
+        # Folder of the last batch's rejected records, if there were none; the next batch deletes
+        # it. None: there is nothing to delete.
         self._spent: str | None = None
-        """Folder of the last batch's rejected records, if there were none; the next batch deletes
-        it. None: there is nothing to delete."""
         self._lock = threading.Lock()
         self._is_stopped = False
 
     def start(self, asked: DataFrame, stream: StreamOptions) -> None:
-        """Start Spark's query. ``asked``: stream of unchecked records from ``mapping.drafts``;
-        ``stream``: options with the trigger and the folder for Spark's checkpoint.
-        """
         self._query = (
             asked.writeStream.queryName("delay schedule")
             .trigger(**stream.trigger)
@@ -198,15 +180,10 @@ class Stream:
 
     @property
     def is_active(self) -> bool:
-        """Return whether the stream is running."""
         return bool(self._query.isActive)
 
     def stop(self) -> None:
-        """Complete the current batch, if there is one, and end the stream.
-
-        Raises:
-            PySparkException: the stream has failed.
-        """
+        """Complete the current batch, if there is one, and end the stream."""
         with self._lock:
             self._is_stopped = True
         self._query.stop()
@@ -215,7 +192,6 @@ class Stream:
             raise failure
 
     def to_json(self) -> dict[str, object]:
-        """Return the numbers of batches and records so far, ready for a JSON encoder."""
         return {
             "v": VERSION,
             "kind": "schedule_stream",
@@ -250,8 +226,7 @@ class Stream:
         self._say(f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took}")
 
     def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
-        """Write the rejected records of a batch to ``path``, unless an earlier process has done so;
-        return their number by error code.
+        """Write the rejected records of a batch, unless an earlier process has done so.
 
         Raises:
             DelayServiceError: an earlier process has done so, and the sink's stored progress has
@@ -272,15 +247,8 @@ class Stream:
 
 
 class _State(msgspec.Struct):
-    """Facts about a stream that are stored at its start and the same in all processes.
-
-    Attributes:
-        name: name of the stream's sink: the job's name and a random text.
-        topic: name of the delay topic.
-        from_topic: name of the topic to read.
-        topic_id, from_topic_id: Kafka's ids of both topics.
-        parts: number of parts in which the sink writes.
-        schema: fields of the JSON values, as Spark DDL; None: values are not parsed.
+    """Facts about a stream, the same in all its processes. ``name``: the job's name and a random
+    text; ``parts``: number of parts in which the sink writes.
     """
 
     name: str
@@ -293,11 +261,6 @@ class _State(msgspec.Struct):
 
 
 def _id_of(admin: KafkaAdmin, topic: str) -> str:
-    """Return Kafka's id of a topic.
-
-    Raises:
-        DelayServiceError: the broker that answers does not know the topic.
-    """
     found = topic_ids(admin, [topic]).get(topic)
     if found is None:
         raise DelayServiceError(f"topic {topic} can't be described: try again")
@@ -307,19 +270,9 @@ def _id_of(admin: KafkaAdmin, topic: str) -> str:
 def _refuse_another(
     state: _State, served: KafkaAdmin, cluster: KafkaAdmin, checkpoint: str
 ) -> None:
-    """Refuse to go on if a topic was deleted and created again since the stream began: the stream's
-    offsets and what it has written are of the former topic. A topic that a broker does not know is
-    passed over, as brokers learn of a topic one after another.
-
-    Args:
-        state: facts about the stream.
-        served: client of the cluster with the delay topic.
-        cluster: client of the cluster with the topic to read.
-        checkpoint: folder for the state of the stream.
-
-    Raises:
-        InvalidRequestError: a topic has another id.
-    """
+    # After a topic was created again, the stream's offsets and what it has written are of the
+    # former topic. A topic that a broker does not know is passed over, as brokers learn of a topic
+    # one after another.
     for admin, topic, known in (
         (served, state.topic, state.topic_id),
         (cluster, state.from_topic, state.from_topic_id),
@@ -364,9 +317,7 @@ def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  
 
 
 def _rows(records: DataFrame, schema: str | None) -> DataFrame:
-    """Return a stream of rows: the fields of the JSON values as columns, and key, value, timestamp,
-    headers and place of each record in columns ``kafka.…``.
-    """
+    # The fields of the JSON values become columns; columns kafka.… have the record itself.
     own = [
         *(sf.col(name).alias(f"kafka.{name}") for name in ("key", "value", "timestamp", "headers")),
         sf.concat_ws(":", "topic", "partition", "offset").alias(PLACE),
@@ -389,7 +340,6 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
 
 
 def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
-    """Return the columns of the first JSON objects in the topic, as Spark DDL."""
     text = sf.col("value").cast("string").alias("text")
     first = _records(spark.read, stream).select(text).limit(_SAMPLE_RECORDS)
     found = first.where(sf.json_object_keys("text").isNotNull()).collect()

@@ -1,19 +1,19 @@
-"""Results of one bench. Each bench fills in its measurements; other fields stay None (null in
-JSON).
-"""
+"""Results of one bench, and their display."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from delay_devtools.bench.sampling import Sampler
 from delay_devtools.bench.tally import BenchVerdict
+from delay_devtools.shown import show_lateness, show_numbers
+from delayservice.commands.console import out, print_json
 
 US: Final = 1_000_000
-"""Microseconds in a second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,21 +88,11 @@ class Figures:
     def judge(
         self, verdicts: Sequence[BenchVerdict], lateness_of: Iterable[BenchVerdict]
     ) -> dict[int, int]:
-        """Fill in counts of errors, and lateness in ms; return the number of records by lateness in
-        ms.
-
-        Args:
-            verdicts: verdicts of the judge processes on all loads, whose errors are summed up.
-            lateness_of: verdicts on the loads whose lateness is measured.
-        """
         for name in ("lost", "duplicated", "early", "altered", "strangers"):
             setattr(self, name, sum(getattr(verdict, name) for verdict in verdicts))
         return self.take_lateness(lateness_of)
 
     def take_lateness(self, verdicts: Iterable[BenchVerdict]) -> dict[int, int]:
-        """Fill in median, 99 % quantile and maximum, in ms, of the lateness over all ``verdicts``;
-        return the number of records by lateness in ms.
-        """
         late: Counter[int] = Counter()
         for verdict in verdicts:
             late.update(verdict.lateness_ms)
@@ -112,17 +102,11 @@ class Figures:
         return late
 
     def take_memory(self, sampler: Sampler) -> None:
-        """Fill in the peaks of resident memory that ``sampler`` has seen, in MiB: of all processes
-        together, and of the largest one.
-        """
         self.rss_mib_peak = sampler.rss_mib_peak
         self.rss_mib_peak_worker = sampler.rss_mib_peak_largest
 
     @property
     def is_good(self) -> bool:
-        """Return whether no record was lost, early, altered or received without having been sent,
-        and under ``exactly_once`` none was duplicated. Counts that are None are no errors.
-        """
         wrong = [self.lost, self.early, self.altered, self.strangers]
         if self.delivery == "exactly_once":
             wrong.append(self.duplicated)
@@ -130,9 +114,7 @@ class Figures:
 
 
 def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
-    """Return the smallest value up to which at least ``fraction`` (0 to 1) of all counts lie; None:
-    the histogram is empty.
-    """
+    """Return the smallest value up to which at least ``fraction`` of all counts lie."""
     total = sum(histogram.values())
     below = 0
     for value in sorted(histogram):
@@ -140,3 +122,39 @@ def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
         if below >= fraction * total:
             return value
     return None
+
+
+_DIGITS: Final = 3
+# Inclusive upper bounds of the histogram's ranges of lateness, in ms: three to a decade.
+_BOUNDS_MS: Final = (
+    *(-1, 0),
+    *(step * 10**power for power in range(7) for step in (1, 2, 5)),
+)
+
+
+def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
+    found = {
+        name: round(value, _DIGITS) if isinstance(value, float) else value
+        for name, value in asdict(figures).items()
+    }
+    if as_json:
+        print_json(found)
+        return
+    show_numbers(out, f"{found['bench']}, {found['delivery']}", found)
+    if lateness_ms:
+        bars = [
+            (label, [(count, "red" if label == "early" else "green")])
+            for label, count in buckets(lateness_ms)
+        ]
+        show_lateness(out, bars)
+
+
+def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:
+    counts = [0] * (len(_BOUNDS_MS) + 1)
+    for late, count in lateness_ms.items():
+        counts[bisect_left(_BOUNDS_MS, late)] += count
+    labels = ["early", *(f"≤ {bound:,} ms" for bound in _BOUNDS_MS[1:]), "later"]
+    filled = [index for index, count in enumerate(counts) if count]
+    if not filled:
+        return []
+    return list(zip(labels, counts, strict=True))[filled[0] : filled[-1] + 1]

@@ -1,9 +1,6 @@
-"""Judge process: read a target topic as a consumer would, and compare every record with the load
-that was sent.
+"""Judge process: reads a target topic as a consumer would, and compares every record with the load.
 
-``python -m delay_devtools.bench.judge_process``, with a ``JudgePlan`` on standard input. It sends
-its parent process the messages of ``wire``: ``ready``, ``complete`` when all records have arrived
-or none is awaited any more, a ``Trace`` if asked for, and ``done`` with the verdict.
+``python -m delay_devtools.bench.judge_process``, with a ``JudgePlan`` on standard input.
 """
 
 from __future__ import annotations
@@ -18,9 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from delay_devtools import clients
 from delay_devtools.bench import wire
 from delay_devtools.bench.peers import clients as peers
-from delay_devtools.bench.records import Batch
-from delay_devtools.bench.tally import BatchTally
-from delay_devtools.bench.trace import Tracer
+from delay_devtools.bench.tally import Batch, BatchTally, Tracer
 
 _BATCH: Final = 10_000
 _POLL_S: Final = 0.1
@@ -35,8 +30,6 @@ class JudgePlan(msgspec.Struct, frozen=True):
 
     Attributes:
         client: librdkafka options of a consumer, or options of ``bench.peers.clients``.
-        topic: target topic, read from its start.
-        batch: records that were sent.
         last_due_ms: last due time, epoch milliseconds; before it no record counts as lost.
         is_open: whether the number of records is unknown at first. The judge reads until the line
             ``stop N`` gives that number, takes the time of this line as last due time, and sends a
@@ -57,9 +50,6 @@ class JudgePlan(msgspec.Struct, frozen=True):
 
 
 def judge(plan: JudgePlan) -> None:
-    """Read the plan's target topic, check every record, and send the parent process the counts as a
-    ``BenchVerdict``.
-    """
     if "bootstrap.servers" in plan.client:
         consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
         consumer.assign(clients.partitions(consumer, plan.topic))
@@ -71,8 +61,6 @@ def judge(plan: JudgePlan) -> None:
 
 
 class _Judge:
-    """Reader of the target topic, until all records have arrived or failed to arrive in time."""
-
     def __init__(self, plan: JudgePlan, consumer: Consumer) -> None:
         self._plan = plan
         self._consumer = consumer
@@ -82,9 +70,6 @@ class _Judge:
         self._last_due_s = plan.last_due_ms / 1_000
 
     def run(self) -> None:
-        """Read until all records have arrived or failed to arrive in time. Then send the parent
-        process a ``Trace`` if the plan's ``is_open`` is set, and the ``BenchVerdict``.
-        """
         self._read()
         if self._tracer is not None:
             wire.tell(wire.TRACE, body=self._tracer.trace())
@@ -134,19 +119,11 @@ class _Judge:
 
 
 def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
-    """Return the slice number in a record's header ``delay-source``, and the record's timestamp in
-    epoch milliseconds.
-    """
     _, slice_no, _ = dict(message.headers())[_SOURCE_HEADER].rsplit(b":", 2)
     return int(slice_no), message.timestamp()[1]
 
 
 def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make every field optional)
-    """Return whether a message is no record but an error from which the client recovers by itself.
-
-    Raises:
-        KafkaException: the message is an error that is fatal or denies access to the topic.
-    """
     error = message.error()
     if error is None:
         return False

@@ -1,7 +1,6 @@
-"""Load process: send records as any producer would, with plain confluent-kafka and plain headers.
+"""Load process: sends records as any producer would, with plain confluent-kafka and plain headers.
 
-``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input. Command
-words such as ``go`` come on standard input, as ``wire`` defines them.
+``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input.
 """
 
 from __future__ import annotations
@@ -18,23 +17,19 @@ from connectors.kafka.clients import produce_patiently
 from delay_devtools import clients
 from delay_devtools.bench import wire
 from delay_devtools.bench.peers import clients as peers
-from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
+from delay_devtools.bench.tally import HEAD, KEYS, Batch, keys
 from delay_devtools.clients import Headers
 
+# Number of records sent between two readings of the clock, if the load has no rate limit.
 _CHUNK: Final = 2_000
-"""Number of records sent between two readings of the clock, if the load has no rate limit."""
 _SLICE_S: Final = 0.002
 _FLUSH_TIMEOUT_S: Final = 120.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
 
 
 class Due(msgspec.Struct, frozen=True):
-    """Due times of a load: each is the first due time plus a random part of ``span_ms``.
-
-    Attributes:
-        from_ms: first due time, epoch milliseconds; 0: the moment of sending plus ``after_ms``.
-        span_ms: length of the range of due times, in ms.
-        after_ms: shortest delay in ms; ignored unless ``from_ms`` is 0.
+    """Due times of a load: a first due time (0: the moment of sending plus ``after_ms``) plus a
+    random part of ``span_ms``.
     """
 
     from_ms: int = 0
@@ -50,13 +45,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         client: librdkafka options of a producer, or options of ``bench.peers.clients``.
-        topic: delay topic.
-        target: target topic of the records.
-        batch: description of the records.
-        due: their due times.
         rate_per_s: records per second; 0: no limit.
-        is_level: whether ``topic`` is a level topic, so that records have no header with a due
-            time.
         is_full: whether every record has an id and an expiry.
         is_open: whether the word ``stop`` ends the load before the end of the batch.
         transactional_id: id of one transaction for all records, which stays open until the word
@@ -76,10 +65,6 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 def load(plan: LoadPlan) -> None:
-    """Send the planned records after the word ``go``; then send the parent process the message
-    ``done`` with their number and the duration of sending in s. Commit the transaction, if any, at
-    the word ``show``. For RocketMQ and NATS, report how many sends were repeated.
-    """
     errors: list[str] = []
     if "bootstrap.servers" in plan.client:
         peer = None
@@ -106,9 +91,6 @@ def load(plan: LoadPlan) -> None:
 
 
 def _settle(producer: Producer, errors: list[str], peer: peers.PeerProducer | None) -> None:
-    """Wait until the brokers have acknowledged all records; send the parent process the message
-    ``failed`` if any failed. ``errors`` has the texts of failed deliveries.
-    """
     left = producer.flush(_FLUSH_TIMEOUT_S)
     if left:
         reason = f": {peer.last_error}" if peer is not None and peer.last_error else ""
@@ -120,9 +102,7 @@ def _settle(producer: Producer, errors: list[str], peer: peers.PeerProducer | No
 
 
 def _show(producer: Producer) -> None:
-    """Wait for the word ``show`` and commit the transaction, so that consumers see the records;
-    send the parent process the time right before the commit.
-    """
+    # The time is that right before the commit makes the records visible.
     wire.await_word(wire.SHOW)
     at_s = time.time()
     producer.commit_transaction(_TRANSACTION_TIMEOUT_S)
@@ -130,10 +110,6 @@ def _show(producer: Producer) -> None:
 
 
 class _Loader:
-    """Sender of a plan's records in chunks; it stops early when a word arrives in the queue
-    ``words`` (None: it sends all records).
-    """
-
     def __init__(
         self, plan: LoadPlan, producer: Producer, words: SimpleQueue[str] | None = None
     ) -> None:
@@ -147,9 +123,6 @@ class _Loader:
         self._keys = keys()
 
     def run(self) -> int:
-        """Send the planned records at their rate until all are sent or a word arrives; return the
-        number of sent records.
-        """
         n, rate = self._plan.batch.n, self._plan.rate_per_s
         started_s = told_s = time.monotonic()
         sent = 0
@@ -170,7 +143,6 @@ class _Loader:
         return sent
 
     def _send(self, start: int, stop: int) -> None:
-        """Send the records with the numbers ``start`` to ``stop - 1``."""
         due, produce, pack = self._plan.due, self._producer.produce, HEAD.pack
         from_ms = due.from_ms or int(time.time() * 1_000) + due.after_ms
         random_, span_ms, topic = self._random, due.span_ms, self._plan.topic

@@ -1,5 +1,3 @@
-"""Options of one bench, checked before a cluster or a service starts."""
-
 from __future__ import annotations
 
 import os
@@ -8,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from delay_devtools.bench.records import SIZE_MIN
+from delay_devtools.bench.tally import SIZE_MIN
 from delayservice.base.errors import SettingsError
 from delayservice.config.settings import Settings, load
 
@@ -39,9 +37,7 @@ _TAKES_NODES: Final = frozenset({"idle", "failover"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """Default options of a bench; the fields mean the same as in ``Options``. 0: the bench has no
-    use for the option.
-    """
+    """Default options of a bench; 0: the bench has no use for the option."""
 
     n: int = 0
     rate_per_s: int = 0
@@ -78,9 +74,6 @@ _FULL: Final = (
 
 
 def usual(bench: Bench, nodes: int | None) -> Usual:
-    """Return the default options of a bench that runs on ``nodes`` nodes; None: its default number
-    of nodes.
-    """
     found = _USUAL[bench]
     if bench == "idle" and (nodes or 1) > 1:
         return replace(found, partitions=_SLICES_OF_SEVERAL)
@@ -92,27 +85,20 @@ class Options:
     """Options of one bench.
 
     Attributes:
-        bench: name of the bench.
-        store: setting ``node.store``.
-        delivery: setting ``delivery.mode``.
         n: number of records of a round.
         size: bytes of a record's value.
-        partitions: number of partitions of each delay topic and target topic.
         nodes: number of nodes, each beside a broker; several need a ZooKeeper.
         workers: number of worker processes of a node.
-        rate_per_s: records sent per second.
         seconds: duration of sending; of ``idle``, of measuring.
-        delay_ms: shortest and longest delay, milliseconds.
-        spread_s: window over which pending records are due, in s; 0: the roll window of the
-            service, ``SPREAD_S_MAX`` at most.
-        rounds: number of repetitions.
+        delay_ms: shortest and longest delay.
+        spread_s: window over which pending records are due; 0: the roll window of the service,
+            ``SPREAD_S_MAX`` at most.
         trials: number of kills of a node.
         transaction_records: records in a transaction of the bench ``passthrough``.
         judge_beside: whether the judge process reads while passthrough copies; else afterwards.
         warm_up: whether an unmeasured run comes first.
         full: whether unneeded features are on: ids and expiries, limits that are never reached,
             level topics.
-        seed: seed of due times and contents.
         sets: settings of the service, ``section.key=value``; they override all others.
         bootstrap: brokers of a running cluster; empty for an embedded one.
     """
@@ -141,40 +127,24 @@ class Options:
 
     @property
     def is_exactly_once(self) -> bool:
-        """Return whether the delivery mode is ``exactly_once``, in which a duplicate is an
-        error.
-        """
         return self.delivery == "exactly_once"
 
     @property
     def has_several(self) -> bool:
-        """Return whether there is more than one node."""
         return self.nodes > 1
 
     @property
     def idle_shards(self) -> int:
-        """Return the number of shards in the bench ``idle``, over all delay topics; at least one
-        for each partition.
-        """
+        # At least one for each partition.
         usual = IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
         return max(usual, self.partitions)
 
     def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
-        """Return the service's settings from configuration file (``DELAYSERVICE_CONFIG``),
-        environment, these options and ``sets`` (``section.key=value``); ``bootstrap`` is the
-        brokers' address.
-
-        Raises:
-            SettingsError: a setting is invalid.
-        """
         config = os.environ.get("DELAYSERVICE_CONFIG")
         asked = self.sets_of(bootstrap, sets)
         return load(Path(config) if config else None, asked, os.environ)
 
     def sets_of(self, bootstrap: str, sets: Sequence[str] = ()) -> list[str]:
-        """Return ``section.key=value`` settings: from these options, then ``sets``, then the
-        user's; later ones override. ``bootstrap`` is the brokers' address.
-        """
         return [
             f"kafka.bootstrap={bootstrap}",
             f"node.store={self.store}",
@@ -188,11 +158,6 @@ class Options:
 
 
 def check(options: Options) -> None:
-    """Check that the bench can run with its options.
-
-    Raises:
-        SettingsError: an option is invalid; the message says what to give instead.
-    """
     shortest, longest = options.delay_ms
     if options.size < SIZE_MIN:
         raise SettingsError(

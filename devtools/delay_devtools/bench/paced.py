@@ -1,5 +1,5 @@
-"""The benches ``steady``, ``soak`` and ``pending``, in which a load process sends at a constant
-rate and a judge process checks what arrives; in ``pending`` many other records wait meanwhile.
+"""The benches ``steady``, ``soak`` and ``pending``: records are sent at a constant rate, and
+checked; in ``pending`` many other records wait meanwhile.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from delay_devtools.bench.sampling import (
     disk_bytes,
     slope_mib_per_h,
 )
-from delay_devtools.bench.serving import Serving
-from delay_devtools.bench.stand import Names, Stand, now_ms
+from delay_devtools.bench.stand import Names, Serving, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
 
 _STEADY: Final = "steady"
@@ -29,20 +28,15 @@ _WAITING: Final = "waiting"
 _WARM_UP_S: Final = 8.0
 _WARM_UP_DELAY_MS: Final = (0, 2_000)
 _LOAD_TIMEOUT_S: Final = 1_800.0
+# Time allowed for the start of the load process in the estimate of the last due time, in s.
 _START_S: Final = 5.0
-"""Time allowed for the start of the load process in the estimate of the last due time, in s."""
 _SLOW_SAMPLES_S: Final = 1.0
+# Longest time from loading until the first of the waiting records is due, in s: longer than a bench
+# takes.
 _FIRST_DUE_S_MAX: Final = 900
-"""Longest time from loading until the first of the waiting records is due, in s: longer than a
-bench takes.
-"""
 
 
 def steady(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Send at a constant rate, and fill ``figures`` with lateness, CPU time, memory and
-    transactions; for ``soak`` also with the growth of memory. Return the number of records by
-    lateness in ms.
-    """
     names = stand.round()
     warm_up(stand)
     with stand.service(names, stand.create(names, (_STEADY, _WARM))) as serving:
@@ -66,9 +60,6 @@ def steady(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _measure(stand: Stand, figures: Figures, names: Names) -> BenchVerdict:
-    """Send at the options' rate for the options' seconds; fill in these seconds and the reached
-    rate, and return the judge process's verdict.
-    """
     options = stand.options
     verdict, load_s = _keep_rate(stand, names, _STEADY, options.seconds, options.delay_ms)
     figures.seconds, figures.rate_per_s = options.seconds, verdict.n / load_s
@@ -76,9 +67,6 @@ def _measure(stand: Stand, figures: Figures, names: Names) -> BenchVerdict:
 
 
 def _warm_up_service(stand: Stand, names: Names) -> None:
-    """Send a short load that is not measured, to warm up service and brokers; do nothing if the
-    option ``warm_up`` is off.
-    """
     if stand.options.warm_up:
         _keep_rate(stand, names, _WARM, _WARM_UP_S, _WARM_UP_DELAY_MS)
 
@@ -86,10 +74,6 @@ def _warm_up_service(stand: Stand, names: Names) -> None:
 def _keep_rate(
     stand: Stand, names: Names, target: str, seconds: float, delay_ms: tuple[int, int]
 ) -> tuple[BenchVerdict, float]:
-    """Send to the target with the short name ``target`` for ``seconds`` at the options' rate, with
-    random delays between the two of ``delay_ms``. Return the judge process's verdict and the
-    duration of sending in s.
-    """
     options = stand.options
     batch = stand.batch(max(int(options.rate_per_s * seconds), 1))
     shortest, longest = delay_ms
@@ -109,10 +93,6 @@ def _keep_rate(
 
 
 def pending(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Store ``n`` records that wait, send others at a constant rate, and fill ``figures`` with rate
-    and cost of storing, memory, disk use, and lateness of the others. Return the number of
-    delivered records by lateness in ms.
-    """
     names = stand.round()
     warm_up(stand)
     sets = stand.create(names, (_WAITING, _STEADY, _WARM))
@@ -130,10 +110,7 @@ def pending(stand: Stand, figures: Figures) -> dict[int, int]:
 def _store_all(
     stand: Stand, figures: Figures, names: Names, serving: Serving, sampler: Sampler
 ) -> None:
-    """Have the service store ``n`` records that are due later; fill in rate and CPU time of
-    storing, and the number of pending records. ``sampler`` runs: its samples show when storing
-    ends.
-    """
+    # The sampler's samples show when storing ends.
     n = stand.options.n
     spread_s = stand.options.spread_s or min(SPREAD_S_MAX, stand.roll_window_s)
     ahead_s = min(_FIRST_DUE_S_MAX, spread_s / 2)

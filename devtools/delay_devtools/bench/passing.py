@@ -1,6 +1,4 @@
-"""Plans of load processes, which send records, and of judge processes, which check what arrives;
-and passthrough: copying records without the service, as a reference for the service's rate.
-"""
+"""Plans of load and judge processes; and passthrough, a reference for the service's rate."""
 
 from __future__ import annotations
 
@@ -11,13 +9,11 @@ from delay_devtools.bench import wire
 from delay_devtools.bench.judge_process import JudgePlan
 from delay_devtools.bench.load_process import Due, LoadPlan
 from delay_devtools.bench.passthrough_process import PassthroughCost, PassthroughPlan
-from delay_devtools.bench.records import Batch
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import BenchVerdict
+from delay_devtools.bench.tally import Batch, BenchVerdict
 from delayservice.contract.provenance import Provenance
 
 PASSED: Final = "passed"
-"""Short name of the target topic that passthrough writes."""
 _WARM_UP_RECORDS: Final = 200_000
 A_SECOND_MS: Final = 1_000
 
@@ -33,10 +29,6 @@ def load_plan(
     is_hidden: bool = False,
     is_open: bool = False,
 ) -> LoadPlan:
-    """Return the plan of a load process that sends ``batch`` for the target with the short name
-    ``target``. With ``is_hidden``, consumers see the records only after the word ``show``; other
-    arguments are as in ``LoadPlan``.
-    """
     return LoadPlan(
         client=stand.client("producer"),
         topic=names.delay,
@@ -60,9 +52,6 @@ def judge_plan(
     *,
     is_open: bool = False,
 ) -> JudgePlan:
-    """Return the plan of a judge process that expects ``batch`` in the target with the short name
-    ``target``, the last record due at ``last_due_ms`` (epoch ms); ``is_open`` as in ``JudgePlan``.
-    """
     topic = names.target(target)
     return JudgePlan(stand.client("consumer"), topic, batch, last_due_ms, is_open)
 
@@ -70,9 +59,6 @@ def judge_plan(
 def pass_through(
     stand: Stand, names: Names, batch: Batch, transaction_records: int
 ) -> tuple[PassthroughCost, BenchVerdict]:
-    """Copy the records of ``batch`` from the delay topic of ``names`` to the target ``PASSED``,
-    ``transaction_records`` in a transaction; return the cost and the judge process's verdict.
-    """
     n = batch.n
     headers = Provenance(names.delay, 0).headers(n, now_ms(), None)
     plan = PassthroughPlan(
@@ -100,9 +86,6 @@ def pass_through(
 
 
 def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, BenchVerdict]:
-    """Write ``n`` records to a new delay topic, and copy them without the service; return the
-    copy's cost and the judge process's verdict.
-    """
     names = stand.round()
     stand.create(names, (PASSED,))
     batch = stand.batch(n)
@@ -116,9 +99,7 @@ def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, BenchVerdict]:
 
 
 def warm_up(stand: Stand, n: int = _WARM_UP_RECORDS) -> None:
-    """Write and copy up to ``n`` records unmeasured, as a new broker is slow for some seconds; do
-    nothing if the option ``warm_up`` is off.
-    """
+    # A new broker is slow for some seconds.
     if not stand.options.warm_up:
         return
     with stand.steps.doing("Warming the broker up"):

@@ -1,7 +1,6 @@
-"""Passthrough process: copy a topic with a plain consumer and producer, as a reference for the
-service. Outputs have the keys and values of the inputs, and as many headers and as large
-transactions as the service's outputs. It is one Python process, like a worker, with a simple fast
-loop.
+"""Passthrough process: copies a topic with a plain consumer and producer, as a reference for the
+service. Outputs have as many headers and as large transactions as the service's outputs. It is one
+Python process, like a worker, with a simple fast loop.
 
 ``python -m delay_devtools.bench.passthrough_process``, with a ``PassthroughPlan`` on standard
 input.
@@ -25,17 +24,8 @@ _BATCH: Final = 10_000
 
 
 class PassthroughPlan(msgspec.Struct, frozen=True):
-    """Clients, topics and transactions of a passthrough process.
-
-    Attributes:
-        consumer: librdkafka options of a consumer.
-        producer: librdkafka options of a producer.
-        source: topic that is read from its start.
-        target: topic that is written.
-        n: number of records.
-        transaction_records: number of records in each transaction.
-        transactional_id: id of the transactions; empty for an idempotent producer without any.
-        headers: headers of every output, names and values, instead of the input's.
+    """``transactional_id`` is empty for an idempotent producer without transactions; ``headers``
+    replace those of the input.
     """
 
     consumer: dict[str, str]
@@ -49,12 +39,8 @@ class PassthroughPlan(msgspec.Struct, frozen=True):
 
 
 class PassthroughCost(msgspec.Struct, frozen=True):
-    """Cost of copying all records, from the first fetch to the last commit.
-
-    Attributes:
-        seconds: duration by the wall clock.
-        cpu_s: CPU time of this process in s, user and system, all its threads.
-        transactions: number of committed transactions; 0 without transactions.
+    """Cost of copying all records, from the first fetch to the last commit; ``cpu_s`` of all
+    threads.
     """
 
     seconds: float
@@ -63,9 +49,6 @@ class PassthroughCost(msgspec.Struct, frozen=True):
 
 
 def pass_through(plan: PassthroughPlan) -> None:
-    """Copy all records to the target after the word ``go``, and send the parent process a
-    ``PassthroughCost``.
-    """
     errors: list[str] = []
     consumer = clients.consumer(plan.consumer, "passthrough")
     partitions = clients.partitions(consumer, plan.source)
@@ -86,9 +69,6 @@ def pass_through(plan: PassthroughPlan) -> None:
 
 
 def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
-    """Copy ``plan.n`` records to the target; return the number of committed transactions (0 without
-    transactions).
-    """
     headers: Headers = [(name, value.encode()) for name, value in plan.headers]
     passed = transactions = 0
     while passed < plan.n:
@@ -107,9 +87,6 @@ def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
 
 
 def _produce(producer: Producer, target: str, messages: list[Any], headers: Headers) -> int:
-    """Copy those messages that are records, not errors, to ``target``, with ``headers`` instead of
-    their own; return their number.
-    """
     produce = producer.produce
     passed = 0
     for message in messages:

@@ -1,5 +1,3 @@
-"""Run one bench: start a cluster, measure, report."""
-
 from __future__ import annotations
 
 import os
@@ -13,8 +11,8 @@ from typing import Final, TypeAlias
 import psutil
 from rich.console import Console
 
-from delay_devtools.bench import failover, paced, report, standing, stored
-from delay_devtools.bench.figures import Figures
+from delay_devtools.bench import failover, paced, standing, stored
+from delay_devtools.bench.figures import Figures, show
 from delay_devtools.bench.options import Options, check
 from delay_devtools.bench.peers import run as peers
 from delay_devtools.bench.stand import Servers, Stand
@@ -24,10 +22,9 @@ from delayservice.config.settings import LogSettings
 from delayservice.process import logs
 from delayservice.smoke.progress import Steps, steps, stop_signals
 
+# Function that runs a bench, fills the figures, and returns the number of records by lateness in ms
+# (empty: lateness is not measured).
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
-"""Function that runs a bench, fills the figures, and returns the number of records by lateness in
-ms (empty: lateness is not measured).
-"""
 
 _CASES: Final[Mapping[str, _Case]] = {
     "passthrough": stored.passthrough,
@@ -44,16 +41,8 @@ _CASES: Final[Mapping[str, _Case]] = {
 
 
 def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
-    """Run a bench and print its results; return the exit status: 0 only if no record was lost,
-    early, altered or received without having been sent, and (exactly once) none was doubled.
-
-    Args:
-        options: options of the bench.
-        as_json: print one JSON object.
-        plot: file for a plot of ``peers``; None: no plot.
-
-    Raises:
-        DelayServiceError: the bench can't run; the message says what to do.
+    """Run a bench and print its results; return 0 only if no record was lost, early, altered or
+    received without having been sent, and (exactly once) none was doubled.
     """
     check(options)
     # The service's code creates the topics, and would log that to standard output.
@@ -71,7 +60,7 @@ def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
         _stand(options, shown) as stand,
     ):
         lateness_ms = _CASES[options.bench](stand, figures)
-    report.show(figures, lateness_ms, as_json=as_json)
+    show(figures, lateness_ms, as_json=as_json)
     return 0 if figures.is_good else 1
 
 
@@ -92,9 +81,6 @@ def _figures(options: Options) -> Figures:
 
 @contextmanager
 def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
-    """Start a cluster, or use that of ``options.bootstrap``; yield a ``Stand``, which makes the
-    bench's topics and processes on it. At the end, remove the started cluster, or the topics.
-    """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
         servers = Servers(options.bootstrap)

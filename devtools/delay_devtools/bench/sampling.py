@@ -1,5 +1,3 @@
-"""CPU time and memory of processes, measured from outside."""
-
 from __future__ import annotations
 
 import threading
@@ -16,24 +14,14 @@ import psutil
 INTERVAL_S: Final = 0.01
 MIB: Final = 1 << 20
 _BUSY_WINDOW_S: Final = 0.05
+# Share of a core above which a service counts as busy; an idle one uses below 0.1, a busy one about
+# 1.
 _BUSY: Final = 0.4
-"""Share of a core above which a service counts as busy; an idle one uses below 0.1, a busy one
-about 1.
-"""
 _S_PER_H: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """Measurement of all sampled processes at one moment.
-
-    Attributes:
-        at_s: time of the measurement, epoch seconds.
-        cpu_s: sum of the processes' CPU times since their start, user and system.
-        rss_bytes: sum of the processes' resident memory.
-        rss_bytes_largest: resident memory of the largest process.
-    """
-
     at_s: float
     cpu_s: float
     rss_bytes: int
@@ -41,9 +29,6 @@ class UsageSample:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """Return the CPU seconds that the processes have used since their start, in steps of 10 ms; a
-    process that has ended counts as 0.
-    """
     used_s = 0.0
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -60,13 +45,7 @@ def _rss_bytes(process: psutil.Process) -> int:
 
 
 class Sampler:
-    """Sampler of CPU time and memory of processes, on a thread, inside of a ``with`` block.
-    ``samples`` has all samples so far.
-
-    Args:
-        processes: processes to sample.
-        interval_s: time between two samples, in s.
-    """
+    """Samples CPU time and memory of processes on a thread, every ``interval_s`` seconds."""
 
     def __init__(self, processes: Sequence[psutil.Process], interval_s: float = INTERVAL_S) -> None:
         self._processes = processes
@@ -76,13 +55,11 @@ class Sampler:
         self.samples: list[UsageSample] = []
 
     def __enter__(self) -> Self:
-        """Take a sample, and start the thread that takes one every ``interval_s`` seconds."""
         self._take()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the sampling thread."""
         self._done.set()
         self._thread.join()
 
@@ -97,27 +74,19 @@ class Sampler:
 
     @property
     def rss_mib_peak(self) -> float:
-        """Return the peak of all processes' resident memory together, in MiB."""
         return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
 
     @property
     def rss_mib_peak_largest(self) -> float:
-        """Return the peak of a single process's resident memory, in MiB."""
         return max((sample.rss_bytes_largest for sample in self.samples), default=0) / MIB
 
 
 def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) -> float:
     """Return the end of work, epoch seconds: the last moment at which the processes had used the
-    share ``_BUSY`` of a core for ``_BUSY_WINDOW_S`` seconds; without such a moment, ``start_s``
-    plus ``_BUSY_WINDOW_S``.
+    share ``_BUSY`` of a core for ``_BUSY_WINDOW_S`` seconds.
 
     A service publishes its counters once a second; this gives the end to some 30 ms, late rather
     than early, and ignores work shorter than ``_BUSY_WINDOW_S``.
-
-    Args:
-        samples: samples of the processes, in order of time.
-        start_s: start of the work, epoch seconds.
-        stop_s: time after the end of the work, epoch seconds.
     """
     inside = [sample for sample in samples if start_s <= sample.at_s <= stop_s]
     first = 0
@@ -133,7 +102,7 @@ def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) ->
 
 def slope_mib_per_h(samples: Sequence[UsageSample]) -> float | None:
     """Return the growth of memory in MiB/h, by least squares over the second half of the samples,
-    when caches are full. None: there are too few samples.
+    when caches are full.
     """
     half = samples[len(samples) // 2 :]
     if len(half) < 3:  # noqa: PLR2004 (two points are a line whatever happened)
@@ -144,7 +113,6 @@ def slope_mib_per_h(samples: Sequence[UsageSample]) -> float | None:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return the bytes of the disk blocks that the files below ``folder`` take."""
     taken = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # pruned meanwhile

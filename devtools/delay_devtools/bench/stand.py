@@ -1,5 +1,4 @@
-"""Environment of a bench: a cluster, topics that no other service uses, the service, and helper
-processes.
+"""Environment of a bench: a cluster, topics, the service, and helper processes.
 
 Topics are named ``bench_<id>_<number>_…``, so that no running service serves them and two benches
 on one cluster do not interfere. All processes end with the ``Stand``.
@@ -15,6 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import psutil
 from confluent_kafka import KafkaException
@@ -24,24 +25,123 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
+from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.kafka.topics import TopicKeeper
 from delay_devtools import clients
 from delay_devtools.bench import wire
-from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.judge_process import JudgePlan
 from delay_devtools.bench.load_process import LoadPlan
 from delay_devtools.bench.options import Options
 from delay_devtools.bench.passthrough_process import PassthroughPlan
-from delay_devtools.bench.records import Batch
-from delay_devtools.bench.serving import Serving
+from delay_devtools.bench.tally import Batch
+from delay_devtools.bench.wire import Helper
 from delay_devtools.nodes import LOGIN, LocalNode, NodeGroup, sets_of_several
-from delay_devtools.ports import ANY_PORTS
+from delay_devtools.servers import ANY_PORTS
+from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.kafka import ClientRole
 from delayservice.contract.levels import level_topic
 from delayservice.smoke.progress import Steps
 from delayservice.smoke.sending import QUIET
+
+_METRICS_TIMEOUT_S: Final = 10.0
+_LOOK_S: Final = 0.2
+_STALL_S: Final = 60.0
+_NAMES: Final = {
+    "delay_ingested_total": "ingested",
+    "delay_settled_total": "settled",
+    "delay_transaction_seconds_count": "transactions",
+    "delay_transaction_aborts_total": "aborts",
+    "delay_pending": "pending",
+}
+
+
+@dataclass(slots=True)
+class ServiceCounters:
+    """Sums of the service's counters over all slices, up to two seconds old."""
+
+    ingested: int = 0
+    settled: int = 0
+    transactions: int = 0
+    aborts: int = 0
+    pending: int = 0
+
+    def __sub__(self, before: ServiceCounters) -> ServiceCounters:
+        # pending is a gauge and stays as it is.
+        return ServiceCounters(
+            self.ingested - before.ingested,
+            self.settled - before.settled,
+            self.transactions - before.transactions,
+            self.aborts - before.aborts,
+            self.pending,
+        )
+
+
+class Serving:
+    """Service under test (one node), started by the constructor."""
+
+    def __init__(self, sets: Sequence[str], folder: Path, slices: int) -> None:
+        self.state_dir = folder / "state"
+        self._sets = [*sets, f"node.state_dir={self.state_dir}", *ANY_PORTS]
+        self._log_path = folder / "service.log"
+        self._slices = slices
+        self._process = ServiceProcess(self._sets, self._log_path)
+        self._url = ""
+        self.workers: list[psutil.Process] = []
+        self.processes: list[psutil.Process] = []
+
+    def await_serving(self) -> None:
+        self._process.wait_serving(self._slices)
+        self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
+        self.workers = self._process.workers()
+        self.processes = self._process.processes()
+
+    def restart_killed(self) -> float:
+        self._process.kill()
+        started_s = time.time()
+        self._process = ServiceProcess(self._sets, self._log_path)
+        return started_s
+
+    def counters(self) -> ServiceCounters:
+        try:
+            with urlopen(self._url, timeout=_METRICS_TIMEOUT_S) as answer:  # noqa: S310 (our own http)
+                text = answer.read().decode()
+        except (URLError, OSError) as exc:
+            raise DelayServiceError(
+                f"the service does not answer on {self._url} any more: {exc}; the end of its log "
+                f"says why:\n{self._process.log_tail()}"
+            ) from exc
+        found = ServiceCounters()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = _NAMES.get(sample.name)
+                if name is not None:
+                    setattr(found, name, getattr(found, name) + int(sample.value))
+        return found
+
+    def await_count(
+        self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
+    ) -> ServiceCounters:
+        moved_s, before = time.monotonic(), -1
+        while True:
+            counters = self.counters()
+            now = getattr(counters, name)
+            progress(min(now, count))
+            if now >= count:
+                return counters
+            if now != before:
+                moved_s, before = time.monotonic(), now
+            elif time.monotonic() - moved_s > _STALL_S:
+                raise DelayServiceError(
+                    f"the service has {name} {now} of {count} records and stands still; the end of "
+                    f"its log says why:\n{self._process.log_tail()}"
+                )
+            time.sleep(_LOOK_S)
+
+    def stop(self) -> None:
+        self._process.kill()
+
 
 _ASK_TIMEOUT_S: Final = 15.0
 _TIMEOUT_S: Final = 60.0
@@ -51,12 +151,8 @@ _PACKAGE: Final = "delay_devtools.bench"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the topics of one round, a repetition of a bench's measurement.
-
-    Attributes:
-        prefix: prefix of the topics' names.
-        level_ms: delay of the level topic in ms, if the delay topic is one; 0: it is a plain delay
-            topic.
+    """Names of the topics of one round; ``level_ms``: delay of the level topic, 0: a plain delay
+    topic.
     """
 
     prefix: str
@@ -64,7 +160,6 @@ class Names:
 
     @property
     def delay(self) -> str:
-        """Return the name of the delay topic."""
         return level_topic(1, self._levels) if self.level_ms else f"{self.prefix}_delay"
 
     @property
@@ -72,16 +167,9 @@ class Names:
         return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
-        """Return the full name of the target topic with the short name ``name``; the settings of
-        ``sets`` allow it as a target.
-        """
         return f"{self.prefix}_to_{name}"
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
-        """Return ``section.key=value`` settings of a service that serves only the topics of this
-        round: ``delay_topics`` (names; ignored for a level topic), with ``partitions`` partitions
-        each.
-        """
         levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
         return [
             *(levels if self.level_ms else []),
@@ -98,13 +186,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Addresses and processes of a cluster.
-
-    Attributes:
-        bootstrap: ``host:port,…`` of the brokers.
-        zookeeper: connect string of an embedded ZooKeeper; empty: as the settings say.
-        processes: processes of an embedded cluster.
-    """
+    """Addresses and processes of a cluster; ``zookeeper`` is empty: as the settings say."""
 
     bootstrap: str
     zookeeper: str = ""
@@ -112,15 +194,6 @@ class Servers:
 
 
 class Stand:
-    """Maker of the topics, services and helper processes of one bench.
-
-    Args:
-        options: options of the bench.
-        servers: the cluster.
-        folder: folder for the state and logs of services and helper processes.
-        steps: display of progress.
-    """
-
     def __init__(self, options: Options, servers: Servers, folder: Path, steps: Steps) -> None:
         self.options = options
         self.brokers = servers.processes
@@ -129,9 +202,8 @@ class Stand:
         self._folder = folder
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
+        # Names of created topics, each once: the Kafka client crashes if a list has a name twice.
         self._created: set[str] = set()
-        """Names of created topics, each once: the Kafka client crashes if a list has a name twice.
-        """
         self._roots: list[str] = []
         settings = options.settings(servers.bootstrap)
         self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
@@ -141,11 +213,6 @@ class Stand:
         self._admin = clients.admin(self._clients["admin"])
 
     def check_cluster(self) -> None:
-        """Check that the cluster answers.
-
-        Raises:
-            DelayServiceError: the cluster does not answer.
-        """
         try:
             self._admin.list_topics(timeout=_ASK_TIMEOUT_S)
         except KafkaException as exc:
@@ -157,19 +224,10 @@ class Stand:
     # --- topics ----------------------------------------------------------------------------------
 
     def round(self, level_ms: int = 0) -> Names:
-        """Return new topic names; ``level_ms`` above 0: the delay topic is a level topic of this
-        delay.
-        """
         self._rounds += 1
         return Names(f"bench_{self._run}_{self._rounds}", level_ms)
 
     def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
-        """Create ``delay_topics`` delay topics, the target topics with the short names ``targets``,
-        and the service's own topics; return ``section.key=value`` settings of a service for them.
-
-        Raises:
-            DelayServiceError: a topic can't be created.
-        """
         topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
         sets = names.sets(self.options.partitions, topics)
         settings = self.options.settings(self._bootstrap, sets)
@@ -190,18 +248,14 @@ class Stand:
         return self.options.sets_of(self._bootstrap, sets)
 
     def clean_up(self) -> None:
-        """Delete this bench's topics and ZooKeeper nodes from the user's cluster; ignore what can't
-        be deleted.
-        """
+        # What can't be deleted from the user's cluster is left there.
         if self._created:
             self._delete_topics()
         if self._roots:
             self._delete_roots()
 
     def _delete_roots(self) -> None:
-        """Delete what the service's nodes have written in ZooKeeper, as the user of ``LOGIN``;
-        ignore errors, such as those of another user's ACL.
-        """
+        # Errors are ignored, such as those of another user's ACL.
         client = KazooClient(
             self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
         )
@@ -221,9 +275,6 @@ class Stand:
 
     @contextmanager
     def service(self, names: Names, sets: Sequence[str]) -> Iterator[Serving]:
-        """Start a service with empty state and the settings ``sets``, yield it when it owns every
-        slice, and kill it at the end.
-        """
         folder = self._folder / names.prefix
         folder.mkdir()
         with ExitStack() as stack:
@@ -236,9 +287,6 @@ class Stand:
 
     @contextmanager
     def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
-        """Yield the options' number of nodes with empty state and the settings ``sets``, each
-        beside a broker and not started; kill them at the end.
-        """
         folder, root = self._folder / names.prefix, f"/{names.prefix}"
         folder.mkdir()
         self._roots.append(root)
@@ -260,10 +308,6 @@ class Stand:
         plan: LoadPlan | JudgePlan | PassthroughPlan,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Helper]:
-        """Start the helper process of the module ``<kind>_process`` with its plan, yield it when it
-        is ready, and kill it at the end. ``progress`` is called with the number of records
-        processed so far.
-        """
         helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
         try:
             helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
@@ -272,16 +316,11 @@ class Stand:
             helper.close()
 
     def client(self, role: ClientRole) -> dict[str, str]:
-        """Return the librdkafka options of a client; ``role`` is ``consumer``, ``producer`` or
-        ``admin``.
-        """
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:
-        """Return the description of a load of ``n`` records with a new tag."""
         return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
 
 
 def now_ms() -> int:
-    """Return the time of the wall clock, epoch milliseconds."""
     return time.time_ns() // 1_000_000

@@ -13,32 +13,28 @@ from delay_devtools.bench.figures import Figures
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
 from delay_devtools.bench.sampling import Sampler, cpu_s
-from delay_devtools.bench.serving import Serving
-from delay_devtools.bench.stand import Names, Stand, now_ms
+from delay_devtools.bench.stand import Names, Serving, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.nodes import NodeGroup
 
 _ALL: Final = "all"
 _PROBE: Final = "probe"
+# Time after the take-over of all slices, in s, after which a node counts as idle.
 _SETTLE_S: Final = 5.0
-"""Time after the take-over of all slices, in s, after which a node counts as idle."""
+# Time without a change of owner, in s, after which several nodes count as idle.
 _CALM_S: Final = 6.0
-"""Time without a change of owner, in s, after which several nodes count as idle."""
 _KIB_PER_MIB: Final = 1_024
+# Number of records with different keys, enough to reach each of a few partitions.
 _PROBES: Final = 64
-"""Number of records with different keys, enough to reach each of a few partitions."""
 _PROBE_DELAY_MS: Final = 50
 _SLOW_SAMPLES_S: Final = 0.5
+# Rate at which pending records become due, in records per s; a node can deliver more.
 _DUE_PER_S: Final = 20_000
-"""Rate at which pending records become due, in records per s; a node can deliver more."""
 _LEAD_S: Final = 20.0
 _PERCENT: Final = 100
 
 
 def idle(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Fill ``figures`` with CPU use, threads and memory of nodes whose shards are empty; return an
-    empty histogram of lateness.
-    """
     options = stand.options
     figures.shards, figures.seconds = options.idle_shards, options.seconds
     figures.slices = options.partitions
@@ -54,9 +50,6 @@ def idle(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
-    """Fill ``figures`` with CPU use, threads, memory and start time of several idle nodes, each of
-    which stores every slice.
-    """
     with stand.group(names, sets) as group:
         _warm_up_group(stand, group)
         started_s = time.monotonic()
@@ -76,15 +69,6 @@ def _watch(
     workers: Sequence[psutil.Process],
     nodes: Sequence[Sequence[psutil.Process]],
 ) -> list[float]:
-    """Measure idle nodes for the options' seconds: fill in threads and memory, and return the CPU
-    use of each node in percent of a core.
-
-    Args:
-        stand: options, and display of progress.
-        figures: results to fill in.
-        workers: worker processes of all nodes.
-        nodes: all processes of each node.
-    """
     with stand.steps.doing("Watching idle nodes"), Sampler(workers, _SLOW_SAMPLES_S) as sampler:
         used = _cpu_percent(nodes, stand.options.seconds)
         threads = sum(worker.num_threads() for worker in workers)
@@ -96,9 +80,7 @@ def _watch(
 
 
 def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
-    """Start and stop the nodes once, as new brokers are several times slower; do nothing if the
-    option ``warm_up`` is off.
-    """
+    # New brokers are several times slower.
     if stand.options.warm_up:
         with stand.steps.doing("Warming up"):
             group.start()
@@ -107,7 +89,6 @@ def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
 
 
 def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
-    """Return the CPU use of each node's processes during ``seconds``, in percent of a core."""
     started_s, used_s = time.monotonic(), [cpu_s(processes) for processes in nodes]
     time.sleep(seconds)
     took_s = time.monotonic() - started_s
@@ -118,9 +99,6 @@ def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> l
 
 
 def restart(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Kill and start the service while ``n`` records wait, and fill ``figures`` with the time until
-    it delivers again; return the number of records by lateness in ms.
-    """
     n = stand.options.n
     names, batch = stand.round(), stand.batch(n)
     warm_up(stand, n)
@@ -141,9 +119,6 @@ def restart(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> BenchVerdict:
-    """Kill the service and start it again while ``_PROBES`` more records are sent; fill in the
-    times of the restart, and return the judge process's verdict on these records.
-    """
     batch = stand.batch(_PROBES)
     plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))
     judging = judge_plan(stand, names, _PROBE, batch, now_ms() + 60_000)

@@ -1,8 +1,7 @@
 """The benches ``whole``, ``burst`` and ``level``, in rounds that are each followed by a copy of the
 same records without the service (passthrough); and the bench ``passthrough`` alone.
 
-A load process writes the records of a round in one transaction, so that consumers see all of them
-at its commit; a judge process reads the target topic and checks each record.
+The records of a round are written in one transaction, so that consumers see all at its commit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Final
 
 from delay_devtools.bench import wire
 from delay_devtools.bench.figures import US, Figures
-from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.passing import (
     A_SECOND_MS,
@@ -28,22 +26,21 @@ from delay_devtools.bench.passing import (
     warm_up,
 )
 from delay_devtools.bench.passthrough_process import PassthroughCost
-from delay_devtools.bench.records import Batch
 from delay_devtools.bench.sampling import Sampler, busy_until, cpu_s
-from delay_devtools.bench.serving import ServiceCounters
-from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import BenchVerdict
+from delay_devtools.bench.stand import Names, ServiceCounters, Stand, now_ms
+from delay_devtools.bench.tally import Batch, BenchVerdict
+from delay_devtools.bench.wire import Helper
 from delayservice.base.errors import DelayServiceError
 
 _ALL: Final = "all"
 _ATTEMPTS: Final = 3
 _LEVEL_MS: Final = 1_000
+# Time before the first due time at which the service's counters are read, in s.
 _COUNTED_BEFORE_S: Final = 0.3
-"""Time before the first due time at which the service's counters are read, in s."""
 
 
 class _TooSlowError(DelayServiceError):
-    """Error: some records of a round were due before all were stored."""
+    """Some records of a round were due before all were stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +48,11 @@ class _Round:
     """Results of a round that stored and delivered a load. Times in seconds.
 
     Attributes:
-        names: topics of the round.
-        batch: records of the round.
         load_s: time until all records were written, in a transaction that is still open.
         ingest_s: time from the commit of that transaction until all were stored; 0 for ``level``,
             which stores no records.
         deliver_s: time from the first due time (for ``level``: from the commit) until the last
             record was received.
-        cpu_s: CPU time of the service.
-        broker_cpu_s: CPU time of the brokers.
-        delivered: counters of the service during the delivery.
-        sampler: samples of the workers' memory.
-        verdict: verdict of the judge process.
     """
 
     names: Names
@@ -78,40 +68,28 @@ class _Round:
 
     @property
     def records_per_transaction(self) -> float:
-        """Return the mean number of settled records in a transaction of the service during the
-        delivery.
-        """
         return self.delivered.settled / max(self.delivered.transactions, 1)
 
 
 def whole(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure rounds in which a load is stored and then delivered; the rate is records per s of
-    both together. Fill ``figures``, and return the number of records by lateness in ms.
-    """
+    """Measure rounds in which a load is stored and then delivered."""
     return _compare_stored(stand, figures, lambda one: one.ingest_s + one.deliver_s)
 
 
 def burst(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the delivery of stored records that are due within one second; the rate is records
-    per s of delivering alone. Fill ``figures``, and return the number of records by lateness in ms.
-    """
+    """Measure the delivery of stored records that are due within one second."""
     return _compare_stored(stand, figures, lambda one: one.deliver_s)
 
 
 def level(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the delivery of a level topic whose records become visible to consumers when all are
-    due; the rate is records per s of fetching and delivering. Fill ``figures``, and return an empty
-    histogram of lateness.
-    """
+    """Measure a level topic whose records become visible to consumers when all are due."""
     rounds = (_leveled_round(stand) for _ in range(stand.options.rounds))
     _compare(stand, figures, rounds, lambda one: one.deliver_s)
     return {}
 
 
 def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Copy records from topic to topic without the service, and fill ``figures`` with the rate in
-    records per s, an upper limit for the service. Return an empty histogram of lateness.
-    """
+    # The rate is an upper limit for the service.
     n = stand.options.n
     warm_up(stand, n)
     found = [load_and_pass(stand, n) for _ in range(stand.options.rounds)]
@@ -141,10 +119,6 @@ def _compare_stored(
 def _compare(
     stand: Stand, figures: Figures, rounds: Iterable[_Round], seconds_of: Callable[[_Round], float]
 ) -> list[_Round]:
-    """Measure each of ``rounds``, then a copy of its records without the service; fill in rates,
-    ratios and costs; return the rounds. ``seconds_of`` gives the time in s over which a round's
-    rate is taken.
-    """
     n = stand.options.n
     warm_up(stand, n)
     found: list[_Round] = []
@@ -164,9 +138,6 @@ def _compare(
 
 
 def _stored_rounds(stand: Stand) -> Iterator[_Round]:
-    """Yield rounds whose records were all stored before the first was due, as many as the options
-    say.
-    """
     options = stand.options
     lead_s = 5.0 + options.n / 40_000 + options.n * options.size / 40e6
     for _ in range(options.rounds):
@@ -217,15 +188,7 @@ def _leveled_round(stand: Stand) -> _Round:
 
 
 class _Scene:
-    """Round in progress: its service, load process (its records are invisible to consumers at
-    first) and judge process.
-
-    Args:
-        stand: topics and processes.
-        names: topics of the round.
-        target: short name of the target topic.
-        stack: context at whose end the service and all helper processes are stopped.
-    """
+    """Round in progress; consumers do not see the load's records at first."""
 
     def __init__(self, stand: Stand, names: Names, target: str, stack: ExitStack) -> None:
         sets = stand.create(names, (target, PASSED))
@@ -242,14 +205,6 @@ class _Scene:
         self._used_s = (0.0, 0.0)
 
     def load(self, due: Due, last_due_ms: int = 0) -> None:
-        """Write the records in an open transaction, so that they are invisible; start the judge
-        process.
-
-        Args:
-            due: due times of the records.
-            last_due_ms: last due time, epoch milliseconds; 0: the present time plus the shortest
-                delay.
-        """
         stand, n = self._stand, self.batch.n
         plan = load_plan(stand, self._names, self._target, self.batch, due, is_hidden=True)
         helper = stand.helper("load", plan, stand.steps.bar("Loading", n).at)
@@ -262,9 +217,6 @@ class _Scene:
 
     @contextmanager
     def measured(self) -> Iterator[Sampler]:
-        """Yield a running sampler of the workers' memory; keep the CPU times of service and brokers
-        at the start of the context.
-        """
         with Sampler(self.serving.workers) as sampler:
             self._used_s = self._cpu_s()
             yield sampler
@@ -273,13 +225,6 @@ class _Scene:
         return cpu_s(self.serving.processes), cpu_s(self._stand.brokers)
 
     def finish(self, sampler: Sampler, start_s: float, ingest_s: float = 0.0) -> _Round:
-        """Wait until the judge process has received all records; return the results of the round.
-
-        Args:
-            sampler: sampler of the workers.
-            start_s: beginning of the delivery, epoch seconds.
-            ingest_s: time that storing took, in s.
-        """
         self._judge.expect(wire.COMPLETE)
         used_s, broker_used_s = self._cpu_s()
         verdict = self._judge.result(wire.DONE, BenchVerdict)
@@ -307,27 +252,17 @@ class _Scene:
 
 
 def _fill_rates(figures: Figures, rates: list[float]) -> None:
-    """Fill in number of rounds, and median, minimum and maximum of their rates, in records per
-    s.
-    """
     figures.rounds = len(rates)
     figures.rate_per_s = median(rates)
     figures.rate_per_s_min, figures.rate_per_s_max = min(rates), max(rates)
 
 
 def _fill_passed(figures: Figures, n: int, passed: list[PassthroughCost]) -> None:
-    """Fill in the medians over rounds of copying ``n`` records without the service: records per s,
-    and CPU time of a record in microseconds.
-    """
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
     figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * US
 
 
 def _fill_costs(figures: Figures, n: int, rounds: Sequence[_Round]) -> None:
-    """Fill in the service's costs: medians over the rounds of CPU time for each of ``n`` records
-    and of transactions, the largest peak of memory, and the number of aborted transactions of all
-    rounds.
-    """
     figures.n = n
     figures.cpu_us_per_message = median(one.cpu_s for one in rounds) / n * US
     if rounds[0].broker_cpu_s:

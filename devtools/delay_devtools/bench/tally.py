@@ -1,15 +1,100 @@
-"""Counts of records that a judge process received, and of errors in them. No I/O, no clock: times
-are arguments.
-"""
-
 from __future__ import annotations
 
+import random
 import struct
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
-from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
+# A value: number u64, due time in epoch milliseconds u64, tag of the load; then random bytes up to
+# the size of the Batch. The key follows from the number, so the judge process needs only the Batch.
+HEAD: Final = struct.Struct(">QQ8s")
+SIZE_MIN: Final = HEAD.size
+assert SIZE_MIN == 24  # noqa: S101, PLR2004 (the documented layout)
+
+KEYS: Final = 1_024
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Description of one load, whose records have the numbers 0 to n-1.
+
+    A record with another ``tag`` (8 ASCII characters) counts as a stranger. ``seed`` is for filler
+    and due times.
+    """
+
+    tag: str
+    n: int
+    size: int
+    seed: int
+
+    def tag_bytes(self) -> bytes:
+        return self.tag.encode("ascii")
+
+    def filler(self) -> bytes:
+        # Random, so that values are incompressible.
+        # Seeded, to replay.
+        return random.Random(self.seed).randbytes(self.size - SIZE_MIN)  # noqa: S311
+
+
+def keys() -> list[bytes]:
+    return [b"key-%d" % number for number in range(KEYS)]
+
+
+class SliceDelivery(NamedTuple):
+    """Records of a slice produced in one millisecond, and when the first of them was received."""
+
+    produced_ms: int
+    seen_ms: int
+
+
+class DeliveryPause(NamedTuple):
+    """Pause around a moment, in ms, by the records' timestamps and by the times of their
+    receipt.
+    """
+
+    produced_ms: int
+    seen_ms: int
+
+
+class Trace(msgspec.Struct, frozen=True):
+    slices: dict[int, list[SliceDelivery]]
+
+    def first_after(self, slice_no: int, at_ms: float) -> SliceDelivery | None:
+        # Of records that are produced at nearly the same time, those of another partition of the
+        # target may be received first.
+        found = self.slices.get(slice_no, [])
+        later = found[bisect_right(found, int(at_ms), key=lambda one: one.produced_ms) :]
+        return min(later, key=lambda one: one.seen_ms, default=None)
+
+    def pause_at(self, slice_no: int, at_ms: float) -> DeliveryPause | None:
+        # Records produced up to that millisecond are the old owner's, later ones the new owner's.
+        found = self.slices.get(slice_no, [])
+        place = bisect_right(found, int(at_ms), key=lambda one: one.produced_ms)
+        before, after = found[:place], found[place:]
+        if not before or not after:
+            return None
+        seen_ms = min(one.seen_ms for one in after) - max(one.seen_ms for one in before)
+        return DeliveryPause(after[0].produced_ms - before[-1].produced_ms, max(seen_ms, 0))
+
+
+class Tracer:
+    def __init__(self) -> None:
+        self._seen_ms: dict[int, dict[int, int]] = {}
+
+    def add(self, places: Iterable[tuple[int, int]], seen_ms: int) -> None:
+        for slice_no, produced_ms in places:
+            self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
+
+    def trace(self) -> Trace:
+        return Trace(
+            {
+                slice_no: [SliceDelivery(*pair) for pair in sorted(times.items())]
+                for slice_no, times in self._seen_ms.items()
+            }
+        )
+
 
 _SEEN_MAX = 255
 
@@ -17,17 +102,9 @@ _SEEN_MAX = 255
 class BenchVerdict(msgspec.Struct, frozen=True):
     """Counts of a judge process for the records of one ``Batch``.
 
-    Attributes:
-        n: number of records that were sent.
-        seen: number of arrivals, including duplicates.
-        lost: number of records that never arrived.
-        duplicated: number of records that arrived more than once.
-        early: number of arrivals before their due time.
-        altered: number of arrivals with another key or value than sent.
-        strangers: number of arrivals that are not of this batch.
-        last_seen_s: time of the last arrival that was not a duplicate, epoch seconds; 0: no
-            arrival.
-        lateness_ms: number of arrivals by lateness (receive time minus due time, milliseconds).
+    ``seen`` includes duplicates; ``strangers`` are not of this batch; ``last_seen_s`` (epoch
+    seconds) is without duplicates; ``lateness_ms`` has the number of arrivals by receive time minus
+    due time.
     """
 
     n: int
@@ -42,12 +119,7 @@ class BenchVerdict(msgspec.Struct, frozen=True):
 
 
 class BatchTally:
-    """Counter of the records of one load: ``seen`` arrivals so far, of ``distinct`` records.
-
-    Args:
-        batch: records that are sent.
-        is_open: whether the load may end before its last record; ``close`` then sets the end.
-    """
+    """Counter of the records of one load, which may end early if ``is_open``."""
 
     def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
         self._n = batch.n
@@ -65,15 +137,9 @@ class BatchTally:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every record of the load has arrived; False until an open load is
-        closed.
-        """
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:
-        """Set the number of records that were sent to ``n``; arrivals with the numbers ``n`` and
-        higher count as strangers.
-        """
         self._strangers += sum(self._counts[n:])
         self.distinct = n - self._counts.count(0, 0, n)
         del self._counts[n:]
@@ -85,13 +151,6 @@ class BatchTally:
         values: Sequence[bytes | None],
         seen_s: float,
     ) -> None:
-        """Check and count records that were received together.
-
-        Args:
-            record_keys: their keys.
-            values: their values.
-            seen_s: time of the receipt, epoch seconds.
-        """
         seen_ms = int(seen_s * 1_000)
         unpack, body_at = HEAD.unpack_from, HEAD.size
         tag, filler, known_keys = self._tag, self._filler, self._keys
@@ -121,7 +180,6 @@ class BatchTally:
         self.distinct = distinct
 
     def verdict(self) -> BenchVerdict:
-        """Return the counts of all records so far."""
         lost = self._counts.count(0)
         return BenchVerdict(
             n=self._n,

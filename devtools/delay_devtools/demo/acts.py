@@ -1,11 +1,10 @@
-"""Faults that the demo causes: it kills nodes, most of them in an open transaction, freezes one
-(SIGSTOP) and resumes it, and restarts one (SIGTERM).
+"""Faults that the demo causes: kills, most of them in an open transaction, a freeze, and
+a restart.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -20,22 +19,20 @@ from delayservice.base.errors import ClusterError
 from delayservice.engine.ports import Place
 from delayservice.smoke.progress import Steps
 
+# Fault point (place in the service's code) and action: a worker stops itself with SIGSTOP in an
+# open transaction whose outputs are at the broker.
 FAULT: Final = "flushed:stop"
-"""Fault point (place in the service's code) and action: a worker stops itself with SIGSTOP in an
-open transaction whose outputs are at the broker.
-"""
 _TRANSACTION_S_MAX: Final = 5.0
+# Number of attempts to stop a slice's owner in an open transaction. On a busy machine an owner's
+# ZooKeeper session of two seconds may end meanwhile, and a node that has lost the slice begins no
+# transaction.
 _OWNERS_ASKED: Final = 4
-"""Number of attempts to stop a slice's owner in an open transaction. On a busy machine an owner's
-ZooKeeper session of two seconds may end meanwhile, and a node that has lost the slice begins no
-transaction.
-"""
+# Shortest and longest pause before a fault, in s; the key is whether there are several nodes.
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
-"""Shortest and longest pause before a fault, in s; the key is whether there are several nodes."""
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 0.05
+# Numbers, modulo 5, of the kills that happen in an open transaction; the first kill is 0.
 _INSIDE: Final = frozenset({0, 2, 3})
-"""Numbers, modulo 5, of the kills that happen in an open transaction; the first kill is 0."""
 
 INSIDE: Final = "in an open transaction"
 _NO_TRANSACTION: Final = "no transaction came"
@@ -43,9 +40,6 @@ _ANY_TIME: Final = "at a random moment"
 
 
 def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
-    """Return the faults of a demo in order, each with whether it is to happen in an open
-    transaction: ``kills`` kills, and for several nodes also one freeze and one restart.
-    """
     deeds = [(Deed.KILL, number % 5 in _INSIDE) for number in range(kills)]
     if has_several:
         deeds.insert(1, (Deed.FREEZE, True))
@@ -54,16 +48,8 @@ def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
 
 
 class Director:
-    """Performer of the demo's faults on the nodes. ``acts`` has the faults that were caused,
-    ``missed`` those that failed.
-
-    Args:
-        group: the nodes, running.
-        admin: admin client of the Kafka cluster.
-        targets: topics and partitions that the service writes to.
-        go_on: sends the next part of the records.
-        await_delivered: waits until the consumer has received some more records.
-        rng: source of the random times of faults.
+    """Causes the demo's faults. ``go_on`` sends the next part of the records, ``await_delivered``
+    waits until the consumer has received some more. ``missed`` has the faults that failed.
     """
 
     def __init__(
@@ -94,17 +80,13 @@ class Director:
         return len(self._group.nodes) > 1
 
     def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
-        """Cause the faults in ``deeds`` in order, each at the owner of the next slice, while a part
-        of the records is sent; a fault's flag says whether to wait for an open transaction.
-
-        A fault that fails is added to ``missed``, and the next one is caused, so that the records
-        are checked in any case.
-        """
+        # A fault that fails is added to missed, and the next one is caused, so that the records are
+        # checked in any case.
         bar = steps.bar("Troubling the nodes", len(deeds))
         for number, (deed, is_inside) in enumerate(deeds):
             if number:
                 self._go_on()
-            threading.Event().wait(self._rng.uniform(*_PAUSE_S[self._has_several]))
+            time.sleep(self._rng.uniform(*_PAUSE_S[self._has_several]))
             slice_no = number % self._group.slices
             node, how = self._group.owner(slice_no), _ANY_TIME
             if is_inside:
@@ -119,9 +101,6 @@ class Director:
         bar.say("Troubled the nodes")
 
     def stop(self) -> None:
-        """Stop every node with SIGTERM; add those that do not exit with status 0 in time to
-        ``missed``.
-        """
         for node in self._group.nodes.values():
             try:
                 node.stop_in_order()
@@ -129,9 +108,6 @@ class Director:
                 self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
 
     def _stop_inside(self, slice_no: int) -> tuple[LocalNode, str]:
-        """Make a worker of the slice's owner stop in an open transaction, of this slice or another;
-        return the node, and a text for the report that says whether a worker stopped.
-        """
         for _ in range(_OWNERS_ASKED):
             node = self._group.owner(slice_no)
             if node.spring(_TRANSACTION_S_MAX):
@@ -139,7 +115,6 @@ class Director:
         return node, _NO_TRANSACTION
 
     def _set_right(self) -> None:
-        """Resume every frozen node, and start those that have ended."""
         for node in self._group.nodes.values():
             if node.running:
                 node.service.thaw()
@@ -160,9 +135,6 @@ class Director:
             self._group.await_home()
 
     def _freeze(self, node: LocalNode, how: str) -> None:
-        """Freeze a node, wait until others have taken its slices over and deliver, resume it, and
-        wait until it has lost these slices and they are handed back. ``how`` is ``Act.how``.
-        """
         before = self._group.owned_by(node)
         at_ms = _now_ms()
         node.service.freeze()
@@ -197,9 +169,6 @@ class Director:
         held_back: int,
         woken_ms: float | None = None,
     ) -> Act:
-        """Append an ``Act`` with these fields to ``acts`` and return it; call this when its slices
-        have new owners.
-        """
         owners = self._group.owners()
         served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
         act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
@@ -209,13 +178,11 @@ class Director:
     # --- uncommitted offsets ---------------------------------------------------------------------
 
     def _held_back(self) -> int:
-        """Return the number of offsets between last stable offset and high watermark in the target
-        topics (``Act.held_back``): the least of some readings, as transactions of other nodes end
-        between them, while that of a killed or frozen node stays open.
-        """
+        # The least of some readings: transactions of other nodes end between them, while that of a
+        # killed or frozen node stays open.
         found = [self._held_back_now()]
         while self._has_several and len(found) < _LOOKS:
-            threading.Event().wait(_BETWEEN_LOOKS_S)
+            time.sleep(_BETWEEN_LOOKS_S)
             found.append(self._held_back_now())
         return min(found)
 

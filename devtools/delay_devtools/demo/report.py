@@ -1,7 +1,3 @@
-"""Report of the demo: a histogram of lateness, the owners of slices over time, and numbers for
-machines.
-"""
-
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -26,7 +22,7 @@ from delay_devtools.demo.timeline import (
     strip,
     turns,
 )
-from delay_devtools.ownership import SliceEvent
+from delay_devtools.nodes import SliceEvent
 from delay_devtools.shown import show_lateness, show_numbers
 from delayservice.smoke.judge import SmokeVerdict, quantile
 
@@ -40,18 +36,6 @@ AROUND_FAILOVER_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """Results of a demo.
-
-    Attributes:
-        choices: options of the demo.
-        verdict: verdict on all records.
-        sent: number of acknowledged records.
-        started_ms: time of the first record, epoch milliseconds.
-        acts: faults that were caused.
-        missed: faults that could not be caused.
-        events: events of slices (take-overs, hand-overs, losses) in the nodes' logs.
-    """
-
     choices: Choices
     verdict: SmokeVerdict
     sent: int
@@ -62,23 +46,15 @@ class DemoReport:
 
     @property
     def is_good(self) -> bool:
-        """Return whether all records arrived correctly, and every frozen node logged the loss of
-        its slices.
-        """
         return self.verdict.is_good and Ending.SILENT not in self.endings()
 
     def endings(self) -> list[Ending]:
-        """Return, for each frozen node in order, how it lost its slices after its resumption."""
         return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
-        """Return the lateness of each arrival in ms, ascending: of records around failovers, or of
-        all other records.
-
-        A record belongs to a failover (or to a kill of a single node) if its time from due to
-        received overlaps a span: from half a second before a node was killed or frozen until one
-        and a half seconds after all of its slices were served again.
-        """
+        # A record belongs to a failover (or to a kill of a single node) if its time from due to
+        # received overlaps a span: from half a second before a node was killed or frozen until one
+        # and a half seconds after all of its slices were served again.
         spans = [
             (act.at_ms - AROUND_FAILOVER_MS / 4, act.served_ms + AROUND_FAILOVER_MS * 3 / 4)
             for act in self.acts
@@ -92,9 +68,6 @@ class DemoReport:
         )
 
     def numbers(self) -> dict[str, float]:
-        """Return counts and measurements by name. ``lateness_ms_*`` leaves out records around a
-        failover, which are in ``lateness_ms_around_restarts_*``.
-        """
         verdict, acts = self.verdict, self.acts
         late = self.lateness_ms(around_failovers=False)
         around = self.lateness_ms(around_failovers=True)
@@ -123,19 +96,12 @@ class DemoReport:
         }
 
     def turns(self) -> list[Turn]:
-        """Return the rows of the timeline: the owners of all slices over time, and why they
-        changed.
-        """
         return turns(self.events, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:
-        """Return the time since the first record was sent, in s; negative before."""
         return round((at_ms - self.started_ms) / 1_000, 1)
 
     def summary(self, seconds: float) -> dict[str, object]:
-        """Return the JSON object of the last output line: counts, measurements, and owners by slice
-        and time. ``seconds`` is the duration of the demo in s.
-        """
         owners = [
             {
                 "slice": turn.slice_no,
@@ -150,9 +116,6 @@ class DemoReport:
 
 
 def show(console: Console, report: DemoReport, seconds: float) -> None:
-    """Print the histogram, the owners over time, and the tables; ``seconds`` is the duration of the
-    demo in s.
-    """
     _show_histogram(console, report)
     if report.choices.has_several:
         _show_strips(console, report)
@@ -189,9 +152,6 @@ def _counts(ascending: Sequence[int]) -> list[int]:
 
 
 def _show_strips(console: Console, report: DemoReport) -> None:
-    """Print the owners of each slice over time, a line for each slice and a colour for each
-    node.
-    """
     found = report.turns()
     end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
     cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH

@@ -43,26 +43,20 @@ WARM_UP_TOPIC: Final = "demo_warm_up"
 WARM_UP_RECORDS: Final = 3_000
 WARM_UP_DELAY_MS_MAX: Final = 3_000
 _REPLICATION_MAX: Final = 3
+# Default number of kills; the key is whether there are several nodes, where a kill takes longer.
 _KILLS: Final = {True: 3, False: 5}
-"""Default number of kills; the key is whether there are several nodes, where a kill takes
-longer.
-"""
+# Estimate of the shortest time that a fault takes with several nodes, in s; records are sent
+# meanwhile.
 _DEED_S: Final = 8.0
-"""Estimate of the shortest time that a fault takes with several nodes, in s; records are sent
-meanwhile.
-"""
+# Time without a change of owner before the faults begin, in s; longer than an owner waits before it
+# hands a slice to the node that is preferred for it.
 _CALM_S: Final = 5.0
-"""Time without a change of owner before the faults begin, in s; longer than an owner waits before
-it hands a slice to the node that is preferred for it.
-"""
 _DELIVERED: Final = 500
-"""Number of records that must arrive after a take-over before the frozen node is resumed."""
 
 
 def run(choices: Choices) -> int:
-    """Run the demo and print its report. Return the exit status: 0 only if no record was lost,
-    doubled, early or altered, and every frozen node logged the loss of its slices after it was
-    resumed; else 1.
+    """Run the demo; return 0 only if no record was lost, doubled, early or altered, and every
+    frozen node logged the loss of its slices after it was resumed.
     """
     console = Console()
     started_s = time.monotonic()
@@ -81,8 +75,6 @@ def run(choices: Choices) -> int:
 
 
 class _Story:
-    """Demo on a running cluster, with the nodes' files in ``folder``."""
-
     def __init__(
         self, choices: Choices, cluster: EmbeddedCluster, folder: Path, steps: Steps
     ) -> None:
@@ -94,7 +86,6 @@ class _Story:
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap}, logger=QUIET)
 
     def play(self) -> DemoReport:
-        """Create topics, start the nodes, send records while nodes fail, and return the report."""
         self._create_topics()
         kills = self._choices.kills
         if kills is None:
@@ -150,9 +141,7 @@ class _Story:
             future.result(30)
 
     def _warm_up(self) -> None:
-        """Send and receive records that are not checked: a broker that has just started is slow for
-        some seconds.
-        """
+        # A broker that has just started is slow for some seconds.
         bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
         load = plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1)
         sending = Sending(self._bootstrap, DELAY_TOPIC, load, math.inf, WARM_UP_RECORDS, bar)
@@ -167,9 +156,7 @@ class _Story:
     # --- during the faults ---------------------------------------------------------------------
 
     def _sending(self, deeds: int) -> Sending:
-        """Return the sender of the records, not yet started: it sends one part for each of
-        ``deeds`` faults, at a rate with which sending takes as long as the faults.
-        """
+        # Sending takes as long as the faults.
         records, per_s = self._choices.records, float(SEND_PER_S)
         if self._choices.has_several:
             per_s = min(per_s, records / max(deeds * _DEED_S, 1.0))

@@ -1,5 +1,5 @@
-"""Owners of each slice over time and why they changed, derived from the nodes' logs and the faults
-that the demo caused. No I/O.
+"""Owners of each slice over time and why they changed, from the nodes' logs and the
+demo's faults.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from delay_devtools.ownership import FENCED, LOST, SliceEvent, SliceOwnership, ownerships
+from delay_devtools.nodes import FENCED, LOST, SliceEvent, SliceOwnership, ownerships
 
 
 class Deed(StrEnum):
-    """Kind of fault that the demo causes on a node."""
-
     KILL = "killed"
     FREEZE = "frozen"
     RESTART = "restarted"
@@ -33,17 +31,10 @@ class Ending(StrEnum):
 class Act:
     """Fault that was caused at a node. Times are epoch milliseconds.
 
-    Attributes:
-        deed: kind of the fault.
-        node_id: node that failed.
-        slices: slices that the node owned then.
-        at_ms: time of the fault.
-        how: text for the report that says whether the node was in an open transaction.
-        held_back: number of offsets in the target topics between the last stable offset and the
-            high watermark right after the fault: the node's uncommitted outputs, and all records
-            behind them.
-        served_ms: time when the last of its slices had a new owner.
-        woken_ms: time when the frozen node was resumed; None: it was not frozen.
+    ``held_back`` is the number of offsets in the target topics between the last stable offset and
+    the high watermark right after it: uncommitted outputs, and all records behind them.
+    ``served_ms`` is the time when the last of the node's slices had a new owner, ``woken_ms`` that
+    of a resumption.
     """
 
     deed: Deed
@@ -57,30 +48,20 @@ class Act:
 
     @property
     def is_failover(self) -> bool:
-        """Return whether the slices had no running owner for a time: true of kills and freezes, not
-        of restarts with SIGTERM.
-        """
+        # A restart with SIGTERM leaves no slice without an owner.
         return self.deed is not Deed.RESTART
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Fault that could not be caused; the demo goes on without it.
-
-    Attributes:
-        what: text that names the node and the planned fault.
-        why: text of the error: what was not reached, and the ends of the logs.
-    """
-
     what: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Row of the timeline: a node owns a slice, in the epoch ``epoch``, from ``from_ms`` until
-    ``until_ms`` (epoch milliseconds; None: to the end), for the reason ``why``. With ``is_fence``,
-    the row is the moment ``from_ms`` at which the broker refused a previous owner.
+    """Row of the timeline: a node owns a slice for a time; or, with ``is_fence``, the moment
+    ``from_ms`` at which the broker refused a previous owner.
     """
 
     slice_no: int
@@ -89,8 +70,8 @@ class Turn:
     from_ms: float
     why: str
     until_ms: float | None = None
+    # Time before this ownership in which no node could deliver, in ms.
     vacant_ms: float = 0.0
-    """Time before this ownership in which no node could deliver, in ms."""
     is_fence: bool = False
 
 
@@ -98,34 +79,22 @@ _START: Final = "start"
 
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    """Return a row for each ownership and for each refusal of a previous owner by the broker,
-    sorted by slice and time.
-    """
     found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 
 
 def fences(events: Sequence[SliceEvent], act: Act) -> int:
-    """Return the number of slices for which the broker refused a transaction of the frozen node of
-    ``act`` after it was resumed.
-    """
     return sum(_is_fence(one, act) for one in events)
 
 
 def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
-    """Return whether the frozen node of ``act`` has logged, after its resumption, an event of every
-    slice that it owned when frozen: a loss, a hand-over or a new take-over, each of which shows
-    that its old ownership has ended.
-    """
+    # A loss, a hand-over or a new take-over each show that the old ownership has ended.
     return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
 
 
 def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
-    """Return how the frozen node of ``act`` lost its slices after its resumption.
-
-    The broker refuses an open transaction; a slice without a transaction is given up because the
-    lease has ended, so that the broker never gets a request to refuse.
-    """
+    # The broker refuses an open transaction; a slice without a transaction is given up because the
+    # lease has ended, so that the broker never gets a request to refuse.
     if fences(events, act):
         return Ending.FENCED
     return Ending.STEPPED_DOWN if has_let_go(events, act) else Ending.SILENT
@@ -155,7 +124,6 @@ def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]
 
 
 def _ownerships(every: Sequence[SliceOwnership], acts: Sequence[Act]) -> Iterator[Turn]:
-    """Yield a row for each ownership in ``every``, which is sorted by slice and epoch."""
     why, vacant_ms = _START, 0.0
     for tenure, after in pairwise([*every, None]):
         if tenure is None:
@@ -180,10 +148,6 @@ def _ownerships(every: Sequence[SliceOwnership], acts: Sequence[Act]) -> Iterato
 def _end(
     tenure: SliceOwnership, successor: SliceOwnership | None, acts: Sequence[Act]
 ) -> tuple[float, str]:
-    """Return when the owner ``tenure`` stopped delivering, in epoch milliseconds, and a text with
-    the reason. ``successor`` is the slice's next ownership; None: there is no other, and the time
-    is infinity unless a fault or a hand-over ended it.
-    """
     last_ms = successor.from_ms if successor else float("inf")
     deeds = [
         act
@@ -200,14 +164,8 @@ def _end(
 
 
 def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
-    """Return a slice's owners over time as ``width`` characters: the last character of the node's
-    name where it could deliver, a dot where no node could.
-
-    Args:
-        found: rows of the slice.
-        start_ms: time at the left end, epoch milliseconds.
-        end_ms: time at the right end, epoch milliseconds.
-        width: number of characters.
+    """Return a slice's owners over time: the last character of the node's name, or a dot
+    for none.
     """
     cell_ms = (end_ms - start_ms) / width
     cells = ["·"] * width

@@ -4,9 +4,6 @@ Time passes in steps. In each, producers write, some of them in transactions, on
 aborted; then the owner advances H past these records and settles the due ones: in a transaction
 with its checkpoint, after one that it aborts. Where slices share a partition of the checkpoint
 topic, one of them commits often at the end. The last records are beyond every checkpoint.
-
-A scene is a generator that writes a defect, or a sound case that looks like one, into the history.
-At each ``yield`` it waits until H and K are past the records that it has written.
 """
 
 from __future__ import annotations
@@ -17,9 +14,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from delay_devtools.drill.outputs import OutputRecord, output_of
 from delay_devtools.drill.scenes import TURN
-from delay_devtools.drill.service import ROLL_WINDOW_MS, SCENE, ModelShard, ModelStep, Record
+from delay_devtools.drill.service import (
+    ROLL_WINDOW_MS,
+    SCENE,
+    ModelShard,
+    ModelStep,
+    OutputRecord,
+    Record,
+    output_of,
+)
 from delay_devtools.drill.stage import LATENESS_MS, TAIL, Defect, Scene, Scenery, Stage
 from delay_devtools.drill.users import Request, TopicNames, Users
 from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MAX_DELAY_MS, Headers, contract, to_json
@@ -28,27 +32,18 @@ from delay_devtools.drill.writing import CountedWriter, Ends
 STEPS: Final = 36
 SPAN_MS: Final = 3 * DAY_MS
 TAIL_MS: Final = 120_000
-"""Time from the last checkpoint to the end of the history, in ms."""
 _ABORTED: Final = 2
-"""Number of records in each partition that a producer writes in an aborted transaction."""
+# Number of settled records of each step, the first ones, whose deliveries the service writes in the
+# aborted transaction as well.
 _SAMPLE: Final = 20
-"""Number of settled records of each step, the first ones, whose deliveries the service writes in
-the aborted transaction as well.
-"""
+# Number of checkpoints of the first slice at the end, so that those of other slices in the same
+# partition are far behind in the log.
 _BUSY: Final = 1_000
-"""Number of checkpoints of the first slice at the end, so that those of other slices in the same
-partition are far behind in the log.
-"""
 
 
 class Theatre:
-    """Runner of scenes. ``defects`` has the injected defects of the scenes that have ended.
-
-    Args:
-        shared: facts shared by all scenes.
-        plan: names of the scenes that begin in each step, by its number, or at the end (``TAIL``).
-        scenes: scenes by name; those that expect no finding are sound cases, no defects.
-        pinned: names of the scenes that are played in the first shard; others are in random ones.
+    """Runner of scenes. ``plan``: names of the scenes that begin in each step, or at the end
+    (``TAIL``); ``pinned``: scenes that are played in the first shard.
     """
 
     def __init__(
@@ -68,13 +63,9 @@ class Theatre:
 
     @property
     def waiting(self) -> Counter[str]:
-        """Return the number of scenes that have begun and not ended, by name."""
         return Counter(name for name, _, _ in self._played)
 
     def begin(self, step: int, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Start the scenes of the step ``step``, each at ``start_ms`` (epoch milliseconds), and run
-        them up to their first ``yield``. ``write`` appends a record and returns its offset.
-        """
         for name in self._plan.get(step, ()):
             count = self._shared.names.partitions
             partition = 0 if name in self._pinned else self._shared.rng.randrange(count)
@@ -83,10 +74,6 @@ class Theatre:
             self._go(name, stage, self._scenes[name](stage), write)
 
     def go_on(self, stop_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Resume the scenes whose records are below H and have keys before ``stop_ms`` (epoch
-        milliseconds), up to their next ``yield``; ``write`` appends a record and returns its
-        offset.
-        """
         played, self._played = self._played, []
         for name, stage, scene in played:
             if stage.is_passed(stop_ms):
@@ -96,9 +83,7 @@ class Theatre:
                 self._played.append((name, stage, scene))
 
     def finish(self, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Run the scenes at the end of the history to their end, without waiting: no checkpoint
-        covers their records. Arguments as of ``begin``.
-        """
+        # No checkpoint covers these records, so no scene waits.
         self.begin(TAIL, start_ms, write)
         for name, stage, scene in self._played[:]:
             if name in self._plan.get(TAIL, ()):
@@ -120,19 +105,9 @@ class Theatre:
 
 @dataclass(slots=True)
 class Life:
-    """State of the history that a drill writes.
-
-    Attributes:
-        names: names of its topics.
-        topic_id: Kafka's id of the delay topic.
-        shards: models of the shards, as their owner has left them; partition p is at index p.
-        beyond: schedules (records that request a delay) with offsets from H on, by partition.
-        checkpoints: offset of the newest checkpoint of each slice, by slice number.
-        records: number of records that producers have committed.
-        gone: offset in the first shard below which retention deletes records.
-        turns: first offset under the second contract, by partition.
-        now_ms: end of the history, epoch milliseconds.
-        ends: next offsets of all partitions.
+    """State of the history: ``beyond`` are schedules with offsets from H on, ``gone`` is the offset
+    in the first shard below which retention deletes, ``turns`` the first offset under the second
+    contract.
     """
 
     names: TopicNames
@@ -148,16 +123,7 @@ class Life:
 
 
 class HistoryWriter:
-    """Writer of the history of a drill.
-
-    Args:
-        life: state of the history, updated while writing.
-        users: generator of producers' records.
-        theatre: runner of the scenes.
-        plain: writer without transactions, for producers and scenes.
-        producer: writer of a producer's transactions.
-        owner: writer of the service's transactions.
-    """
+    """Writer of the history. Producers and scenes write with ``plain``, without transactions."""
 
     def __init__(
         self,
@@ -175,10 +141,9 @@ class HistoryWriter:
         self._plain = plain
         self._producer = producer
         self._owner = owner
+        # Records with offsets from H on and the times of their append in epoch milliseconds, by
+        # partition.
         self._log: list[list[tuple[Record, int]]] = [[] for _ in life.shards]
-        """Records with offsets from H on and the times of their append in epoch milliseconds, by
-        partition.
-        """
         self._commit = 0
 
     def write(
@@ -187,13 +152,6 @@ class HistoryWriter:
         tell: Callable[[int], None],
         pause: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Write the whole history, and wait until all of it is in the topics.
-
-        Args:
-            records: number of producers' records, without those of scenes.
-            tell: called with the number of these records written so far.
-            pause: called after each step, with its number from 0; writing waits for it.
-        """
         start_ms = self._life.now_ms - TAIL_MS - SPAN_MS
         each, tail = divmod(records, STEPS + 1)
         for number in range(STEPS):
@@ -227,9 +185,7 @@ class HistoryWriter:
     # --- producers -----------------------------------------------------------------------------
 
     def _produce(self, requests: Sequence[Request]) -> None:
-        """Write half of ``requests`` without a transaction and half in one; in between write
-        ``_ABORTED`` records to each partition in a transaction that is aborted.
-        """
+        # Half without a transaction, half in one; between them a transaction that is aborted.
         half = len(requests) // 2
         self._append(self._plain, requests[:half])
         self._plain.flush()
@@ -255,9 +211,6 @@ class HistoryWriter:
         self._life.records += len(requests)
 
     def _bystanders(self) -> None:
-        """Write records that other producers and services leave in the drill's topics, and that are
-        no defects.
-        """
         target, other = ((topic, 0) for topic in self._names.targets)
         foreign: Headers = [("delay-source", b"delay_topic_elsewhere:0:7"), ("delay-settles", b"7")]
         self._plain.write(target, b"k", b"of another producer", [("own", b"1")])
@@ -269,10 +222,7 @@ class HistoryWriter:
     # --- the service ---------------------------------------------------------------------------
 
     def _settle(self, stop_ms: int) -> None:
-        """Advance H past the records written so far (but see ``ModelShard.awaits``), and settle
-        those due before ``stop_ms`` (epoch milliseconds). Write some of the outputs in an aborted
-        transaction, then all outputs and checkpoints in a committed one.
-        """
+        # Some of the outputs are written in an aborted transaction first.
         steps = [
             (shard, step) for shard in self._life.shards for step in self._steps(shard, stop_ms)
         ]
@@ -312,9 +262,7 @@ class HistoryWriter:
         self._log[shard.place[1]].append((again, step.at_ms))
 
     def _writes(self, writer: CountedWriter, output: OutputRecord) -> int:
-        """Append a record with ``writer`` and return its offset. Note a record of the delay topic,
-        so that H advances past it in the next step.
-        """
+        # H must advance past a record of the delay topic in the next step.
         topic, partition = output.place
         offset = writer.write(output.place, output.key, output.value, output.headers, output.at_ms)
         if topic == self._names.delay:
@@ -324,13 +272,11 @@ class HistoryWriter:
         return offset
 
     def _be_busy(self) -> None:
-        """Write many unchanged checkpoints of the first slice in one transaction."""
         with self._owner.transaction():
             for _ in range(_BUSY):
                 self._checkpoint(0)
 
     def _commit_in_vain(self) -> None:
-        """Write the last slice's checkpoint in the open transaction, which the caller aborts."""
         number = len(self._life.shards) - 1
         before = self._life.checkpoints.get(number)
         self._checkpoint(number)
@@ -369,9 +315,8 @@ class HistoryWriter:
     # --- the end -------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Set ``Life.beyond`` to the schedules with offsets from H on, which copies store. Mark the
-        earlier records that they, or control records from H on, replace, cancel or fire.
-        """
+        # Copies store schedules from H on. Earlier records that these or control records replace,
+        # cancel or fire are marked.
         for shard, log in zip(self._life.shards, self._log, strict=True):
             records = [record for record, _ in log]
             for record in records:

@@ -1,8 +1,4 @@
-"""Compare the findings of Spark's jobs with the injected defects.
-
-Each finding belongs to a world, what a job examines: ``topics`` (audit at the end), ``follow``
-(audits while the history is written), ``disks`` or ``digests`` (comparisons of copies).
-"""
+"""Compares the findings of Spark's jobs with the injected defects."""
 
 from __future__ import annotations
 
@@ -14,26 +10,15 @@ from typing import Final
 from delay_devtools.drill.stage import Defect
 
 SHOWN_MAX: Final = 20
-"""Largest number of missed findings that a verdict contains, and of findings without a defect."""
 
+# Finding of a job: first its world, then the fields of stage.Found or replicas.CopyFound.
 Finding = tuple[object, ...]
-"""Finding of a job: first its world, then the fields of ``stage.Found`` or
-``replicas.CopyFound``.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillVerdict:
-    """Result of a drill.
-
-    Attributes:
-        records: number of producers' records.
-        injected: number of injected defects, by kind.
-        found: number of defects all of whose expected findings were reported, by kind.
-        invented: number of findings without a defect.
-        missed: first expected findings that are missing, ``SHOWN_MAX`` at most.
-        inventions: first findings without a defect, ``SHOWN_MAX`` at most.
-        seconds: durations of the jobs in s, by name.
+    """Result of a drill, by kind; ``missed`` and ``inventions`` have ``SHOWN_MAX``
+    entries at most.
     """
 
     records: int
@@ -46,11 +31,9 @@ class DrillVerdict:
 
     @property
     def is_good(self) -> bool:
-        """Return whether all defects were found, without other findings."""
         return self.invented == 0 and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:
-        """Return the verdict as a JSON object."""
         seconds = sum(self.seconds.values())
         return {
             "injected": sum(self.injected.values()),
@@ -75,14 +58,7 @@ def judge(
     records: int,
     seconds: Mapping[str, float],
 ) -> DrillVerdict:
-    """Return the verdict of a drill on the findings.
-
-    Args:
-        defects: injected defects.
-        findings: findings of the jobs; a second equal one counts as a finding without a defect.
-        records: number of producers' records.
-        seconds: durations of the jobs in s, by name.
-    """
+    # A second equal finding counts as a finding without a defect.
     left = Counter(findings)
     missed: list[Finding] = []
     found: Counter[str] = Counter()

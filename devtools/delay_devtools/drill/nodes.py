@@ -1,8 +1,6 @@
-"""Nodes of a drill, which publish digests of their copies and answer queries for the copies'
-records (docs/internals/digests.md).
-
-The copies of the world ``digests`` exist only in these digests and answers. A stale copy reports
-that it has stored only the first half of the offsets below H.
+"""Nodes of a drill: they publish digests of their copies and answer queries for records
+(docs/internals/digests.md). A stale copy reports that it has stored only the first half of the
+offsets below H.
 """
 
 from __future__ import annotations
@@ -29,16 +27,12 @@ _STALE_MS: Final = HOUR_MS
 _ROWS: Final = 1_000
 _TICK_S: Final = 0.1
 
+# Number of records and sum of their hashes, by start of the hour (epoch milliseconds), then by
+# minute in the hour (0 to 59).
 Slots = dict[int, dict[int, tuple[int, int]]]
-"""Number of records and sum of their hashes, by start of the hour (epoch milliseconds), then by
-minute in the hour (0 to 59).
-"""
 
 
 def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> None:
-    """Write the digests of those of ``copies`` that are in the world ``digests`` to the digests
-    topic, each after some outdated ones.
-    """
     place = (life.names.own("digests"), 0)
     for number, copy in enumerate(one for one in copies if one.world == "digests"):
         for key, value in _rows(life, copy, is_silent=number % 2 == 0):
@@ -49,10 +43,8 @@ def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> N
 def _rows(
     life: Life, copy: ShardCopy, *, is_silent: bool
 ) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield the digest records of a copy, each its key and the value to encode as JSON (None: a
-    tombstone), outdated ones first. With ``is_silent``, a stale copy does not report that it is
-    behind, but the time of its digest is an hour too early.
-    """
+    # A silent stale copy does not report that it is behind, but the time of its digest is an hour
+    # too early.
     topic, partition = copy.place
     of = f"{copy.node}/{topic}/{partition}"
     said = {
@@ -129,9 +121,6 @@ def _sums(copy: ShardCopy) -> Slots:
 
 @contextmanager
 def answering(bootstrap: str, life: Life, copies: Sequence[ShardCopy]) -> Iterator[None]:
-    """Answer queries in the repairs topic for records in a range of keys, from those of ``copies``
-    that are in the world ``digests``, on a thread, inside of the context.
-    """
     topic = life.names.own("repairs")
     kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}
     consumer = clients.consumer({"bootstrap.servers": bootstrap}, f"drill-{life.names.run}")

@@ -1,9 +1,8 @@
-"""Copies of each shard on three nodes, and their defects.
+"""Copies of each shard on three nodes, in the worlds ``disks`` and ``digests``, and their defects.
 
-Each copy belongs to one of two worlds, from which the comparison reads it: ``disks`` (files of the
-service's store) or ``digests`` (digests that its node publishes). Each defect lies in another hour
-of a copy, so that defects can't hide each other. A stale copy lacks the newer half of the offsets
-below H (in ``digests`` it only reports so), and has no other defect.
+Each defect lies in another hour of a copy, so that defects can't hide each other. A stale copy
+lacks the newer half of the offsets below H (in ``digests`` it only reports so), and has no other
+defect.
 """
 
 from __future__ import annotations
@@ -27,24 +26,17 @@ from delayservice.store.wheel.reading import load_state, open_reader
 NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
 STALE: Final = "stale_replica"
+# Name of the only node with stale copies, so that each shard keeps two copies to compare.
 LAST: Final = NODES[-1]
-"""Name of the only node with stale copies, so that each shard keeps two copies to compare."""
+# Number of minutes from the minute of K on in which records are not compared.
 _NEAR_MINUTES: Final = 3
-"""Number of minutes from the minute of K on in which records are not compared."""
 _ROUND: Final = 4_096
 NO_MARK: Final = -1
 
 
 class CopyFound(NamedTuple):
-    """Finding of the comparison of copies.
-
-    Attributes:
-        kind: kind of the finding, such as ``missing``.
-        node: node of the copy.
-        topic: topic of the shard.
-        partition: partition of the shard.
-        slot_ms: start of the minute or hour, epoch milliseconds; None: the whole copy is concerned.
-        offset: offset of the record; None: no single record is concerned.
+    """Finding of the comparison of copies; ``slot_ms``: start of the minute or hour, None: the
+    whole copy.
     """
 
     kind: str
@@ -56,15 +48,7 @@ class CopyFound(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Record in a copy.
-
-    Attributes:
-        key_ms: time in its key, epoch milliseconds.
-        offset: offset of the record.
-        mark: offset of its canceller, or ``NO_MARK``.
-        record_id: its id; None: no id.
-        payload: the record as a store keeps it.
-    """
+    """Record in a copy; ``mark``: offset of its canceller, or ``NO_MARK``."""
 
     key_ms: int
     offset: int
@@ -74,30 +58,18 @@ class Frame(NamedTuple):
 
     @property
     def slot_ms(self) -> int:
-        """Return the start of the minute of the record's key, epoch milliseconds."""
         return self.key_ms - self.key_ms % MINUTE_MS
 
     @property
     def sum_hash(self) -> int:
-        """Return the 64-bit hash that the record adds to the sum of its minute in a digest."""
         content = self.payload if self.record_id is None else self.record_id
         return record_hash(self.key_ms, self.offset, content)
 
 
 @dataclass(slots=True)
 class ShardCopy:
-    """One node's copy of one shard.
-
-    Attributes:
-        world: ``disks`` or ``digests``, from which the comparison reads the copy.
-        node: name of its node.
-        place: topic and partition of the shard.
-        frames: records of the copy, by offset; of a stale one, with those that it lacks.
-        h: H of the shard's cursor, exclusive end of the offsets that the comparison considers.
-        from_ms: start of the first compared minute, epoch milliseconds.
-        stop: next source offset that the copy stores, unless it is stale.
-        is_stale: whether the copy lacks the newer half of the offsets below H.
-        damaged: starts of unreadable minutes (in digests) or hours (on disks), epoch milliseconds.
+    """One node's copy of one shard. ``damaged``: starts of unreadable minutes (in digests) or hours
+    (on disks); ``stop``: next source offset that the copy stores, unless it is stale.
     """
 
     world: str
@@ -111,26 +83,18 @@ class ShardCopy:
     damaged: list[int] = field(default_factory=list)
 
     def pending(self) -> Iterator[Frame]:
-        """Yield the pending records that the comparison considers: below H, from ``from_ms`` on,
-        and not marked by a canceller below H.
-        """
         for frame in self.frames.values():
             is_marked = NO_MARK < frame.mark < self.h
             if frame.offset < self.h and frame.key_ms >= self.from_ms and not is_marked:
                 yield frame
 
     def found(self, kind: str, frame: Frame) -> CopyFound:
-        """Return the finding of the kind ``kind`` that the comparison must report for a record of
-        this copy.
-        """
         return CopyFound(kind, self.node, *self.place, frame.slot_ms, frame.offset)
 
 
 @dataclass(slots=True)
 class Cell:
-    """One hour of a copy, from ``hour_ms`` (epoch milliseconds): its pending records, and those
-    that are marked by a canceller below H.
-    """
+    """One hour of a copy: its pending records, and those that are marked by a canceller below H."""
 
     copy: ShardCopy
     hour_ms: int
@@ -139,7 +103,6 @@ class Cell:
 
 
 def copies_of(life: Life) -> list[ShardCopy]:
-    """Return a sound copy of each shard for each node and world (``disks``, ``digests``)."""
     made = []
     for shard, beyond in zip(life.shards, life.beyond, strict=True):
         frames = {frame.offset: frame for frame in _frames(shard, beyond)}
@@ -162,13 +125,7 @@ def _frames(shard: ModelShard, beyond: Sequence[Record]) -> Iterator[Frame]:
 
 
 class Spoiler:
-    """Injector of defects of copies: it alters ``frames``, ``is_stale`` and ``damaged`` of copies.
-
-    Args:
-        copies: all copies.
-        holes: offsets without a committed record, by topic and partition.
-        rng: source of randomness.
-    """
+    """Injects defects into copies; ``holes``: offsets without a committed record."""
 
     def __init__(
         self, copies: Sequence[ShardCopy], holes: Mapping[Place, Sequence[int]], rng: random.Random
@@ -179,12 +136,7 @@ class Spoiler:
         self._cells: list[Cell] = []
 
     def spoil(self, kinds: Sequence[str]) -> list[Defect]:
-        """Inject a defect for each kind in ``kinds``, of equal kinds alternately on disks and in
-        digests; return the defects with their expected findings.
-
-        Raises:
-            DelayServiceError: there are more defects than free hours.
-        """
+        # Equal kinds alternate between disks and digests.
         worlds = {kind: itertools.cycle(WORLDS) for kind in kinds}
         chosen = [(kind, next(worlds[kind])) for kind in kinds]
         done = [self._stale(world) for kind, world in chosen if kind == STALE]
@@ -240,15 +192,11 @@ class Spoiler:
         return [cell.copy.found("missing", frame)]
 
     def _lose_mark(self, cell: Cell) -> list[CopyFound]:
-        """Remove the mark of a cancelled record; return the expected findings, empty if the hour of
-        ``cell`` has no such record.
-        """
         if not cell.marked:
             return []
         return self._added(cell, self._rng.choice(cell.marked)._replace(mark=NO_MARK))
 
     def _add_record(self, cell: Cell) -> list[CopyFound]:
-        """Add a record at an offset without a committed record; return the expected findings."""
         copy = cell.copy
         free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
         like = self._rng.choice(cell.pending)
@@ -261,9 +209,8 @@ class Spoiler:
         return [cell.copy.found("extra", frame)]
 
     def _alter_record(self, cell: Cell) -> list[CopyFound]:
-        """Alter the content of a record without an id, as digests hash only the id of a record that
-        has one. Return the expected findings, empty if the hour has no such record.
-        """
+        # Digests hash only the id of a record that has one, so only records without ids are
+        # altered.
         plain = [frame for frame in cell.pending if frame.record_id is None]
         if not plain:
             return []
@@ -275,10 +222,6 @@ class Spoiler:
         return [cell.copy.found("different", frame)]
 
     def _damage(self, cell: Cell) -> list[CopyFound]:
-        """Add the hour (on disks) or a minute (in digests) to the copy's ``damaged``: ``keep``
-        damages the hour's file, and digests report the minute as unreadable. Return the expected
-        findings.
-        """
         copy = cell.copy
         start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].slot_ms
         copy.damaged.append(start_ms)
@@ -292,9 +235,6 @@ class Spoiler:
         "altered_record": _alter_record,
         "flipped_byte": _damage,
     }
-    """Methods that inject a defect into an hour of a copy, by kind of defect. The kind ``STALE``
-    concerns a whole copy and has no such method.
-    """
 
 
 def _plain(value: bytes) -> bytes:
@@ -312,9 +252,6 @@ def _no_room(kind: str) -> DelayServiceError:
 
 
 def keep(life: Life, copies: Iterable[ShardCopy], state: Path) -> dict[str, str]:
-    """Write those of ``copies`` that are in the world ``disks`` below the folder ``state`` with the
-    service's store; return the nodes' state folders, by node name.
-    """
     for copy in copies:
         if copy.world == "disks":
             folder = str(state / copy.node / "wheel" / "0")
@@ -345,9 +282,6 @@ def _keep(copy: ShardCopy, folder: ShardFolder) -> None:
 
 
 def flip_byte(folder: ShardFolder, start_ms: int) -> None:
-    """Flip one bit of the data of the slot that begins at ``start_ms`` (epoch milliseconds), in the
-    file of a shard's store.
-    """
     state = load_state(folder)
     if state is None:
         raise AssertionError(folder)

@@ -1,11 +1,3 @@
-"""Run a drill: write a history with defects, run the jobs that should find them, and return the
-verdict.
-
-A world is what a job examines: ``topics`` (audit at the end), ``follow`` (audits while the history
-is written), ``disks`` or ``digests`` (comparisons of copies). A scene is a generator that writes a
-defect, or a sound case that looks like one, into the history.
-"""
-
 from __future__ import annotations
 
 import itertools
@@ -49,38 +41,23 @@ if TYPE_CHECKING:
 
 COPY_KINDS: Final = (*Spoiler.KINDS, STALE)
 KINDS: Final = (*DEFECTS, *COPY_KINDS)
-"""Names of all kinds of defects."""
 
 _SECRET: Final = b"of a drill, and of nothing else"
+# World of the findings of audits that run while the history is written, each of the records since
+# the one before.
 FOLLOWED: Final = "follow"
-"""World of the findings of audits that run while the history is written, each of the records since
-the one before.
-"""
+# Age in ms at which a record that is due and not settled counts as overdue.
 _STALE_MS: Final = 6 * HOUR_MS
-"""Age in ms at which a record that is due and not settled counts as overdue."""
+# Divisor of the mean number of records in a partition; a copy that lacks more records than the
+# result counts as behind.
 _BEHIND_PART: Final = 20
-"""Divisor of the mean number of records in a partition; a copy that lacks more records than the
-result counts as behind.
-"""
 _FINDINGS_SPARE: Final = 10_000
-"""Number of findings of a job that are read at most, in addition to 100 for each defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """Options of a drill.
-
-    Attributes:
-        records: number of records that producers write.
-        defects: number of defects of all kinds together.
-        seed: seed of all random choices.
-        partitions: number of partitions of the delay topic and of each target.
-        bootstrap: brokers of a cluster; empty: a cluster is started.
-        keep: whether to keep topics and folders.
-        checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
-            one for each slice, as in older clusters.
-        cuts: number of audits of the world ``follow``, of which the last runs when the history is
-            written, the others before; 0: no such audit.
+    """Options of a drill. ``checkpoint_partitions``: 0 for one for each slice, as in older
+    clusters; ``cuts``: number of audits of the world ``follow``, the last one after the end.
     """
 
     records: int = 1_000_000
@@ -95,19 +72,6 @@ class DrillOptions:
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A history with defects, ready to be judged.
-
-    Attributes:
-        options: options of the drill.
-        bootstrap: brokers of its cluster.
-        folder: folder of the jobs' results and of the nodes' state folders.
-        life: state of the history.
-        copies: copies of all nodes.
-        folders: state folders, by node name.
-        defects: injected defects.
-        seconds: durations in s of the audits that ran while the history was written, by name.
-    """
-
     options: DrillOptions
     bootstrap: str
     folder: Path
@@ -122,17 +86,6 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """Write a drill's history and copies, and yield the drill; remove topics and folders at the end
-    unless kept.
-
-    Args:
-        options: options of the drill.
-        spark: session for the audits of the world ``follow``; None: these are left out.
-        is_shown: whether progress is shown.
-
-    Raises:
-        DelayServiceError: the drill can't be written; the message says what to do.
-    """
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="delay-drill-"))
         if not options.keep:
@@ -194,14 +147,10 @@ def _make(
 
 
 def cuts_of(options: DrillOptions) -> list[int]:
-    """Return the numbers of the steps of the history after which an audit of the world ``follow``
-    runs, without the audit after the end.
-    """
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
 def _make_topics(names: TopicNames, topics: TopicAdmin) -> str:
-    """Create the topics of the drill; return Kafka's id of the delay topic."""
     checkpoint = names.own("checkpoint")
     wide = [names.delay, *names.targets, checkpoint]
     narrow = [names.own(what) for what in ("dead_letter", "outcomes", "digests", "repairs")]
@@ -223,12 +172,6 @@ def _write(
     shown: Steps,
     pause: Callable[[int], None],
 ) -> list[Defect]:
-    """Write the history with those defects in ``kinds`` that topics can have; return these defects.
-    ``pause`` is called after each step of the history with its number.
-
-    Raises:
-        DelayServiceError: a defect was not complete at the end of the history.
-    """
     theatre = theatre_of(life, kinds, rng)
     plain, producer, owner = (
         CountedWriter(bootstrap, life.ends, transactional=transactional)
@@ -246,9 +189,6 @@ def _write(
 
 
 def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
-    """Return the runner of a history's scenes: one scene for each kind in ``kinds`` that topics can
-    have, and each sound scene twice, in random steps.
-    """
     plan: dict[int, list[str]] = {}
     for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
         step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
@@ -262,9 +202,6 @@ def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
 
 
 def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
-    """Run audit and comparisons, compare their findings with the injected defects, and return the
-    verdict. ``say`` shows progress.
-    """
     seconds, findings = dict(drill.seconds), []
     if FOLLOWED in seconds:
         path = str(drill.folder / FOLLOWED / "findings")
@@ -278,9 +215,6 @@ def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
 
 
 def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
-    """Print the verdict, as a table for people or as one JSON object, and the place of kept
-    files.
-    """
     if drill.options.keep:
         err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)
     told = verdict.to_json()
@@ -303,15 +237,7 @@ def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
 
 
 def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: object) -> AuditOptions:
-    """Return the options of an audit of a drill.
-
-    Args:
-        drill: drill to audit.
-        out: folder for results.
-        is_over: whether the whole history is written. Before that, overdue records can't be found,
-            as the time of the history is not the clock's.
-        more: options that override these.
-    """
+    # Before the history is over, overdue records can't be found, as its time is not the clock's.
     from connectors.spark.audit import AuditOptions
 
     names, clock_ms = drill.life.names, time.time_ns() // 1_000_000
@@ -338,9 +264,7 @@ def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
 
 
 def _follow(drill: Drill, spark: SparkSession, *, is_last: bool = False) -> None:
-    """Audit the records since the last such audit, by an object that knows only the stored state of
-    that audit; add the duration to ``drill.seconds``. ``is_last``: the whole history is written.
-    """
+    # Each audit is by a new object, which knows only the stored state.
     from connectors.spark.audit import Following
 
     began_s = time.monotonic()
@@ -379,9 +303,6 @@ def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, s
 
 
 def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
-    """Return the findings that a job has written to ``path``; ``job`` is their world. ``expected``
-    is the number of defects: 100 findings for each, and ``_FINDINGS_SPARE``, are read at most.
-    """
     read = spark.read.option("recursiveFileLookup", value=True)
     rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
     if job not in ("topics", FOLLOWED):

@@ -1,9 +1,8 @@
 """Model of a delay service for one shard, in memory, by the rules of ``docs/internals/design.md``.
 
 ``pass_offset`` applies rules 8 and 9 (H advances past a record), ``advance`` rule 10 (K advances).
-Both yield steps, for which ``history`` writes records. ``awaits`` is rule 14: H stops before a
-canceller while the requeued record that it cancels is not written yet. A schedule is a record that
-requests a delay, not a control record.
+``awaits`` is rule 14: H stops before a canceller while the requeued record that it cancels is not
+written yet.
 """
 
 from __future__ import annotations
@@ -13,22 +12,23 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, Literal, TypeAlias
 
-from delay_devtools.drill.users import Request
+from delay_devtools.drill.users import Request, TopicNames
 from delay_devtools.drill.wire import (
+    BY_KEY,
     DAY_MS,
     START_KEY,
     Headers,
     Place,
     pack,
+    partition_of,
     signed_copy,
 )
 
 ROLL_WINDOW_MS: Final = DAY_MS
 PARK_MS: Final = 10_000
+# Value of Request.op for records of scenes: the model only advances H past them, and the scene
+# writes their outputs.
 SCENE: Final = "scene"
-"""Value of ``Request.op`` for records of scenes: the model only advances H past them, and the scene
-writes their outputs.
-"""
 _ATTEMPTS: Final = 2
 
 
@@ -38,12 +38,9 @@ class Record:
 
     Attributes:
         offset: offset of the record; -1: it is not written yet.
-        key_ms: key of the record: time of its next step, epoch milliseconds.
-        request: the producer's record, and its meaning.
-        source: ``delay-source`` (``topic:partition:offset``) of the original record, if this one is
-            requeued; None: it is an original.
-        attempt: number of the attempt to deliver, from 1.
-        mark: offset of the record that cancels, replaces or fires it; None: there is none.
+        key_ms: time of its next step, epoch milliseconds.
+        source: ``delay-source`` of the original record, if this one is requeued.
+        mark: offset of the record that cancels, replaces or fires it.
         base: of a requeued record: the first offset whose record of the same id cancels it.
         is_flying: whether it is a requeued record past which H has not advanced.
     """
@@ -58,7 +55,6 @@ class Record:
     is_flying: bool = False
 
     def payload(self) -> bytes:
-        """Return the record in MessagePack, as a store keeps it."""
         asked = self.request
         meta = None
         if (asked.record_id, asked.expires_ms, self.source) != (None, None, None):
@@ -74,16 +70,8 @@ Act: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """One step of the modelled service: what it does with one record.
-
-    Attributes:
-        act: kind of the step. ``letter`` dead-letters the record, ``copy`` requeues it, ``control``
-            writes the outcome of a control record; the others give the record that outcome.
-        record: record that it settles; a control or broken record settles itself.
-        at_ms: time of the step, epoch milliseconds.
-        by: offset of the canceller; -1: there is none.
-        text: outcome of a control record, or code of a dead letter.
-        again: requeued record to append, whose offset is not known yet; None: nothing is requeued.
+    """What the modelled service does with one record. ``letter`` dead-letters it, ``copy`` requeues
+    it, ``control`` writes the outcome of a control record; other acts give it that outcome.
     """
 
     act: Act
@@ -96,14 +84,8 @@ class ModelStep:
 
 @dataclass(slots=True)
 class ModelShard:
-    """One partition of the delay topic, in its owner's state.
-
-    Attributes:
-        place: topic and partition.
-        key: K of the cursor: key ``(key_ms, offset)`` up to which records are settled.
-        h: H of the cursor: first offset past which H has not advanced.
-        waiting: pending records, by offset.
-        marked: records settled before their key: a store still has them, with a mark.
+    """One partition of the delay topic, in its owner's state: K as ``(key_ms, offset)``, and H.
+    ``marked``: records settled before their key, which a store still has.
     """
 
     place: Place
@@ -112,30 +94,21 @@ class ModelShard:
     waiting: dict[int, Record] = field(default_factory=dict)
     marked: list[Record] = field(default_factory=list)
     _named: dict[bytes, Record] = field(default_factory=dict)
-    """Last record of each id that was not cancelled, replaced or fired."""
+    # Heap of the keys of pending records, (key_ms, offset); some of these records are settled
+    # meanwhile.
     _due: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of the keys of pending records, ``(key_ms, offset)``; some of these records are settled
-    meanwhile.
-    """
 
     @property
     def name(self) -> str:
-        """Return the shard's name, ``topic:partition``."""
         return f"{self.place[0]}:{self.place[1]}"
 
     # --- H -------------------------------------------------------------------------------------
 
     def awaits(self, record: Record) -> bool:
-        """Return whether H must stop before ``record``, as the record that it cancels is requeued
-        and its new offset is not known yet.
-        """
         earlier = self._named.get(record.request.record_id or b"")
         return record.source is None and earlier is not None and earlier.offset < 0
 
     def pass_offset(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Advance H past ``record`` at ``at_ms`` (epoch milliseconds); yield the steps that result:
-        none for a schedule that only becomes pending.
-        """
         asked = record.request
         self.h = record.offset + 1
         record.is_flying = False
@@ -156,10 +129,6 @@ class ModelShard:
             yield from self._take(record, at_ms)
 
     def _take(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Add a schedule or a requeued record to ``waiting``, or to ``marked`` if it has a mark;
-        yield the step that settles it if K is past its key. ``at_ms``: time of the step,
-        epoch ms.
-        """
         if record.mark is not None:
             self.marked.append(record)
             return
@@ -169,12 +138,8 @@ class ModelShard:
             yield self._settle(record, max(at_ms, record.key_ms), record.offset + 1)
 
     def hit(self, record: Record) -> Record | None:
-        """Make ``record`` the canceller (``Record.mark``) of the last earlier record of the same
-        id, and return that record; a schedule then becomes the id's last record.
-
-        None: ``record`` has no id or is requeued, or the earlier record is neither pending nor a
-        requeued record that H has yet to pass.
-        """
+        # Without an id, when requeued, or when the earlier record is neither pending nor flying,
+        # nothing is hit.
         name = record.request.record_id
         if name is None or record.source is not None:
             return None
@@ -199,10 +164,6 @@ class ModelShard:
     # --- K -------------------------------------------------------------------------------------
 
     def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[ModelStep]:
-        """Advance K to the last pending record whose key is before ``stop_ms`` (epoch
-        milliseconds); yield the step that settles each record up to there, ``lateness_ms`` after
-        its key.
-        """
         while self._due and self._due[0][0] < stop_ms:
             key = heappop(self._due)
             record = self.waiting.get(key[1])
@@ -211,14 +172,9 @@ class ModelShard:
                 yield self._settle(record, key[0] + lateness_ms, self.h)
 
     def forget(self) -> None:
-        """Drop marked records whose key K has passed, as a store does."""
         self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
 
     def _settle(self, record: Record, at_ms: int, base: int) -> ModelStep:
-        """Remove a record whose key was reached at ``at_ms`` (epoch milliseconds) from ``waiting``;
-        return the step that settles it. If the record is requeued, ``base`` becomes the
-        ``Record.base`` of the new record; else it is ignored.
-        """
         asked = record.request
         del self.waiting[record.offset]
         if asked.due_ms > at_ms:
@@ -245,9 +201,6 @@ class ModelShard:
     # --- headers -------------------------------------------------------------------------------
 
     def told(self, record: Record) -> Headers:
-        """Return the headers that the service adds to an output for ``record``: due time, source,
-        settled offset, and id and attempt if there are any.
-        """
         asked = record.request
         told: Headers = [
             ("delay-due-at", b"%d" % asked.due_ms),
@@ -261,9 +214,6 @@ class ModelShard:
         return told
 
     def copy_headers(self, record: Record, again: Record, secret: bytes, **more: object) -> Headers:
-        """Return the headers of ``again``, the requeued record of ``record``, signed with
-        ``secret``; ``more`` are further fields of ``delay-copy``.
-        """
         asked = again.request
         facts = {
             "settles": record.offset,
@@ -279,3 +229,84 @@ class ModelShard:
             **more,
         }
         return signed_copy(self.place, secret, facts, (asked.out_key, asked.value, asked.own))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """Record to write. ``own``: headers of the producer, or all of a requeued record; ``told``:
+    headers that the service adds.
+    """
+
+    place: Place
+    key: bytes | None
+    value: bytes | None
+    own: Headers
+    told: Headers
+    at_ms: int
+
+    @property
+    def headers(self) -> Headers:
+        return [*self.own, *self.told]
+
+
+def output_of(names: TopicNames, shard: ModelShard, step: ModelStep) -> OutputRecord:
+    if step.act in ("deliver", "fire"):
+        return _delivery(names, shard, step)
+    if step.act == "copy":
+        return _copy(names, shard, step)
+    if step.act == "letter":
+        return _letter(names, shard, step)
+    return _outcome(names, shard, step)
+
+
+def _delivery(names: TopicNames, shard: ModelShard, step: ModelStep) -> OutputRecord:
+    asked, told = step.record.request, shard.told(step.record)
+    if step.act == "fire":
+        told.append(("delay-fired-by", b"%d" % step.by))
+    place = (asked.target, _partition(names, step))
+    return OutputRecord(place, asked.out_key, asked.value, asked.own, told, step.at_ms)
+
+
+def _partition(names: TopicNames, step: ModelStep) -> int:
+    asked, count = step.record.request, names.partitions
+    if asked.to != BY_KEY:
+        return asked.to
+    key = asked.out_key
+    return step.record.offset % count if key is None else partition_of(key, count)
+
+
+def _copy(names: TopicNames, shard: ModelShard, step: ModelStep) -> OutputRecord:
+    if step.again is None:
+        raise AssertionError("a copy of nothing")
+    asked = step.again.request
+    headers = shard.copy_headers(step.record, step.again, names.secret)
+    return OutputRecord(shard.place, asked.out_key, asked.value, headers, [], step.at_ms)
+
+
+def _letter(names: TopicNames, shard: ModelShard, step: ModelStep) -> OutputRecord:
+    asked, told = step.record.request, shard.told(step.record)
+    key, headers = asked.key, asked.headers
+    if asked.op:
+        key, headers = asked.out_key, [*asked.own, ("delay-at", b"%d" % asked.due_ms)]
+        headers.append(("delay-target-topic", asked.target.encode()))
+        if asked.record_id is not None:
+            headers.append(("delay-id", asked.record_id))
+        if asked.expires_ms is not None:
+            headers.append(("delay-expires-at", b"%d" % asked.expires_ms))
+    why: Headers = [("delay-error", step.text.encode()), ("delay-error-detail", b"drilled")]
+    place = (names.own("dead_letter"), 0)
+    return OutputRecord(place, key, asked.value, headers, [*why, *told[1:3]], step.at_ms)
+
+
+def _outcome(names: TopicNames, shard: ModelShard, step: ModelStep) -> OutputRecord:
+    name = {"control": step.text, "expire": "expired"}.get(step.act, step.act)
+    told = shard.told(step.record)
+    headers: Headers = [("delay-outcome", name.encode()), ("delay-shard", shard.name.encode())]
+    headers.append(told[2])
+    headers += [header for header in told if header[0] == "delay-id"]
+    if step.act in ("control", "expire"):
+        headers.append(told[1])
+    if step.by >= 0:
+        headers.append(("delay-settled-by", b"%d" % step.by))
+    place = (names.own("outcomes"), 0)
+    return OutputRecord(place, step.record.request.record_id, None, [], headers, step.at_ms)

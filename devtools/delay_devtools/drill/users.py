@@ -1,6 +1,4 @@
-"""Random records of producers, with every kind of request in ``docs/header-contract.md``. A
-schedule is a record that requests a delay, not a control record.
-"""
+"""Random records of producers, with every kind of request in ``docs/header-contract.md``."""
 
 from __future__ import annotations
 
@@ -22,21 +20,13 @@ from delay_devtools.drill.wire import (
 )
 
 KEYS: Final = 997
+# Largest number of ids in each partition from which later records choose one to use again.
 _NAMED_MAX: Final = 200
-"""Largest number of ids in each partition from which later records choose one to use again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNames:
-    """Names of a drill's topics, and the secret of its cluster.
-
-    Attributes:
-        run: unique part of the names.
-        partitions: number of partitions of the delay topic and of each target.
-        secret: cluster secret, which signs requeued records and envelopes.
-        checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
-            one for each slice and checkpoints of version 1, as in older clusters.
-    """
+    """Names of a drill's topics, and the secret of its cluster."""
 
     run: str
     partitions: int
@@ -45,56 +35,34 @@ class TopicNames:
 
     @property
     def delay(self) -> str:
-        """Return the name of the delay topic."""
         return f"delay_topic_drill_{self.run}"
 
     @property
     def targets(self) -> tuple[str, str]:
-        """Return the names of the two target topics that exist."""
         return f"drill_{self.run}_a", f"drill_{self.run}_b"
 
     @property
     def gone(self) -> str:
-        """Return the name of a target topic that is allowed and does not exist."""
+        # Allowed, but missing.
         return f"drill_{self.run}_gone"
 
     @property
     def allow(self) -> str:
-        """Return the pattern of the allowed target topics."""
         return f"drill_{self.run}_*"
 
     def checkpoint_place(self, slice_no: int) -> Place:
-        """Return topic and partition of a slice's checkpoints."""
         shared = self.checkpoint_partitions
         return self.own("checkpoint"), slice_no % shared if shared else slice_no
 
     def own(self, what: str) -> str:
-        """Return the name of one of the service's own topics: ``what`` is ``checkpoint``,
-        ``dead_letter``, ``digests`` and so on.
-        """
         return f"delay_{what}_drill_{self.run}"
 
 
 @dataclass(slots=True)
 class Request:
-    """Record of a producer, and its meaning by the header contract.
-
-    Attributes:
-        partition: partition of the delay topic.
-        written_ms: timestamp, epoch milliseconds.
-        key: key as written.
-        value: value as written.
-        headers: headers as written.
-        op: ``schedule``, ``cancel``, ``fire``; empty: it breaks the contract.
-        due_ms: due time of a schedule, epoch milliseconds.
-        target: target topic.
-        to: partition of the target, or ``BY_KEY``.
-        out_key: key of the delivered record.
-        own: headers that are delivered.
-        record_id: id of the record; None: no id.
-        expires_ms: expiry, epoch milliseconds; None: no expiry.
-        code: error code of the dead letter of a record that breaks the contract.
-        is_refused_once: whether the target refuses it at the first attempt.
+    """Record of a producer, and its meaning: ``op`` is empty if it breaks the header contract.
+    ``own`` are the headers that are delivered, ``to`` is the partition of the target, or
+    ``BY_KEY``.
     """
 
     partition: int
@@ -115,13 +83,6 @@ class Request:
 
 
 class Users:
-    """Generator of random producers' records.
-
-    Args:
-        names: names of the drill's topics.
-        rng: seeded source of randomness.
-    """
-
     def __init__(self, names: TopicNames, rng: random.Random) -> None:
         self._names = names
         self._rng = rng
@@ -129,7 +90,6 @@ class Users:
         self._spoken: list[list[bytes]] = [[] for _ in range(names.partitions)]
 
     def request(self, written_ms: int) -> Request:
-        """Return a record of a random kind, written at ``written_ms`` (epoch milliseconds)."""
         rng, number = self._rng, self._count
         self._count += 1
         partition = rng.randrange(self._names.partitions)
@@ -142,7 +102,6 @@ class Users:
         return made
 
     def prompt(self, written_ms: int) -> Request:
-        """Return a plain record, written and due at ``written_ms`` (epoch milliseconds)."""
         made = self.request(written_ms)
         made = Request(made.partition, written_ms, None, made.value, [], own=made.own)
         made.due_ms, made.target = written_ms, self._names.targets[0]
@@ -293,9 +252,6 @@ class Users:
 
 
 def _ask(made: Request, when: Header, *more: Header) -> None:
-    """Set the headers of a record: the producer's own, ``when`` (its due time or delay), the target
-    topic, and ``more``.
-    """
     made.headers = [*made.own, when, ("delay-target-topic", made.target.encode()), *more]
 
 

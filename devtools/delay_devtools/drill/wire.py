@@ -21,50 +21,38 @@ import xxhash
 Header: TypeAlias = tuple[str, bytes | None]
 Headers: TypeAlias = list[Header]
 Place: TypeAlias = tuple[str, int]
-"""Topic and partition."""
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 86_400_000
 MAX_DELAY_MS: Final = 100 * DAY_MS
-"""Longest delay that the first contract allows, in ms."""
 BY_KEY: Final = -1
-"""Target partition of a record whose partition is selected by its key."""
+# K of a shard before its first settled record.
 START_KEY: Final = (0, 2**63 - 1)
-"""K of a shard before its first settled record."""
 
 _MASK_64: Final = 2**64 - 1
 _MASK_32: Final = 2**32 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
+# Encoder of a store's payload (target, partition, key, value, headers, due_ms, meta); meta is (id,
+# source, attempt, expires_ms), or None without any of them.
 pack: Final = msgspec.msgpack.Encoder().encode
-"""Encoder of a store's payload ``(target, partition, key, value, headers, due_ms, meta)``; ``meta``
-is ``(id, source, attempt, expires_ms)``, or None without any of them.
-"""
 
 
 def to_json(value: object) -> bytes:
-    """Return JSON without blanks, in UTF-8."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def record_hash(key_ms: int, offset: int, content: bytes) -> int:
-    """Return the 64-bit hash of a pending record with this key. ``content`` is its payload; for the
-    sums in digests, its id if it has one.
-    """
     return xxhash.xxh3_64_intdigest(content, (key_ms * _GOLDEN + offset) & _MASK_64)
 
 
 def hash_text(number: int) -> str:
-    """Return a hash or a sum of hashes, modulo 2^64, as digests write it: 16 hex digits."""
     return f"{number & _MASK_64:016x}"
 
 
 @lru_cache(maxsize=4_096)
 def partition_of(key: bytes, count: int) -> int:
-    """Return the partition, of a topic with ``count`` partitions, to which a Java producer sends a
-    key.
-    """
     m, r = 0x5BD1_E995, 24
     h = 0x9747_B28C ^ len(key)
     body = len(key) // 4 * 4
@@ -78,7 +66,6 @@ def partition_of(key: bytes, count: int) -> int:
 
 
 def topic_hash(topic_id: str) -> str:
-    """Return the hexadecimal name under which a node's stores keep the topic with this id."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
@@ -88,14 +75,7 @@ def signed_copy(
     facts: dict[str, Any],
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
-    """Return the headers of a requeued record: its own, ``delay-copy`` and the signature.
-
-    Args:
-        place: topic and partition that the requeued record is written to.
-        secret: key of the signature; the cluster secret, unless it is to be false.
-        facts: fields of ``delay-copy``; values that are bytes are encoded here.
-        content: key, value and own headers of the requeued record.
-    """
+    """Return the headers of a requeued record: its own, ``delay-copy`` and the signature."""
     told = {
         n: base64.b64encode(v).decode() if isinstance(v, bytes) else v for n, v in facts.items()
     }
@@ -109,10 +89,6 @@ def signed_envelope(
     facts: dict[str, Any],
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
-    """Return the headers of an envelope that brings a schedule from ``shard`` (``topic:partition``)
-    to ``place``. ``facts`` are fields of ``delay-home``, ``content`` is key, value and headers of
-    the schedule, ``secret`` signs.
-    """
     source = base64.b64encode(facts["source"]).decode()
     told = {"v": 1, "op": "schedule", **facts, "source": source, "shard": shard}
     return _signed("delay-home", place, secret, told, content)
@@ -136,18 +112,13 @@ def _signed(
 
 
 def _measured(part: bytes | None) -> bytes:
-    """Return a part of a signed content with its length in front (8 bytes; -1 for None), so that
-    different lists of parts differ in bytes.
-    """
+    # The length in front makes different lists of parts differ in bytes; -1: None.
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
 
 def contract(
     allow: Sequence[str], roll_window_ms: int, max_delay_ms: int = MAX_DELAY_MS
 ) -> dict[str, object]:
-    """Return a contract in the JSON form that checkpoints contain: allowed targets (patterns), roll
-    window and longest delay in ms, and defaults for the rest.
-    """
     return {
         "version": 2,
         "roll_window_ms": roll_window_ms,

@@ -6,7 +6,6 @@ takes one, and the end of a transaction takes one (its marker) in each partition
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,46 +27,27 @@ _QUIET: Final[Mapping[str, str | int | float]] = {"log_level": 0}
 _POLL_EVERY: Final = 1_000
 _TICK_S: Final = 0.01
 _KNOWN_S: Final = 30.0
-"""Time limit in which every broker knows a new topic, in s."""
 
 
 @dataclass(slots=True)
 class Ends:
-    """Next offsets of partitions, and offsets without a committed record.
-
-    Attributes:
-        next: next offset of each partition that was written to; others are at 0.
-        holes: offsets of transaction markers and of records of aborted transactions, by topic and
-            partition.
-    """
+    """Next offsets of partitions; ``holes``: offsets without a committed record."""
 
     next: dict[Place, int] = field(default_factory=dict)
     holes: dict[Place, list[int]] = field(default_factory=dict)
 
     def take(self, place: Place) -> int:
-        """Return the next offset of a partition, for a record that is written now, and advance it
-        by one.
-        """
         offset = self.next.get(place, 0)
         self.next[place] = offset + 1
         return offset
 
     def skip(self, place: Place) -> None:
-        """Advance a partition's next offset past the marker that ends a transaction, and add that
-        offset to ``holes``.
-        """
         self.holes.setdefault(place, []).append(self.take(place))
 
 
 class CountedWriter:
     """Producer that counts offsets. Its records are in the log for certain only after ``flush``, or
-    after the transaction.
-
-    Args:
-        bootstrap: brokers.
-        ends: next offsets, shared by all writers to the same topics; only one of them may write at
-            a time.
-        transactional: whether all records are written in transactions.
+    after the transaction. Only one writer may write to the same topics at a time.
     """
 
     def __init__(self, bootstrap: str, ends: Ends, *, transactional: bool) -> None:
@@ -101,9 +81,6 @@ class CountedWriter:
         headers: Sequence[Header] = (),
         at_ms: int = 0,
     ) -> int:
-        """Queue a record for writing, with the timestamp ``at_ms`` (epoch milliseconds; 0: now);
-        return the offset that it gets.
-        """
         topic, partition = place
         produce_patiently(
             self._producer, topic, value, key, partition, headers=list(headers), timestamp=at_ms
@@ -116,11 +93,6 @@ class CountedWriter:
         return offset
 
     def flush(self) -> None:
-        """Wait until the brokers have acknowledged all records.
-
-        Raises:
-            KafkaEdgeError: the brokers refuse a record, or do not answer.
-        """
         left = self._producer.flush(TIMEOUT_S)
         if left or self._failed:
             why = self._failed[0] if self._failed else f"{left} records wait"
@@ -129,13 +101,6 @@ class CountedWriter:
 
     @contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[None]:
-        """Write the records of the context in a transaction; at its end commit it, or abort it if
-        ``commit`` is False, and wait for its markers. Note its offsets without a committed record
-        in ``Ends.holes``.
-
-        Raises:
-            KafkaEdgeError: the brokers refuse the transaction, or do not answer.
-        """
         self._taken.clear()
         try:
             self._producer.begin_transaction()
@@ -157,15 +122,9 @@ class CountedWriter:
         self._taken.clear()
 
     def _await_markers(self) -> None:
-        """Wait until the markers of the ended transaction are in the log, so that other writers may
-        write.
-
-        Raises:
-            KafkaEdgeError: a marker is missing after ``TIMEOUT_S`` seconds.
-        """
+        # Other writers may write only when the markers are in the log.
         awaited = {place: self._ends.next[place] for place in self._taken}
         deadline_s = time.monotonic() + TIMEOUT_S
-        tick = threading.Event()
         while awaited:
             found = offsets_of(self._admin, awaited, LATEST)
             awaited = {place: end for place, end in awaited.items() if found[place] < end}
@@ -176,23 +135,15 @@ class CountedWriter:
                     "at the broker"
                 )
             if awaited:
-                tick.wait(_TICK_S)
+                time.sleep(_TICK_S)
 
 
 class TopicAdmin:
-    """Admin client that creates, checks and deletes a drill's topics."""
-
     def __init__(self, bootstrap: str) -> None:
         self._admin = AdminClient({**_QUIET, "bootstrap.servers": bootstrap})
         self._made: list[str] = []
 
     def make(self, counts: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> None:
-        """Create topics. ``counts`` has the number of partitions, ``configs`` the configuration, by
-        topic name; a topic without an entry in ``configs`` gets the broker's defaults.
-
-        Raises:
-            KafkaEdgeError: a topic can't be created.
-        """
         new = [NewTopic(n, c, config=dict(configs.get(n, {}))) for n, c in counts.items()]
         try:
             for future in self._admin.create_topics(new, operation_timeout=TIMEOUT_S).values():
@@ -205,13 +156,7 @@ class TopicAdmin:
         self._made += counts
 
     def id_of(self, topic: str) -> str:
-        """Return Kafka's id of a topic, waiting until the broker knows a new topic.
-
-        Raises:
-            KafkaEdgeError: no broker knows the topic in time.
-        """
         deadline_s = time.monotonic() + _KNOWN_S
-        tick = threading.Event()
         while True:
             described = self._admin.describe_topics(TopicCollection([topic]))
             try:
@@ -220,14 +165,10 @@ class TopicAdmin:
                 is_new = exc.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
                 if not is_new or time.monotonic() > deadline_s:
                     raise KafkaEdgeError(f"{topic} can't be described: {exc.args[0]}") from exc
-            tick.wait(_TICK_S)
+            time.sleep(_TICK_S)
 
     def check(self, ends: Ends) -> None:
-        """Check that the partitions in ``ends`` end at the counted offsets.
-
-        Raises:
-            KafkaEdgeError: a log has another end, so another process writes to it.
-        """
+        # Another end of a log means that another process writes to it.
         found = offsets_of(self._admin, ends.next, LATEST)
         for (topic, partition), counted in ends.next.items():
             if found[topic, partition] != counted:
@@ -237,11 +178,7 @@ class TopicAdmin:
                 )
 
     def forget(self, place: Place, stop: int) -> None:
-        """Delete the records of a partition below the offset ``stop``, as retention does.
-
-        Raises:
-            KafkaEdgeError: the brokers refuse it.
-        """
+        # As retention does.
         asked = [TopicPartition(*place, stop)]
         try:
             for future in self._admin.delete_records(asked, operation_timeout=TIMEOUT_S).values():
@@ -253,10 +190,5 @@ class TopicAdmin:
             ) from exc
 
     def delete(self) -> None:
-        """Delete all topics that ``make`` has created.
-
-        Raises:
-            KafkaException: the brokers refuse it.
-        """
         for future in self._admin.delete_topics(self._made, operation_timeout=TIMEOUT_S).values():
             future.result(TIMEOUT_S)

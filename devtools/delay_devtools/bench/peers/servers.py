@@ -21,14 +21,11 @@ from typing import Final
 
 from delay_devtools.child import Child, Reaper
 from delay_devtools.jars import cache_folder, ensure_jars, parse_lock
-from delay_devtools.java import find_java
-from delay_devtools.ports import LOOPBACK, free_ports
-from delay_devtools.servers import HEAP_VARIABLE
+from delay_devtools.servers import HEAP_VARIABLE, LOOPBACK, find_java, free_ports
 from delayservice.base.errors import ClusterError
 
 _START_S: Final = 60.0
 _READY: Final = re.compile("boot success|Server is ready")
-"""Pattern of the log line that reports that a server is ready."""
 _BUILD_TIMEOUT_S: Final = 540.0
 _HERE: Final = resources.files(__package__)
 _NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
@@ -36,16 +33,7 @@ _NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Running system that is compared.
-
-    Attributes:
-        name: system and version.
-        setup: running servers and settings other than defaults.
-        client: options for ``clients.producer`` and ``clients.consumer``; empty: the system is used
-            with Kafka clients.
-        restart: function that kills all servers of the system that keep messages, and starts them
-            again.
-    """
+    """Running system that is compared; ``client`` is empty if it is used with Kafka clients."""
 
     name: str
     setup: str
@@ -54,12 +42,10 @@ class Peer:
 
 
 def rocketmq_version() -> str:
-    """Return the version of RocketMQ in ``rocketmq.lock``."""
     return _version_of(r"rocketmq-broker:(\S+)", "rocketmq.lock")
 
 
 def nats_version() -> str:
-    """Return the version of the NATS server in ``go.mod``."""
     return _version_of(rf"{_NATS_MODULE} v(\S+)", "nats", "go.mod")
 
 
@@ -72,13 +58,6 @@ def _version_of(pattern: str, *path: str) -> str:
 
 @contextmanager
 def rocketmq(folder: Path) -> Iterator[Peer]:
-    """Run a name server and a broker of RocketMQ inside of the context, with their files in
-    ``folder``, and yield them as one system.
-
-    Raises:
-        ClusterError: there is no Java with a compiler, a jar can't be fetched, or a server does not
-            start.
-    """
     java = str(find_java())
     lock = parse_lock(_HERE.joinpath("rocketmq.lock").read_text("utf-8"))
     class_path = os.pathsep.join(map(str, ensure_jars(lock, cache_folder() / "rocketmq")))
@@ -113,12 +92,6 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
 
 @contextmanager
 def nats(folder: Path) -> Iterator[Peer]:
-    """Run a NATS server with JetStream inside of the context, with its files in ``folder``, and
-    yield it.
-
-    Raises:
-        ClusterError: the server can't be built or does not start.
-    """
     (port,) = free_ports(1)
     words = [str(_nats_server()), "-js", "-sd", str(folder / "nats"), "-a", LOOPBACK, "-p"]
     with _children(folder) as launch:
@@ -131,11 +104,6 @@ def nats(folder: Path) -> Iterator[Peer]:
 
 
 def _compile_client(java: str, class_path: str, folder: Path) -> None:
-    """Compile ``Peer.java`` into a folder.
-
-    Raises:
-        ClusterError: ``java`` has no compiler, or the program does not compile.
-    """
     compiler = [java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-nowarn"]
     with resources.as_file(_HERE.joinpath("Peer.java")) as program:
         command = [*compiler, "-d", str(folder), "-cp", class_path, str(program)]
@@ -148,12 +116,7 @@ def _compile_client(java: str, class_path: str, folder: Path) -> None:
 
 
 def _nats_server() -> Path:
-    """Return the path of the NATS server program; build it first, from sources that ``go.sum``
-    pins, if this version has not been built.
-
-    Raises:
-        ClusterError: there is no Go, or the build fails.
-    """
+    # Built from sources that go.sum pins.
     path = cache_folder().parent / f"nats-server-{nats_version()}"
     if path.exists():
         return path
@@ -182,9 +145,6 @@ _Launch = Callable[[str, Sequence[str], Mapping[str, object]], Callable[[], None
 
 @contextmanager
 def _children(folder: Path) -> Iterator[_Launch]:
-    """Yield a function that starts a server, with its settings file and log in ``folder``, and
-    returns the function that kills and starts it again; kill all servers at the end.
-    """
     with ExitStack() as stack:
         reaper = Reaper(None)
         stack.callback(reaper.dismiss)

@@ -1,13 +1,14 @@
-"""``delayservice dev try``: show a first delayed record that arrives in a consumer.
+"""``delayservice dev``: a cluster that runs until Ctrl-C, and a first delayed record.
 
-It starts a broker and a node, sends one record with the command that users type, and shows what a
-plain ``read_committed`` consumer receives. Then both run until Ctrl-C, for experiments.
+``try`` starts a broker and a node, sends one record with the command that users type, and shows
+what a plain ``read_committed`` consumer receives. Then both run until Ctrl-C, for experiments.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,35 +25,77 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     NewTopic,
 )
 from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
 
 from delay_devtools import clients
 from delay_devtools.cluster import EmbeddedCluster, forget_settings, started
-from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
 from delayservice.commands.send import delay_ms
 from delayservice.contract import names
 from delayservice.smoke.progress import Steps, ignored_signals, steps, stop_signals
 
+
+def keep_up(
+    brokers: int,
+    zookeepers: int,
+    folder: Path | None,
+    *,
+    kafka: str | None,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    console = Console(stderr=as_json)
+    with stop_signals():
+        try:
+            cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep, kafka=kafka)
+            with (
+                steps(console, is_shown=console.is_terminal) as shown,
+                started(cluster, shown),
+            ):
+                _show(cluster, console, as_json=as_json)
+                while True:
+                    signal.pause()
+        except KeyboardInterrupt:
+            pass
+
+
+def _show(cluster: EmbeddedCluster, console: Console, *, as_json: bool) -> None:
+    if as_json:
+        facts = {
+            "bootstrap": cluster.bootstrap,
+            "zookeeper": cluster.zookeeper,
+            "folder": str(cluster.folder),
+            "pids": cluster.pids(),
+        }
+        print(json.dumps(facts), flush=True)  # noqa: T201  # for programs
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_row("Kafka", f"[bold]{cluster.bootstrap}[/]")
+    table.add_row("ZooKeeper", f"[bold]{cluster.zookeeper or 'none'}[/]")
+    table.add_row("Files", str(cluster.folder))
+    console.print(Panel(table, title="Cluster is up", subtitle="Ctrl-C stops it", expand=False))
+    # Unwrapped, so that it can be pasted whole.
+    console.print("\nA service beside it, from another terminal:", highlight=False)
+    hint = (
+        f"  delayservice run --set kafka.bootstrap={cluster.bootstrap} "
+        "--set 'targets.default.allow=*'"
+    )
+    console.print(hint, highlight=False, soft_wrap=True)
+
+
 TARGET: Final = "orders"
 PARTITIONS: Final = 4
+# Limit for the lateness of the first record, in seconds, on a machine that has other work.
 _ARRIVAL_S: Final = 60.0
-"""Limit for the lateness of the first record, in seconds, on a machine that has other work."""
 _COMMAND_S: Final = 60.0
 _POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Addresses of the running broker and node.
-
-    Attributes:
-        bootstrap: address of the broker.
-        metrics: ``host:port`` of metrics and status.
-        page: ``host:port`` of the page and the API.
-        config: configuration file of the node, for commands in other terminals too.
-    """
-
     bootstrap: str
     metrics: str
     page: str
@@ -61,16 +104,6 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class ShownArrival:
-    """Record that the consumer received.
-
-    Attributes:
-        place: ``topic:partition:offset`` of the record.
-        key: key as text.
-        value: value as text.
-        due_ms: due time, epoch milliseconds.
-        lateness_ms: time of the receipt minus the due time, in ms.
-    """
-
     place: str
     key: str
     value: str
@@ -78,19 +111,7 @@ class ShownArrival:
     lateness_ms: int
 
 
-def run(after: str, *, once: bool, as_json: bool) -> int:
-    """Start a broker and a node, show the arrival of one record, and go on until Ctrl-C unless
-    ``once``. Return the exit status, 0 also after Ctrl-C.
-
-    Args:
-        after: delay of the first record, as of ``delayservice send --after``.
-        once: end when the first record has arrived.
-        as_json: print one JSON object when the record has arrived.
-
-    Raises:
-        DelayServiceError: ``after`` is no delay.
-        ClusterError: a process did not start, or the record was not sent or did not arrive.
-    """
+def show_first(after: str, *, once: bool, as_json: bool) -> int:
     delay_s = delay_ms("--after", after) / 1_000
     console = Console(stderr=as_json)
     forgotten = forget_settings()
@@ -117,9 +138,6 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
 
 @contextmanager
 def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
-    """Start a broker and a node, and yield their addresses and the node's process; stop them at the
-    end, and remove their files.
-    """
     with (
         steps(console, is_shown=console.is_terminal) as shown,
         tempfile.TemporaryDirectory(prefix="delay-try-") as folder,
@@ -131,7 +149,6 @@ def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
 
 
 def _configure(bootstrap: str, folder: Path) -> World:
-    """Write the configuration file of a node in ``folder``, and return the addresses in it."""
     metrics, page = (f"{LOOPBACK}:{port}" for port in free_ports(2))
     config = folder / "delayservice.toml"
     lines = (
@@ -164,12 +181,6 @@ def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProces
 
 
 def _send(world: World, after: str, console: Console) -> None:
-    """Send one record, delayed by ``after``, with the command ``delayservice send``; print the
-    command and its output.
-
-    Raises:
-        ClusterError: the command failed.
-    """
     words = ["send", "delay_topic_any", "hello", "--after", after, "--target", TARGET]
     words += ["--key", "order-17"]
     console.print(
@@ -190,9 +201,7 @@ def _send(world: World, after: str, console: Console) -> None:
 
 @contextmanager
 def _reading(bootstrap: str) -> Iterator[Consumer]:
-    """Yield a plain consumer of the target topic, read from its start; it joins no group, which
-    would take time.
-    """
+    # It joins no group, which would take time.
     consumer = clients.consumer({"bootstrap.servers": bootstrap}, "try")
     consumer.assign(clients.partitions(consumer, TARGET))
     try:
@@ -267,9 +276,8 @@ def _sum_up(
 
 
 def _invite(console: Console, world: World, forgotten: Sequence[str]) -> None:
-    """Print the next commands to try, without line breaks so that they can be pasted.
-    ``forgotten``: variables of the environment that would override the configuration file.
-    """
+    # Without line breaks, so that commands can be pasted. Some variables of the environment would
+    # override the configuration file.
     command = Path(sys.executable).with_name("delayservice")
     lines = (
         "",

@@ -1,8 +1,0 @@
-"""Archives the records of a delay service as Parquet, so that they can be audited after Kafka has
-deleted them.
-"""
-
-from connectors.spark.archive.reading import ARCHIVE, Archive, audit_archive
-from connectors.spark.archive.run import ArchiveOptions, start_archive
-
-__all__ = ["ARCHIVE", "Archive", "ArchiveOptions", "audit_archive", "start_archive"]
