@@ -23,8 +23,8 @@ from connectors.kafka.errors import answer_of
 from connectors.kafka.topic_facts import brokers_of, copies_of
 from delayservice.config.settings import Settings
 
+# Topic of the transaction coordinators; it does not exist before the first transaction.
 TRANSACTION_STATE: Final = "__transaction_state"
-"""Topic of the transaction coordinators; it does not exist before the first transaction."""
 _VERIFICATION: Final = "transaction.partition.verification.enable"
 _NAMED_MAX: Final = 6
 _TIMEOUT_S: Final = 15.0
@@ -33,9 +33,8 @@ _log = structlog.get_logger(__name__)
 
 
 def warn_of_losses(admin: AdminClient, settings: Settings) -> int:
-    """Log a warning with all settings by which the cluster may lose what it acknowledged to the
-    service, or leave a transaction open; return their number. What can't be read is left out, with
-    a line in the log: nothing depends on it.
+    """Log a warning with all settings by which the cluster may lose what it acknowledged, or leave
+    a transaction open; return their number. What can't be read is left out: nothing depends on it.
     """
     try:
         found = admin.list_topics(timeout=_TIMEOUT_S)
@@ -61,9 +60,7 @@ def warn_of_losses(admin: AdminClient, settings: Settings) -> int:
 def topic_problems(
     copies: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]
 ) -> Iterable[str]:
-    """Yield what is unsafe about topics, one sentence for each cause. ``copies``: number of
-    replicas by topic; ``configs``: the configurations that could be read.
-    """
+    # ``configs`` lacks topics whose configuration can't be read.
     alone = [name for name in copies if copies[name] == 1]
     if alone:
         yield f"replication factor 1: what a lost broker held is lost ({_named(alone)})"
@@ -84,7 +81,6 @@ def topic_problems(
 
 
 def broker_problems(configs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield what is unsafe about brokers. ``configs``: by id, those that could be read."""
     off = [name for name, config in configs.items() if config.get(_VERIFICATION) == "false"]
     if off:
         yield (
@@ -101,7 +97,6 @@ def _is_asked_for(name: str, settings: Settings) -> bool:
 
 
 def _configs(asked: Mapping[ConfigResource, Future[Any]]) -> dict[str, dict[str, str]]:
-    """Return the configurations that brokers gave, by topic or by id of the broker."""
     configs = {}
     for resource, future in asked.items():
         try:

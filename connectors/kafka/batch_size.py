@@ -10,8 +10,8 @@ from typing import Final
 from delayservice.contract.entry import Headers
 
 _HEADER_BYTES: Final = 61
+# Bytes of attributes, timestamp delta and offset delta of the first record of a batch.
 _FIXED_BYTES: Final = 3
-"""Bytes of attributes, timestamp delta and offset delta of the first record of a batch."""
 
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
@@ -23,12 +23,8 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int
 
 
 def _field(content: bytes | None) -> int:
-    """Return the size in bytes of a key, header name or value with the varint of its length; None:
-    only the varint.
-    """
     return 1 if content is None else _varint(len(content)) + len(content)
 
 
 def _varint(number: int) -> int:
-    """Return the size in bytes of a number of 0 or more as a zigzag varint."""
     return max(((number << 1).bit_length() + 6) // 7, 1)

@@ -52,13 +52,7 @@ class ControlTopic(Protocol):
 
 
 class ControlReader:
-    """Reader of control topics, in a background thread that runs until the process ends.
-
-    Args:
-        topics: handlers of the topics to read.
-        client: options of a consumer.
-        name: name of the client.
-    """
+    """Reader of control topics, in a background thread that runs until the process ends."""
 
     def __init__(
         self, topics: Sequence[ControlTopic], client: Mapping[str, str], name: str
@@ -68,8 +62,8 @@ class ControlReader:
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 1_000,
         }
+        # Time of the next try, monotonic seconds, by name of each topic that is not read now.
         self._due_s = dict.fromkeys(self._topics, 0.0)
-        """Time of the next try, monotonic seconds, by name of each topic that is not read now."""
         self._ends: dict[str, int] = {}
         self._is_outdated = False
         threading.Thread(target=self._run, name="control-topics", daemon=True).start()

@@ -8,19 +8,14 @@ from typing import Final
 
 from delayservice.engine.ports import ReadBack
 
+# Number of cuts kept for a slice until they are taken; beyond, the oldest are dropped.
 _CUTS_MAX: Final = 16
-"""Number of cuts kept for a slice until they are taken; beyond, the oldest are dropped."""
+# Time between the cuts of neighbouring slices, in ms, which spreads the comparisons.
 _SHIFT_MS: Final = 7_919
-"""Time between the cuts of neighbouring slices, in ms, which spreads the comparisons."""
 
 
 class Cuts:
-    """Checkpoints at which the copies of each slice are to be compared, kept until they are taken.
-
-    Args:
-        interval_ms: length of the intervals in each of which one checkpoint of a slice is a cut;
-            0: there are no cuts.
-    """
+    """Checkpoints at which copies of each slice are to be compared, kept until they are taken."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -37,7 +32,6 @@ class Cuts:
             self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
 
     def take(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the cuts of a slice since the last call, oldest first, and drop them."""
         cuts = self._untaken.get(slice_no)
         if not cuts:
             return ()

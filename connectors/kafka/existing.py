@@ -11,11 +11,8 @@ from delayservice.base.nearest import nearest
 
 def partitions_of(client: Producer | Consumer | AdminClient, topic: str, timeout_s: float) -> int:
     """Return the number of partitions of a topic. All topics are asked for: brokers may create one
-    that is asked for by its name, unless ``client`` has the options of ``clients.FORCED``.
-
-    Raises:
-        KafkaEdgeError: the topic does not exist; the text names a topic of a similar name.
-        KafkaException: the cluster does not answer within ``timeout_s`` seconds.
+    that is asked for by its name, unless ``client`` has the options of ``clients.FORCED``. If there
+    is no such topic, the ``KafkaEdgeError`` names one with a similar name.
     """
     topics = client.list_topics(timeout=timeout_s).topics
     found = topics.get(topic)

@@ -12,9 +12,9 @@ from confluent_kafka import Consumer
 from connectors.kafka.log_ends import watermarks
 from delayservice.engine.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
+# Time for which the pauses topic can't be read before that is reported, in s: new topics and
+# restarts take a moment.
 _COMPLAIN_S: Final = 3.0
-"""Time for which the pauses topic can't be read before that is reported, in s: new topics and
-restarts take a moment."""
 _WAIT_AT_START_S: Final = 30.0
 
 _log = structlog.get_logger(__name__)
@@ -26,56 +26,42 @@ class PauseWatcher:
     Until the topic was read once, all delay topics count as paused, so that records paused before a
     restart stay held. If the topic can't be read for ``_WAIT_AT_START_S``, nothing counts as
     paused, and ``problem`` gives the reason.
-
-    Args:
-        topic: the pauses topic.
-        on_change: called by the reading thread when the pauses have changed.
-
-    Attributes:
-        newest: pauses in force; None: the topic was not read yet.
     """
 
     def __init__(self, topic: str, on_change: Callable[[], None] = lambda: None) -> None:
         self.topic = topic
+        # Pauses in force; None: the topic was not read yet.
         self.newest: Pauses | None = None
+        # Reason why the pauses topic can't be read, for users; empty: it can be read.
         self.problem = ""
-        """Reason why the pauses topic can't be read, for users; empty: it can be read."""
         self._on_change = on_change
         self._found: dict[Paused, Pause] = {}
         self._is_whole = False
+        # Time of the first failure to read the topic, monotonic seconds; 0: it can be read.
         self._failing_s = 0.0
-        """Time of the first failure to read the topic, monotonic seconds; 0: it can be read."""
 
     def holds(self, topic: str) -> bool:
-        """Return whether a delay topic is paused, so that none of its records is settled."""
         newest = self.newest
         return newest is None or newest.holds(topic)
 
     def why(self, target: str) -> str | None:
-        """Return why deliveries to a target topic are paused; None: they are not."""
         newest = self.newest
         return None if newest is None else newest.why(target)
 
     def keys(self) -> list[bytes]:
-        """Return the pauses in force, as keys of the records in the pauses topic; an empty list
-        until the topic was read once.
-        """
+        # Empty until the topic was read once.
         newest = self.newest
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Prepare to read all pauses anew; return first offset and end of the pauses topic. The
-        pauses in force stay until ``at_end``.
-        """
+        # The pauses in force stay until ``at_end``.
         bounds = watermarks(consumer, (self.topic, 0))
         self._found = {}
         self._is_whole = False
         return bounds
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Note the pause that a record sets, or removes if it has no value. It takes effect with
-        ``at_end``, or at once if that was called before.
-        """
+        # It takes effect with ``at_end``, or at once if that was called before.
         paused = decode_key(key)
         if paused is not None and value is None:
             self._found.pop(paused, None)
@@ -85,7 +71,6 @@ class PauseWatcher:
             self._changed()
 
     def at_end(self) -> None:
-        """Put the pauses read so far into force, as the pauses topic was read to its end."""
         self._failing_s = 0.0
         self.problem = ""
         if not self._is_whole:
@@ -97,9 +82,7 @@ class PauseWatcher:
         self._on_change()
 
     def failed(self, why: str) -> None:
-        """Set ``problem`` and log it, once the topic could not be read for ``_COMPLAIN_S``. If it
-        was never read, let deliveries begin without pauses after ``_WAIT_AT_START_S``.
-        """
+        # If the topic was never read, deliveries begin without pauses after ``_WAIT_AT_START_S``.
         now_s = time.monotonic()
         self._failing_s = self._failing_s or now_s
         if now_s - self._failing_s < _COMPLAIN_S:

@@ -11,8 +11,8 @@ from connectors.kafka.batch_size import batch_bytes
 from connectors.kafka.targets import TargetTopics
 from delayservice.engine.outcome import Output
 
+# Number of topics whose limits are kept; beyond, all are dropped and learned anew.
 _LIMITS_MAX: Final = 1_000
-"""Number of topics whose limits are kept; beyond, all are dropped and learned anew."""
 _NO_LIMIT: Final = 2**31
 
 
@@ -21,38 +21,28 @@ class RecordLimits:
 
     librdkafka never splits a batch that is larger than its topic allows. Without a limit here,
     small records would be refused together again and again.
-
-    Args:
-        targets: gives a topic's ``max.message.bytes``.
-        compresses: whether the client compresses. Then a record's size is unknown, and no record
-            is refused before it was sent.
     """
 
     def __init__(self, targets: TargetTopics, *, compresses: bool) -> None:
         self._targets = targets
         self._compresses = compresses
         self._limits: dict[str, int] = {}
+        # Bytes that were sent since the last flush and may share a batch with the next record, by
+        # topic.
         self._batched: dict[str, int] = {}
-        """Bytes that were sent since the last flush and may share a batch with the next record, by
-        topic."""
         self._refused: set[str] = set()
 
     def __contains__(self, topic: str) -> bool:
-        """Return whether a topic is known to refuse large batches."""
         return topic in self._limits
 
     def __bool__(self) -> bool:
-        """Return whether any topic is known to refuse large batches."""
         return bool(self._limits)
 
     def note_refused(self, topic: str) -> None:
-        """Note that a topic refused a batch as too large, for ``learn``. May be called in a
-        delivery report.
-        """
+        # May be called in a delivery report.
         self._refused.add(topic)
 
     def learn(self) -> None:
-        """Ask the cluster for the limits of the topics that refused a batch since the last call."""
         for topic in self._refused:
             self._learn(topic)
         self._refused.clear()
@@ -80,25 +70,17 @@ class RecordLimits:
         return _bytes_of(output) > self._limits.get(output[1], _NO_LIMIT)
 
     def must_flush(self, output: Output) -> bool:
-        """Return whether an output, together with the records sent to its topic since the last
-        flush, would exceed the topic's known limit; false if no limit is known.
-        """
         topic = output[1]
         return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)
 
     def sent(self, output: Output) -> None:
-        """Add an output's size, in bytes, to that of the records sent to its topic since the last
-        flush.
-        """
         topic = output[1]
         self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
 
     def flushed(self) -> None:
-        """Note that all records were flushed, so every topic begins a new batch."""
         self._batched.clear()
 
 
 def _bytes_of(output: Output) -> int:
-    """Return the size of a batch that holds this output alone, uncompressed, in bytes."""
     _, _, _, key, value, headers, _, _ = output
     return batch_bytes(key, value, headers)

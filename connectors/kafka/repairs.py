@@ -25,13 +25,7 @@ _WAIT_S: Final = 0.2
 
 
 class RepairDesk:
-    """A client that writes commands about copies and waits for the nodes' reports.
-
-    Args:
-        client: options of the client, as ``Kafka.client_config`` gives them.
-        topic: the repair topic.
-        stop: ends the waiting when it is set.
-    """
+    """A client that writes commands about copies and waits for the nodes' reports."""
 
     def __init__(
         self, client: Mapping[str, str], topic: str, stop: threading.Event | None = None
@@ -43,9 +37,6 @@ class RepairDesk:
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
         """Write ``commands`` and yield the nodes' reports on them as they come, until each command
         has one, ``timeout_s`` seconds are over, or ``stop`` is set.
-
-        Raises:
-            KafkaEdgeError: the repair topic can't be written or read.
         """
         open_steps = {(command.plan, command.step) for command in commands}
         consumer = consumer_client(consumer_config(self._client, "repair-desk"))
@@ -72,11 +63,6 @@ class RepairDesk:
         )
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Write ``commands``, without waiting for reports.
-
-        Raises:
-            KafkaEdgeError: the repair topic can't be written.
-        """
         failed: list[KafkaError] = []
 
         def report(error: KafkaError | None, _message: object) -> None:
@@ -94,11 +80,6 @@ class RepairDesk:
 
 
 def cluster_id(client: Mapping[str, str]) -> str:
-    """Return the id of the Kafka cluster, by which a repair plan is bound to it.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
-    """
     admin = admin_client(client)
     try:
         return str(admin.list_topics(timeout=ASK_TIMEOUT_S).cluster_id)

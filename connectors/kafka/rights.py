@@ -23,28 +23,25 @@ _NAMES: Final = {READ: "Read", WRITE: "Write"}
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Facts about a topic and this client's rights on it.
+    """Facts about a topic and this client's rights on it."""
 
-    Attributes:
-        partitions: number of partitions; 0: the topic does not exist or may not be described.
-        operations: allowed operations; empty: the topic may not be described; None: the topic does
-            not exist, or the cluster does not report rights.
-        in_sync: number of in-sync replicas of each partition; 0: it has no leader.
-        copies: number of assigned replicas of the partition that has the fewest.
-        topic_id: Kafka's id of the topic, which is new if the topic is recreated; empty: the topic
-            can't be described.
-        leaders: id of the broker that leads each partition; -1: it has no leader.
-    """
-
+    # Number of partitions; 0: the topic does not exist or may not be described.
     partitions: int
+    # Allowed operations; empty: the topic may not be described; None: the topic does not exist, or
+    # the cluster does not report rights.
     operations: frozenset[AclOperation] | None
+    # Number of in-sync replicas of each partition; 0: it has no leader.
     in_sync: tuple[int, ...] = ()
+    # Number of assigned replicas of the partition that has the fewest.
     copies: int = 0
+    # Kafka's id of the topic, which is new if the topic is recreated; empty: the topic can't be
+    # described.
     topic_id: str = ""
+    # Id of the broker that leads each partition; -1: it has no leader.
     leaders: tuple[int, ...] = ()
 
     def lacks(self, *needed: AclOperation) -> list[str]:
-        """Return the names of the needed rights that are missing; empty if rights are unknown."""
+        # Rights that are unknown count as given.
         if self.operations is None:
             return []
         return [_NAMES[one] for one in needed if one not in self.operations]
@@ -61,17 +58,8 @@ def ask_access(
     *,
     may_lack: bool = False,
 ) -> dict[str, Access]:
-    """Return the facts about these topics and this client's rights on them, by name. Topics that do
-    not exist are included.
-
-    Args:
-        admin: client to ask with.
-        topics: names of the topics.
-        timeout_s: longest wait for the answer, in seconds.
-        may_lack: whether to leave out topics without an answer, if other topics have one.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
+    """Return the facts about these topics and this client's rights on them, also of topics that do
+    not exist. ``may_lack``: leave out topics without an answer, if other topics have one.
     """
     if not topics:
         return {}
@@ -119,7 +107,7 @@ def complaints(
     access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
 ) -> list[str]:
     """Return a text like ``give the service Read and Write on TOPIC`` for each topic with missing
-    rights. ``access``: facts of every topic in ``needed``; ``needed``: operations, by topic.
+    rights.
     """
     told = []
     for name, operations in needed.items():

@@ -18,27 +18,23 @@ from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 INIT_TIMEOUT_S: Final = 20.0
 CONNECT_TIMEOUT_S: Final = 5.0
 
+# Time for which the client retries a target topic that has disappeared, in ms.
 UNKNOWN_AFTER_MS: Final = 1_500
-"""Time for which the client retries a target topic that has disappeared, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Settings of a worker's sink."""
-
+    # Prefix of the transactional ids: the service's prefix, the node and the worker.
     name_prefix: str
-    """Prefix of the transactional ids: the service's prefix, the node and the worker."""
     checkpoint_topic: str
     claims_topic: str
     checkpoint_partition: Callable[[int], int]
-    """Function from a slice to its partition of the checkpoint topic."""
     exactly_once: bool
     partitioner: str
+    # librdkafka options from the settings, bootstrap servers included.
     client: Mapping[str, str]
-    """librdkafka options from the settings, bootstrap servers included."""
 
     def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
-        """Return the options of a transactional producer with the transactional id ``writer``."""
         return {
             "linger.ms": 5,
             **self._common(),
@@ -47,7 +43,6 @@ class SinkOptions:
         }
 
     def idempotent(self) -> dict[str, str | int | float | bool]:
-        """Return the options of the producer without transactions for ``at_least_once``."""
         return {"linger.ms": 1, **self._common(), "enable.idempotence": True}
 
     def _common(self) -> dict[str, str | int | float | bool]:
@@ -68,11 +63,6 @@ class SinkOptions:
 
 
 def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
-    """Register a transactional producer at its coordinator, before its first transaction.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer, or refuses the transactional id ``writer``.
-    """
     connect(producer, options.checkpoint_topic, CONNECT_TIMEOUT_S)
     try:
         producer.init_transactions(INIT_TIMEOUT_S)
@@ -87,9 +77,6 @@ def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
 
 
 def lost(what: str, exc: KafkaException) -> OwnershipLostError:
-    """Return the error for a writer that can't go on. ``what``: the client's call that failed with
-    ``exc``.
-    """
     error = error_of(exc)
     return OwnershipLostError(
         f"fenced at {what}: another node has taken over a slice ({error})"

@@ -17,39 +17,32 @@ from connectors.kafka.errors import answer_of
 from connectors.kafka.topic_terms import CONFIGS
 from delayservice.engine.outcome import Target
 
+# Largest number of target topics whose metadata are kept, and of topics that wait for a look-up.
+# Beyond it a tenth is dropped: first those that can't be written to, then the oldest metadata.
 KNOWN_MAX: Final = 10_000
-"""Largest number of target topics whose metadata are kept, and of topics that wait for a look-up.
-Beyond it a tenth is dropped: first those that can't be written to, then the oldest metadata."""
 _TOLD_PER_S: Final = 1.0
+# Log lines about bad targets allowed at once; each second allows ``_TOLD_PER_S`` more.
 _TOLD_AT_ONCE: Final = 20
-"""Log lines about bad targets allowed at once; each second allows ``_TOLD_PER_S`` more."""
 
 _log = structlog.get_logger(__name__)
 
 
 class TargetLog:
-    """Logger of target problems, which logs each problem once until it is over.
-
-    Args:
-        now_s: current time, monotonic seconds.
-    """
+    """Logger of target problems, which logs each problem once until it is over."""
 
     def __init__(self, now_s: float) -> None:
         self._blocked: set[Target] = set()
+        # Topics whose settings can't be read.
         self._unread: set[str] = set()
-        """Topics whose settings can't be read."""
         self._unlogged = 0
         self._allowed = float(_TOLD_AT_ONCE)
         self._allowed_s = now_s
 
     def fits(self, target: Target) -> None:
-        """Note that a target can be written to, so that its next problem is logged."""
         self._blocked.discard(target)
 
     def blocked(self, target: Target, why: str, now_s: float) -> None:
-        """Log why a target can't be written to, unless that was logged since ``fits``; if too many
-        lines were logged lately, only count it. ``now_s``: current time, monotonic seconds.
-        """
+        # A flood of bad targets must not fill the log: lines beyond the limit are only counted.
         if target in self._blocked:
             return
         if len(self._blocked) >= KNOWN_MAX:
@@ -66,11 +59,9 @@ class TargetLog:
         _log.warning("target_blocked", target=name, why=why, others_before=more)
 
     def read(self, topic: str) -> None:
-        """Note that the settings of a topic were read, so that the next failure is logged again."""
         self._unread.discard(topic)
 
     def not_read(self, topic: str, why: str) -> None:
-        """Log that the settings of a topic can't be read, unless that was logged since ``read``."""
         if topic not in self._unread:
             if len(self._unread) >= KNOWN_MAX:
                 self._unread.clear()
@@ -81,8 +72,8 @@ class TargetLog:
 def topic_settings(
     admin: AdminClient, topics: Collection[str], log: TargetLog, timeout_s: float
 ) -> dict[str, dict[str, str]]:
-    """Return those settings in ``CONFIGS`` that each topic has, by topic; topics whose settings
-    can't be read are left out and logged.
+    """Return those settings in ``CONFIGS`` that each topic has; topics whose settings can't be read
+    are left out and logged.
     """
     if not topics:
         return {}

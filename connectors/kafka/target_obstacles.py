@@ -13,15 +13,11 @@ from delayservice.contract.codes import (
 
 
 def is_good(access: Access) -> bool:
-    """Return whether a topic exists and may be written to."""
     return access.partitions > 0 and not access.lacks(WRITE)
 
 
 def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
-    """Return the topic's ``min.insync.replicas`` if a partition has fewer in-sync replicas; 0: all
-    have enough, or a partition has no leader, for whose election the client waits. ``config``: the
-    topic's settings.
-    """
+    # 0: all have enough, or a partition has no leader, for whose election the client waits.
     in_sync = min(access.in_sync, default=access.copies)
     if in_sync == 0 or in_sync >= access.copies:
         return 0
@@ -32,14 +28,9 @@ def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
 def obstacle_of(
     access: Access | None, topic: str, partition: int, in_sync_needed: int
 ) -> tuple[str, str] | None:
-    """Return why a target can't be written to, as code and detail; None: it can.
-
-    Args:
-        access: facts about the topic; None: not known yet.
-        topic: name of the topic.
-        partition: partition to write to; -1: any, so all of them must be good.
-        in_sync_needed: number of in-sync replicas that each partition needs, if a partition is
-            known to have fewer; else 0.
+    """Return why a target can't be written to, as code and detail; None: it can. ``partition`` -1:
+    any, so all of them must be good. ``in_sync_needed``: 0 unless a partition is known to have
+    fewer in-sync replicas.
     """
     if access is None:
         return TARGET_UNKNOWN, f"topic {topic} is not known yet"
@@ -61,7 +52,7 @@ def unreached(
     access: Access | None, topic: str, partition: int, silent: Collection[int]
 ) -> tuple[str, str] | None:
     """Return, as code and detail, which partitions of a target are led by brokers in ``silent``,
-    which do not answer this node; None: there are no such partitions. ``partition``: -1 for any.
+    which do not answer this node; None: there are no such partitions.
     """
     if access is None or not silent:
         return None

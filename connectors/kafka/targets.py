@@ -27,30 +27,30 @@ from delayservice.contract.codes import (
 from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Output, Target
 
+# Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
+# topic may have been created since.
 _RECHECK_S: Final = 0.25
-"""Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
-topic may have been created since."""
+# Time for which a shard waits for new metadata of a topic, in s; then the old ones decide.
 _ANSWER_S: Final = 0.5
-"""Time for which a shard waits for new metadata of a topic, in s; then the old ones decide."""
+# Number of topics per second for whose metadata shards wait. Records for other topics are put off,
+# so that a flood of new targets delays nothing else.
 _AWAITED_PER_S: Final = 20
-"""Number of topics per second for whose metadata shards wait. Records for other topics are put off,
-so that a flood of new targets delays nothing else."""
+# Time for which ``problems`` reports a failed write to a topic of the service, in s.
 _WAITED_S: Final = 5.0
-"""Time for which ``problems`` reports a failed write to a topic of the service, in s."""
+# Largest age of the settings of a topic that does not take every batch, in s.
 _TERMS_S: Final = 5.0
-"""Largest age of the settings of a topic that does not take every batch, in s."""
 _GIVEN_UP_S: Final = 1.0
+# Longest pause for a partition that did not acknowledge in time, in s. It begins at ``_GIVEN_UP_S``
+# and doubles, as each time-out delays all other records by two seconds.
 _GIVEN_UP_MAX_S: Final = 60.0
-"""Longest pause for a partition that did not acknowledge in time, in s. It begins at
-``_GIVEN_UP_S`` and doubles, as each time-out delays all other records by two seconds."""
+# Refusals by a topic within a minute after which it is given up: it takes two to find the record
+# that is to blame, and one until new metadata are used.
 _CONTRADICTIONS_MAX: Final = 2
-"""Refusals by a topic within a minute after which it is given up: it takes two to find the record
-that is to blame, and one until new metadata are used."""
+# Time-out of ``unserved``, in s: short, as a transaction is open and the question is repeated.
 _UNSERVED_TIMEOUT_S: Final = 1.0
-"""Time-out of ``unserved``, in s: short, as a transaction is open and the question is repeated."""
 _KEPT: Final = 0.9
+# Largest number of topics in one request.
 _ASKED_MAX: Final = 500
-"""Largest number of topics in one request."""
 
 _NEVER_S: Final = float("-inf")
 
@@ -73,22 +73,6 @@ class TargetTopics:
     other methods.
 
     A target is *given up* for a while when it did not acknowledge records in time.
-
-    Attributes:
-        fit: targets that were found good and need no call of ``obstacle``, until ``changed``.
-        remade: topics that were found to be deleted and created again, until the sink clears it: a
-            producer that wrote to them may go on with their former leaders.
-
-    Args:
-        admin: client to ask with.
-        monotonic_s: the clock, in seconds.
-        why_paused: returns why deliveries to a topic are paused; None: they are not.
-        compresses: whether the client compresses records.
-        own: topics of the service that it writes to. They count as good until the cluster
-            answers, as they were good when the service started.
-        silent: returns the ids of brokers that do not answer this node. Partitions that they lead
-            can't be written to.
-        is_delay_topic: returns whether a topic is a delay topic, to which requeued records go.
     """
 
     def __init__(
@@ -98,47 +82,51 @@ class TargetTopics:
         why_paused: Callable[[str], str | None] = lambda _: None,
         *,
         compresses: bool = False,
+        # Topics of the service that it writes to. They count as good until the cluster answers, as
+        # they were good when the service started.
         own: Collection[str] = (),
+        # Returns the ids of brokers that do not answer this node. Partitions that they lead can't
+        # be written to.
         silent: Callable[[], Collection[int]] = tuple,
         is_delay_topic: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._silent = silent
         self._is_delay_topic = is_delay_topic
         self._own = frozenset(own)
+        # Targets that were found good and need no call of ``obstacle``, until ``changed``.
         self.fit: set[Target] = set()
+        # Topics that were found to be deleted and created again, until the sink clears it: a
+        # producer that wrote to them may go on with their former leaders.
         self.remade: set[str] = set()
+        # Id of each topic when it was last seen.
         self._ids: dict[str, str] = {}
-        """Id of each topic when it was last seen."""
         self._why_paused = why_paused
         self._admin = admin
         self._monotonic_s = monotonic_s
         self._known: dict[str, Access] = {}
         self._asked_s: dict[str, float] = {}
         self._sought: dict[str, float] = {}
+        # Time since which a record has needed newer metadata of a topic, monotonic seconds, by
+        # topic.
         self._wanted_s: dict[str, float] = {}
-        """Time since which a record has needed newer metadata of a topic, monotonic seconds, by
-        topic."""
+        # Number of copies in sync that a topic needs, by topic that lacks them.
         self._in_sync_needed: dict[str, int] = {}
-        """Number of copies in sync that a topic needs, by topic that lacks them."""
         self._terms = TopicTerms(compresses=compresses)
+        # Time at which a shard began to wait for metadata, monotonic seconds, by topic.
         self._awaited_s: dict[str, float] = {}
-        """Time at which a shard began to wait for metadata, monotonic seconds, by topic."""
         self._down: dict[Target, _Down] = {}
+        # How often brokers have contradicted what was known of a topic, and when last, monotonic
+        # seconds.
         self._contradicted: dict[str, tuple[int, float]] = {}
-        """How often brokers have contradicted what was known of a topic, and when last, monotonic
-        seconds."""
+        # Reason and time, monotonic seconds, of failed writes to topics of the service and to
+        # partitions of delay topics.
         self._waited_for: dict[str, tuple[str, float]] = {}
-        """Reason and time, monotonic seconds, of failed writes to topics of the service and to
-        partitions of delay topics."""
         self._log = TargetLog(monotonic_s())
         self._lock = threading.Lock()
         self._changes = 0
         self._wake = threading.Event()
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to now, as code and sentence; None: it can. With
-        the code ``TARGET_ASKED`` or ``TARGET_LATER`` its topic is being looked up.
-        """
         topic = target[0]
         paused = self._why_paused(topic)
         if paused is not None:
@@ -225,11 +213,9 @@ class TargetTopics:
         self._terms.counted(outputs)
 
     def flushed(self) -> None:
-        """Note that the transaction has ended: bytes for each topic are counted from 0 again."""
         self._terms.flushed()
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Look up those topics of ``targets`` that are unknown, in the background."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
             self._seek(topic, self._monotonic_s())
 
@@ -256,9 +242,7 @@ class TargetTopics:
         )
 
     def _given_up(self, target: Target) -> _Down | None:
-        """Return why and how long a target is given up now; for partition -1, any partition of its
-        topic. None: it is not.
-        """
+        # Partition -1: any partition of the topic.
         if not self._down:
             return None
         now_s, (topic, partition) = self._monotonic_s(), target
@@ -280,7 +264,7 @@ class TargetTopics:
             self.fit.clear()
 
     def forget(self, topic: str) -> None:
-        """Forget a topic's metadata, so that they are read again, as a broker contradicts them."""
+        # A broker contradicts the metadata, so they are read again.
         with self._lock:
             self._known.pop(topic, None)
             self._asked_s.pop(topic, None)
@@ -324,9 +308,6 @@ class TargetTopics:
         """Return why targets can't acknowledge records, as code and detail, by target; good ones
         are left out. The cluster is asked at most four times a second about each topic. A topic
         without a leader counts as bad from now on, until it has one.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
         """
         topics = {topic for topic, _ in targets}
         now_s = self._monotonic_s()
@@ -339,7 +320,6 @@ class TargetTopics:
         return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
 
     def _note_leaderless(self, topics: Collection[str]) -> None:
-        """Count those of ``topics`` with a partition without a leader as bad until it has one."""
         with self._lock:
             without = {t for t in topics if t in self._known and 0 in self._known[t].in_sync}
             is_news = not without <= self._in_sync_needed.keys()
@@ -348,20 +328,17 @@ class TargetTopics:
             self.changed()
 
     def record_bytes_max(self, topic: str) -> int | None:
-        """Return a topic's ``max.message.bytes``, asked from the cluster; None: can't be read."""
         found = topic_settings(self._admin, [topic], self._log, ASK_TIMEOUT_S)
         value = found.get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)
 
     def serve(self, stopping: threading.Event) -> None:
-        """Look up requested topics until ``stopping`` is set."""
         while not stopping.is_set():
             self._wake.wait(1.0)
             self._wake.clear()
             self.look_up()
 
     def look_up(self) -> None:
-        """Ask the cluster once for requested topics, at most ``_ASKED_MAX``."""
         with self._lock:
             sought = list(self._sought)[:_ASKED_MAX]
         if not sought:
@@ -380,10 +357,8 @@ class TargetTopics:
                     self._sought[topic] = since_s
 
     def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
-        """Ask the cluster for metadata, without holding the lock; return the topics that it
-        answered for. In-sync replicas are checked before a topic counts as known: a transaction
-        with records for a topic that has too few could not end.
-        """
+        # In-sync replicas are checked before a topic counts as known: a transaction with records
+        # for a topic that has too few could not end.
         if not topics:
             return ()
         found = ask_access(self._admin, topics, timeout_s, may_lack=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+# Largest size of the headers that a dead letter adds to its record, in bytes.
 LETTER_EXTRA_BYTES: Final = 8 * 1024
-"""Largest size of the headers that a dead letter adds to its record, in bytes."""
 
 
 def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield the reasons why a delay topic with this configuration can't be served."""
     if config.get("message.timestamp.type") != "LogAppendTime":
         yield (
             "message.timestamp.type must be LogAppendTime, for producer timestamps would "
@@ -20,15 +19,12 @@ def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
         yield "cleanup.policy must be delete: compaction would remove pending records"
 
 
+# Configuration of the topics for outcomes and dead letters. Dead letters are larger than their
+# records.
 LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
-"""Configuration of the topics for outcomes and dead letters. Dead letters are larger than their
-records."""
 
 
 def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
-    """Yield the reasons why a topic for dead letters or outcomes may lose or refuse some of them.
-    ``config`` None: it can't be read, and nothing is yielded.
-    """
     if config is None:
         return  # what is refused there is found out by the refusal
     if "compact" in config.get("cleanup.policy", ""):
@@ -42,7 +38,7 @@ def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str
 
 
 def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield the reasons why the checkpoint or claims topic, with this configuration, may lose the
+    """Yield the problems of a configuration of the checkpoint or claims topic: it may lose the
     newest record of a key, or lacks the broker's timestamps.
     """
     policy = config.get("cleanup.policy", "")
@@ -58,22 +54,22 @@ def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
         )
 
 
+# Shortest retention of a created delay topic, in ms: the default of Kafka.
 RETENTION_MS: Final = 7 * 86_400_000
-"""Shortest retention of a created delay topic, in ms: the default of Kafka."""
 
 DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
 
+# Configuration of the digest topic. Digests are kept for an hour or more, so that copies can be
+# compared at a cut for which each of them has one.
 DIGEST_CONFIG: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": str(64 * 1024 * 1024),
     "segment.ms": "3600000",
     "min.compaction.lag.ms": "3600000",
 }
-"""Configuration of the digest topic. Digests are kept for an hour or more, so that copies can be
-compared at a cut for which each of them has one."""
 
+# Configuration of the repair and audit topics, whose records are kept for 30 days.
 SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
-"""Configuration of the repair and audit topics, whose records are kept for 30 days."""
 
 PAUSES_CONFIG: Final = {"cleanup.policy": "compact", "segment.ms": "3600000"}
 
@@ -84,21 +80,16 @@ CHECKPOINT_CONFIG: Final = {
     "message.timestamp.type": "LogAppendTime",
 }
 
+# Number of copies with which a topic survives the loss of a broker while another is restarted.
 COPIES_WANTED: Final = 3
-"""Number of copies with which a topic survives the loss of a broker while another is restarted."""
 
 
 def too_small(
     copies: Mapping[str, int], made: Collection[str], partitions: int, brokers: int
 ) -> Iterable[str]:
     """Yield warnings about topics with fewer copies or partitions than the brokers could keep, with
-    the change to make, one sentence each.
-
-    Args:
-        copies: smallest number of copies of any partition, by topic of the service.
-        made: delay topics that were created at this start of the service.
-        partitions: number of partitions of each topic in ``made``.
-        brokers: number of brokers in the cluster.
+    the change to make, one sentence each. ``copies``: smallest number of copies of any partition,
+    by topic; ``made``: delay topics created at this start, with ``partitions`` each.
     """
     wanted = min(COPIES_WANTED, brokers)
     by_copies: dict[int, list[str]] = {}

@@ -12,34 +12,29 @@ from delayservice.contract.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
 from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Output
 
+# Largest size of a batch that the client makes for a partition, in bytes.
 BATCH_BYTES: Final = 1_000_000
-"""Largest size of a batch that the client makes for a partition, in bytes."""
+# Size of the largest record that the client's queue has room for, in bytes.
 RECORD_BYTES_MAX: Final = 60_000_000
-"""Size of the largest record that the client's queue has room for, in bytes."""
+# Names of the topic settings that are read.
 CONFIGS: Final = ("max.message.bytes", "cleanup.policy", "min.insync.replicas")
-"""Names of the topic settings that are read."""
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
 def compresses(client: Mapping[str, str]) -> bool:
-    """Return whether a client with these librdkafka options compresses what it sends."""
     return any(client.get(name, "none") != "none" for name in _COMPRESSION)
 
 
 class Terms(NamedTuple):
-    """The limits of a topic.
+    """The limits of a topic."""
 
-    Attributes:
-        batch_bytes_max: size of the largest batch, ``max.message.bytes``.
-        needs_key: whether records need a key, as the topic is compacted.
-    """
-
+    # Size of the largest batch, ``max.message.bytes``.
     batch_bytes_max: int
+    # Whether records need a key, as the topic is compacted.
     needs_key: bool
 
     @property
     def is_usual(self) -> bool:
-        """Return whether the topic takes batches of ``BATCH_BYTES``, and records without a key."""
         return self.batch_bytes_max >= BATCH_BYTES and not self.needs_key
 
 
@@ -49,18 +44,15 @@ class TopicTerms:
     librdkafka never splits a batch that is larger than its topic allows. So a transaction contains
     at most one batch for such a topic, over all its partitions; its other records go into later
     transactions.
-
-    Args:
-        compresses: whether the client compresses; then record sizes are unknown before sending.
     """
 
     def __init__(self, *, compresses: bool) -> None:
         self._compresses = compresses
         self._terms: dict[str, Terms] = {}
+        # Bytes in the open transaction, by topic.
         self._batched: dict[str, int] = {}
-        """Bytes in the open transaction, by topic."""
+        # Bytes of records that may become part of it, as ``refusal`` let them pass, by topic.
         self._reserved: dict[str, int] = {}
-        """Bytes of records that may become part of it, as ``refusal`` let them pass, by topic."""
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
         """Store the settings of a topic; return whether its limits have changed."""
@@ -71,12 +63,10 @@ class TopicTerms:
         return before is not None and before != terms
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Forget the limits of these topics."""
         for topic in topics:
             self._terms.pop(topic, None)
 
     def __contains__(self, topic: str) -> bool:
-        """Return whether the limits of a topic are known."""
         return topic in self._terms
 
     def are_usual(self, topic: str) -> bool:
@@ -106,7 +96,6 @@ class TopicTerms:
     def _never(
         self, topic: str, size: int, terms: Terms | None, *, has_key: bool
     ) -> tuple[str, str] | None:
-        """Return why a topic takes a record of ``size`` bytes at no time; None: it may take it."""
         if size > RECORD_BYTES_MAX:
             return TOO_LARGE, f"{size} bytes, and the service takes at most {RECORD_BYTES_MAX}"
         if terms is None:
@@ -131,6 +120,5 @@ class TopicTerms:
         self._reserved.clear()
 
     def flushed(self) -> None:
-        """Note that the transaction has ended: bytes for each topic are counted from 0 again."""
         self._batched.clear()
         self._reserved.clear()
