@@ -18,13 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 class EffectRunner:
-    """Runner that writes one worker's decisions to the owner nodes in ZooKeeper.
-
-    Args:
-        ensemble: access to the notes in ZooKeeper.
-        me: owner note of this worker; its epoch is ignored.
-        seat_of: returns the last known owner of a slice; None: unknown.
-    """
+    """Runner that writes one worker's decisions to the owner nodes in ZooKeeper."""
 
     def __init__(
         self, ensemble: Ensemble, me: OwnerNote, seat_of: Callable[[int], Seat | None]
@@ -35,11 +29,8 @@ class EffectRunner:
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
         """Carry out decisions, each about another slice: first write heirs, then resign, evict and
-        claim.
-
-        Raises:
-            EnsembleError: some effects failed. Others of the same kind were carried out, those of
-                later kinds were not.
+        claim. If some fail (``EnsembleError``), others of the same kind were carried out, and those
+        of later kinds were not.
         """
         heirs = {e.slice_no: e.heir for e in effects if isinstance(e, Announce)}
         reasons = {e.slice_no: e.why for e in effects if isinstance(e, Resign)}
@@ -69,7 +60,6 @@ class EffectRunner:
 
 
 def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return lists of slices by their common value (a reason or an heir)."""
     found = defaultdict(list)
     for slice_no, value in values.items():
         found[value].append(slice_no)

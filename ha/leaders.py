@@ -10,11 +10,7 @@ from ha.placement import SliceFacts
 
 
 class StableLeaders:
-    """Filter of partition leaders that ignores short changes.
-
-    Args:
-        stable_s: seconds for which a new leader must stay before it counts.
-    """
+    """Filter of partition leaders that ignores short changes."""
 
     def __init__(self, stable_s: float) -> None:
         self._stable_s = stable_s
@@ -22,9 +18,7 @@ class StableLeaders:
         self._seen: dict[int, tuple[int | None, float]] = {}
 
     def settle(self, facts: SliceFacts, now_s: float) -> SliceFacts:
-        """Return a slice's facts with the leader that has stayed long enough, as of ``now_s``
-        (monotonic seconds). The first known leader counts at once.
-        """
+        # The first known leader counts at once.
         slice_no, leader = facts.slice_no, facts.leader
         seen, since_s = self._seen.get(slice_no, (leader, now_s))
         if leader != seen:

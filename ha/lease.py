@@ -12,26 +12,20 @@ from collections.abc import Callable, Mapping
 
 from delayservice.engine.role import Role
 
+# Length of the lease as a part of the session timeout. The rest allows for ZooKeeper's leader,
+# which learns of a heartbeat up to half a tick late, and for clocks of different speed.
 _SAFE_PART = 2 / 3
-"""Length of the lease as a part of the session timeout. The rest allows for ZooKeeper's leader,
-which learns of a heartbeat up to half a tick late, and for clocks of different speed."""
 
 
 class Lease:
-    """Lease that ends unless it is renewed in time. Written by one thread, read by any.
-
-    Args:
-        boot_s: returns the seconds since boot, suspend included.
-    """
+    """Lease that ends unless it is renewed in time. Written by one thread, read by any."""
 
     def __init__(self, boot_s: Callable[[], float]) -> None:
         self._boot_s = boot_s
         self._end_s = float("-inf")
 
     def now_s(self) -> float:
-        """Return the time of the lease's clock, in seconds since boot; to be read before a
-        heartbeat is sent.
-        """
+        # To be read before a heartbeat is sent.
         return self._boot_s()
 
     def renew(self, sent_s: float, session_timeout_s: float) -> None:
@@ -41,35 +35,31 @@ class Lease:
         self._end_s = max(self._end_s, sent_s + session_timeout_s * _SAFE_PART)
 
     def end(self) -> None:
-        """End the lease at once, as the session is lost."""
         self._end_s = float("-inf")
 
     @property
     def end_s(self) -> float:
-        """Return the end of the lease, in seconds since boot; minus infinity: it was ended."""
+        # Minus infinity: it was ended.
         return self._end_s
 
     @property
     def is_valid(self) -> bool:
-        """Return whether the lease has not ended, so that the session still exists."""
         return self._boot_s() < self._end_s
 
 
 class RoleViews:
     """A worker's roles and epochs by slice, and its roles while it may not act as an owner. An
     object never changes, so that a loop can detect new roles by the identity of the object.
-
-    Attributes:
-        owning: roles while the lease is valid and ZooKeeper connected.
-        paused: roles while the lease is valid and ZooKeeper disconnected.
-        ended: roles after the end of the lease.
-        epochs: numbers of this worker's ownerships.
     """
 
     def __init__(self, roles: Mapping[int, Role], epochs: Mapping[int, int]) -> None:
+        # Roles while the lease is valid and ZooKeeper connected.
         self.owning = roles
+        # Roles while the lease is valid and ZooKeeper disconnected.
         self.paused = _with_owners_as(Role.PAUSED, roles)
+        # Roles after the end of the lease.
         self.ended = _with_owners_as(Role.REPLICA, roles)
+        # Numbers of this worker's ownerships.
         self.epochs = epochs
 
 

@@ -14,31 +14,24 @@ from typing import Final
 from delayservice.config.cluster import ZooKeeper
 from ha.kazoo_client import connected
 
+# Id and password of a session; id 0: there was no session yet.
 _LAYOUT: Final = struct.Struct(">q16s")
-"""Id and password of a session; id 0: there was no session yet."""
 
 
 class SharedSession:
     """Id and password of a worker's present session, in memory shared with its supervisor. They are
     never logged: who knows them can end the session.
-
-    Args:
-        context: context of the processes that share it; it is passed to the worker at its start.
     """
 
     def __init__(self, context: BaseContext) -> None:
         self._memory = context.RawArray(ctypes.c_char, _LAYOUT.size)
 
     def note(self, session_id: int, password: bytes) -> None:
-        """Set the session, in the worker process."""
         self._memory.raw = _LAYOUT.pack(session_id, password)
 
     def end(self, options: ZooKeeper) -> bool:
         """End the session, in the supervisor, after the worker process has died; return False if
         there was none. A session that has ended already, or was noted by half, is left alone.
-
-        Raises:
-            DelayServiceError: no server answers within 15 s.
         """
         session_id, password = _LAYOUT.unpack(self._memory.raw)
         if not session_id:
