@@ -15,12 +15,7 @@ _log = structlog.get_logger(__name__)
 
 
 def used_percent(folder: Path) -> float:
-    """Return how full the disk of ``folder`` is, in percent. Like ``df``, leave out the space that
-    is reserved for root.
-
-    Raises:
-        OSError: the disk can't be read.
-    """
+    # Like ``df``, this leaves out the space that is reserved for root.
     usage = shutil.disk_usage(folder)
     return 100 * usage.used / max(usage.used + usage.free, 1)
 
@@ -28,17 +23,6 @@ def used_percent(folder: Path) -> float:
 class DiskWatch:
     """Watch of how full the stores' disk is. One thread calls ``look``, because the disk may hang;
     others read the results.
-
-    Args:
-        marks: limits, in percent: from which the disk counts as filling up, storing stops, or the
-            disk is full.
-        look: returns how full the disk is, in percent; raises ``OSError`` if that fails.
-        monotonic_s: monotonic clock, in s.
-
-    Attributes:
-        level: how full the disk was at the last measurement: room, warning, storing stopped, or
-            full.
-        used: used percent of the disk at the last measurement.
     """
 
     def __init__(
@@ -51,13 +35,13 @@ class DiskWatch:
         self._look = look
         self._monotonic_s = monotonic_s
         self._looking_since_s: float | None = None
+        # How full the disk was at the last measurement: room, warning, storing stopped, or full.
         self.level = DiskLevel.ROOM
+        # Used percent of the disk at the last measurement.
         self.used = 0.0
 
     def look(self) -> None:
-        """Measure how full the disk is, once; set ``used`` and ``level``, and log a change of the
-        level. If the disk can't be read, log that, and change nothing.
-        """
+        # If the disk can't be read, that is logged, and nothing changes.
         self._looking_since_s = self._monotonic_s()
         try:
             self.used = self._look()
@@ -84,13 +68,11 @@ class DiskWatch:
 
     @property
     def waiting_s(self) -> float:
-        """Return for how long the measurement under way has lasted, in s; 0: there is none."""
         since_s = self._looking_since_s
         return 0.0 if since_s is None else self._monotonic_s() - since_s
 
     @property
     def alarm(self) -> str:
-        """Return why storing has stopped, one sentence for people; empty: it has not."""
         if self.level < DiskLevel.STOP:
             return ""
         return (

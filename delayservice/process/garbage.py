@@ -14,24 +14,20 @@ import time
 from typing import Final
 
 COLLECT_INTERVAL_S: Final = 30.0
-"""Time between two collections, in s."""
 
 
 class GarbageCollector:
     """Collector of reference cycles at a fixed interval, not after a number of new objects."""
 
     def __init__(self) -> None:
-        """Disable Python's own collections, and exclude all present objects from later ones."""
         gc.disable()
         gc.freeze()  # without a collection: it takes a tenth of a second, and finds little
         self._collected_s = time.monotonic()
 
     def collect_when_time(self) -> None:
-        """Collect reference cycles if ``COLLECT_INTERVAL_S`` has passed since the last collection.
-        It takes milliseconds in which no thread of the process runs. Surviving objects are excluded
-        from later collections, because visiting those of a thousand slices takes a tenth of a
-        second; they are still freed with their last reference.
-        """
+        # It takes milliseconds in which no thread of the process runs. Surviving objects are
+        # excluded from later collections, because visiting those of a thousand slices takes a tenth
+        # of a second; they are still freed with their last reference.
         now_s = time.monotonic()
         if now_s - self._collected_s >= COLLECT_INTERVAL_S:
             self._collected_s = now_s

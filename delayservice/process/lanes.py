@@ -21,14 +21,8 @@ from delayservice.store.base import Store
 
 
 class LaneMaker:
-    """Factory of lanes: with a store for a shard of a normal delay topic, else for a level topic.
-
-    Args:
-        settings: settings of the node.
-        stores: stores of the worker.
-        source: consumer of the delay topics.
-        routes: topics to which outputs are written, and the cluster secrets.
-        targets: checks of which target topics can be written to.
+    """Factory of lanes: with a store for a shard of a normal delay topic, else for a level
+    topic.
     """
 
     def __init__(
@@ -46,9 +40,7 @@ class LaneMaker:
         self._targets = targets
 
     def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
-        """Return a new lane for a partition of a delay topic. The slice is added to ``loop`` if it
-        is missing; the lane is not, the caller has to add it.
-        """
+        # The slice is added to ``loop`` if it is missing; the lane is not.
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
         self._source.serve(topic.name, topic.topic_id)
@@ -71,7 +63,7 @@ class LaneMaker:
 def flow_rules(settings: Settings, slices: int) -> FlowRules:
     """Return the limits of delivery of one slice: an even share of the cluster's rates, in records
     per s, and undivided, the largest number of records of a shard that are delivered in the second
-    in which they are due. ``slices``: number of slices of the cluster.
+    in which they are due.
     """
     shares = max(slices, 1)
     return FlowRules(
@@ -82,9 +74,7 @@ def flow_rules(settings: Settings, slices: int) -> FlowRules:
 
 
 def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
-    """Return topics and rules for outputs. ``secrets``: the first one signs requeued records and
-    envelopes, all of them verify.
-    """
+    # The first secret signs requeued records and envelopes, all of them verify.
     return Routes(
         dead_letter=settings.topics.dead_letter,
         outcomes=settings.topics.outcomes,

@@ -21,7 +21,6 @@ from delayservice.config.settings import LogSettings
 from delayservice.process.log_hints import HINTS
 
 HIDDEN = "(hidden)"
-"""Text that replaces a secret in the log."""
 
 _SECRET_NAME = re.compile(
     r"password|passwd|secret|token|credential|jaas|\bpem\b|(ssl|api|private)[._-]?key",
@@ -32,12 +31,11 @@ _SECRET_TEXT = re.compile(
     re.IGNORECASE,
 )
 _BRACKETS = re.compile(r"\[[^]]*\]|\([^)]*\)")
+# Time for which repeats of a message of librdkafka are dropped, in s.
 _REPEAT_S = 10.0
-"""Time for which repeats of a message of librdkafka are dropped, in s."""
 _REPEATS_MAX = 1_000
-"""Largest number of messages that are kept to recognise repeats."""
+# Shortest secret to redact in texts, in characters; shorter ones would match ordinary words.
 _SECRET_CHARS_MIN = 4
-"""Shortest secret to redact in texts, in characters; shorter ones would match ordinary words."""
 
 
 def configure(
@@ -48,14 +46,8 @@ def configure(
     secrets: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Set up logging of this process. Call it once, before anything is logged.
-
-    Args:
-        log: level and format.
-        node_id: written to every line as field ``node``.
-        worker: number of the worker, written to every line; None in the supervisor.
-        secrets: texts that are replaced in every line (``reference.secret_values``).
-        stream: where lines are written; None: standard error.
+    """Set up logging of this process. Call it once, before anything is logged. ``secrets``: texts
+    that are replaced in every line; ``stream``: None for standard error.
     """
     out = stream or sys.stderr
     level = logging.getLevelNamesMapping()[log.level.upper()]
@@ -91,7 +83,6 @@ def configure(
 
 
 def librdkafka_logger() -> logging.Logger:
-    """Return the logger to pass to librdkafka's clients as ``logger``."""
     return logging.getLogger("librdkafka")
 
 
@@ -105,9 +96,7 @@ class _Repeats(logging.Filter):
         self._said_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the message: False if the same one, apart from the text in
-        brackets, was logged within ``_REPEAT_S``.
-        """
+        # The text in brackets is not compared.
         said = _BRACKETS.sub("", record.getMessage())
         before_s = self._said_s.get(said, -_REPEAT_S)
         if record.created - before_s < _REPEAT_S:
@@ -119,9 +108,7 @@ class _Repeats(logging.Filter):
 
 
 def _bind(bound: Mapping[str, object]) -> Processor:
-    """Return a processor that adds the fields ``bound`` to the lines of all threads. Context
-    variables would add them for one thread only.
-    """
+    # Context variables would add them for one thread only.
 
     def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {**bound, **event}
@@ -130,7 +117,6 @@ def _bind(bound: Mapping[str, object]) -> Processor:
 
 
 def _explain(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Add the hint of ``HINTS`` for this event to the log line, unless the line has one."""
     hint = HINTS.get(event["event"])
     return event if hint is None or "hint" in event else {**event, "hint": hint}
 

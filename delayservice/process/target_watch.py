@@ -15,22 +15,21 @@ from delayservice.config.settings import Settings
 
 
 class TargetWatch:
-    """Watch of the target topics: combines their state in Kafka, pauses, and which brokers answer.
-
-    Attributes:
-        pauses: reader of the pauses topic.
-        reach: check of which brokers answer.
-        topics: check of which targets can be written to, repeated when a pause begins or ends, or a
-            broker stops or starts to answer.
+    """Watch of the target topics: combines their state in Kafka, pauses, and which brokers
+    answer.
     """
 
     def __init__(self, settings: Settings, admin: AdminClient) -> None:
         self._names = settings.topics
         kafka = settings.kafka
+        # Reader of the pauses topic.
         self.pauses = PauseWatcher(settings.topics.pauses, self._changed)
+        # Check of which brokers answer.
         self.reach = KafkaReach(
             admin_client(kafka.client_config("admin") | CONNECTION), self._changed
         )
+        # Check of which targets can be written to, repeated when a pause begins or ends, or a
+        # broker stops or starts to answer.
         self.topics = TargetTopics(
             admin,
             why_paused=self._why_paused,
@@ -44,9 +43,7 @@ class TargetWatch:
         self.topics.changed()
 
     def _why_paused(self, topic: str) -> str | None:
-        """Return why target topic ``topic`` is paused; None: it is not. The service's own topics,
-        delay topics included, are never paused as targets.
-        """
+        # The service's own topics, delay topics included, are never paused as targets.
         if topic in self._names.own or self._is_delay_topic(topic):
             return None
         return self.pauses.why(topic)

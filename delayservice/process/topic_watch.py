@@ -15,39 +15,32 @@ from connectors.kafka.topics import MADE_AGAIN
 from delayservice.base.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3
+# Time without a successful refresh from which a problem is reported, in s, or three intervals of
+# the refresh if they are longer: a broker's restart makes one or two refreshes fail.
 _OLD_S_MIN: Final = 15.0
-"""Time without a successful refresh from which a problem is reported, in s, or three intervals of
-the refresh if they are longer: a broker's restart makes one or two refreshes fail."""
+# Time for which it is reported that a topic was deleted and created again, in s.
 _TOLD_AGAIN_S: Final = 600.0
-"""Time for which it is reported that a topic was deleted and created again, in s."""
 
 _log = structlog.get_logger(__name__)
 
 
 class TopicWatcher:
-    """Watch of the delay topics, which a thread refreshes at intervals.
-
-    Args:
-        look: reads the topics from Kafka; called by each ``refresh``.
-        is_pending: returns whether a checkpoint names a topic, so that records of it may be
-            pending.
-        monotonic_s: monotonic clock, in s.
-        every_s: interval of ``refresh``, in s.
-        made_again: called by ``refresh`` with the name of each topic, delay topic or one of the
-            service's own, that was deleted and created again, and whether it was seen missing.
-    """
+    """Watch of the delay topics, which a thread refreshes at intervals."""
 
     def __init__(
         self,
         look: Callable[[], Look],
+        # Returns whether a checkpoint names a topic, so that records of it may be pending.
         is_pending: Callable[[ServedTopic], bool],
         monotonic_s: Callable[[], float],
         every_s: float,
+        # Called by ``refresh`` with the name of each topic, delay topic or one of the service's
+        # own, that was deleted and created again, and whether it was seen missing.
         made_again: Callable[[str, bool], None] = lambda _name, _was_missing: None,
     ) -> None:
         self._look = look
+        # Topics, and problems of the service's other topics, as of the last successful refresh.
         self.seen = Look(())
-        """Topics, and problems of the service's other topics, as of the last successful refresh."""
         self._is_pending = is_pending
         self._monotonic_s = monotonic_s
         self._old_s = max(_LOOKS_MISSED * every_s, _OLD_S_MIN)
@@ -55,29 +48,26 @@ class TopicWatcher:
         self._has_looked = False
         self._failure = ""
         self._on_made_again = made_again
+        # Id of each topic, by name, as last seen.
         self._ids: dict[str, str] = {}
-        """Id of each topic, by name, as last seen."""
+        # When a topic was found to have been created again, monotonic s, by name; without those
+        # that were seen, and reported, as missing before another program created them.
         self._made_again_s: dict[str, float] = {}
-        """When a topic was found to have been created again, monotonic s, by name; without those
-        that were seen, and reported, as missing before another program created them."""
         self._said: tuple[str, ...] = ()
+        # Ids of topics that were served before, by this process or an owner with a checkpoint.
         self._begun: set[str] = set()
-        """Ids of topics that were served before, by this process or an owner with a checkpoint."""
+        # Every delay topic, served or not, as of the last successful refresh.
         self.topics: Sequence[ServedTopic] = ()
-        """Every delay topic, served or not, as of the last successful refresh."""
 
     @property
     def fit(self) -> list[ServedTopic]:
-        """Return the delay topics that are served, because they have no problem."""
         return [topic for topic in self.topics if not topic.problems]
 
     @property
     def age_s(self) -> float:
-        """Return the time since the last successful refresh, or else since the start, in s."""
         return self._monotonic_s() - self._looked_s
 
     def problems(self) -> list[str]:
-        """Return the problems of the delay topics and the service's own topics, a sentence each."""
         found = []
         if self._failure and not self._has_looked:
             found.append(f"the delay topics could not be looked at yet: {self._failure}")
@@ -92,14 +82,12 @@ class TopicWatcher:
         return found
 
     def _own_problems(self) -> tuple[str, ...]:
-        """Return the problems of the service's own topics, and the topics that were made again."""
         found = [*self.seen.own_problems, *self.seen.outlet_problems]
         now_s = self._monotonic_s()
         again = [n for n, s in self._made_again_s.items() if now_s - s < _TOLD_AGAIN_S]
         return tuple(dict.fromkeys([*found, *(f"{name} {MADE_AGAIN}" for name in again)]))
 
     def _note_ids(self, before: Mapping[str, str], seen: Look) -> None:
-        """Note topics that were created again. ``before``: ids at the look before ``seen``."""
         now_s = self._monotonic_s()
         for name, topic_id in seen.ids.items():
             known, self._ids[name] = self._ids.get(name, topic_id), topic_id
@@ -111,10 +99,8 @@ class TopicWatcher:
         self._made_again_s.update(dict.fromkeys(made, now_s))
 
     def refresh(self) -> bool:
-        """Read the delay topics from Kafka, check them, set ``topics`` and ``seen``, and log
-        changes; return whether that succeeded. After a failure the topics stay as they were. A
-        topic that may lose records is not served, unless it was served before.
-        """
+        # After a failure the topics stay as they were. A topic that may lose records is not served,
+        # unless it was served before.
         try:
             seen = self._look()
             found = [self._judged(topic) for topic in seen.topics]

@@ -22,9 +22,7 @@ class Turns:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Hold the lock in this context, in the working thread. After the context has ended,
-        ``looking`` always fails.
-        """
+        # After the context has ended, ``looking`` always fails.
         with self._lock:
             try:
                 yield
@@ -33,7 +31,6 @@ class Turns:
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Release the lock in this context, in the working thread, inside of ``working``."""
         self._lock.release()
         try:
             yield
@@ -42,12 +39,6 @@ class Turns:
 
     @contextmanager
     def looking(self, timeout_s: float) -> Iterator[None]:
-        """Wait up to ``timeout_s`` seconds for a pause of the working thread, and hold the lock in
-        this context, in another thread.
-
-        Raises:
-            BusyError: the working thread made no pause within ``timeout_s``, or has ended.
-        """
         if not self._lock.acquire(timeout=timeout_s):
             raise BusyError(f"it was busy for {timeout_s:g} s; try again")
         try:

@@ -53,39 +53,30 @@ from ha.leaders import StableLeaders
 from ha.ownership import Ownership
 from ha.placement import SliceFacts
 
+# Interval at which a worker checks its threads, assigns slices and reports its metrics, in s.
 TURN_S = 1.0
-"""Interval at which a worker checks its threads, assigns slices and reports its metrics, in s."""
+# Number of slices whose metrics are reported per second; with more slices, reports are rarer.
 PUBLISHED_PER_S = 200
-"""Number of slices whose metrics are reported per second; with more slices, reports are rarer."""
+# Longest interval between two reports of metrics to the supervisor, in s.
 PUBLISHED_EVERY_S_MAX = 5.0
-"""Longest interval between two reports of metrics to the supervisor, in s."""
+# Longest wait for the end of the loop's thread when the worker stops, in s.
 STOP_TIMEOUT_S = 20.0
-"""Longest wait for the end of the loop's thread when the worker stops, in s."""
+# Longest wait for the last digests to be written when the worker stops, in s.
 FLUSH_TIMEOUT_S = 2.0
-"""Longest wait for the last digests to be written when the worker stops, in s."""
+# Largest number of idle slices whose log ends are queried each time the topics are read.
 QUIET_MEASURED = 64
-"""Largest number of idle slices whose log ends are queried each time the topics are read."""
+# Number of threads for take-overs and other blocking calls to Kafka.
 HELPERS = 4
-"""Number of threads for take-overs and other blocking calls to Kafka."""
+# Exit status of a worker process after a failure.
 EXIT_FAILED = 70
-"""Exit status of a worker process after a failure."""
+# Exit status of a worker process whose supervisor has ended.
 EXIT_ORPHANED = 71
-"""Exit status of a worker process whose supervisor has ended."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Worker:
-    """The slices of one process, with their Kafka clients and the threads that maintain them.
-
-    Args:
-        settings: settings of the node.
-        secrets: cluster secrets; the first signs requeued records, all verify them.
-        index: number of the worker on its node, from 0.
-        ownership: decides which slices this worker keeps and owns.
-        layout: partition counts of the service's own topics.
-        crashes: consecutive earlier processes of this worker that ended soon after their start.
-    """
+    """The slices of one process, with their Kafka clients and the threads that maintain them."""
 
     def __init__(
         self,
@@ -94,6 +85,7 @@ class Worker:
         index: int,
         ownership: Ownership,
         layout: Layout,
+        # Consecutive earlier processes of this worker that ended soon after their start.
         crashes: int,
     ) -> None:
         self._settings = settings
@@ -118,8 +110,8 @@ class Worker:
         self._audits = AuditWatcher(settings.topics.audit) if hears_audits else None
         self._slices_there = range(0)
         self._published_s = float("-inf")
+        # Slices kept, and topics served, as last passed to the loop; None: nothing yet.
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
-        """Slices kept, and topics served, as last passed to the loop; None: nothing yet."""
         self._topics = TopicWatcher(
             lambda: self._keeper.look(layout),
             self._has_checkpoint,
@@ -146,7 +138,6 @@ class Worker:
         )
 
     def begin(self) -> None:
-        """Read the topics from Kafka, which may take some seconds, and start all threads."""
         self._checkpoints.start()
         self._refresh()
         self._thread.start()
@@ -180,11 +171,6 @@ class Worker:
         return self._stop()
 
     def answer(self, question: Question) -> Answer:
-        """Answer a query about this worker's slices. Any thread may call this.
-
-        Raises:
-            DelayServiceError: the query can't be answered now.
-        """
         if isinstance(question, Standings):
             return self._ownership.survey()
         if isinstance(question, HeldTopics):
@@ -203,9 +189,7 @@ class Worker:
     def _repeat(
         self, name: str, every_s: float, ask: Callable[[], object], *, first_s: float = 0.0
     ) -> None:
-        """Call ``ask`` after ``first_s`` and then every ``every_s`` seconds on a new daemon thread
-        ``name``: it may block.
-        """
+        # On a thread of its own, as ``ask`` may block.
         turn = threading.Event()
 
         def run() -> None:
@@ -268,7 +252,6 @@ class Worker:
         )
 
     def _refresh(self) -> None:
-        """Read the delay topics, the brokers of their partitions, and the ends of their logs."""
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
@@ -303,7 +286,6 @@ class Worker:
         return False
 
     def _place(self) -> None:
-        """Pass the slices to keep, with their topics, to the loop if they have changed."""
         kept = self._ownership.serve(self._facts)
         topics = self._topics.fit
         placed = kept, {(topic.name, topic.topic_id, topic.partitions) for topic in topics}
@@ -319,7 +301,6 @@ class Worker:
         self._thread.want(wanted)
 
     def _measure(self, fit: list[ServedTopic]) -> None:
-        """Query the log ends of the busy slices and some idle ones, and pass them to the loop."""
         slices = self._thread.to_measure(QUIET_MEASURED)
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
@@ -344,9 +325,7 @@ class Worker:
         return facts
 
     def _retired(self, slice_no: int) -> None:
-        """Remove the stores of a slice that this worker no longer keeps, and write to the digest
-        topic that the copy is gone. A node that keeps it again fills its store from the log.
-        """
+        # A node that keeps the slice again fills its store from the log.
         self._copies.forget(slice_no)
         for topic in self._topics.topics:
             if not topic.topic_id:  # the topic is gone

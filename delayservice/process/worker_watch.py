@@ -27,21 +27,6 @@ _log = structlog.get_logger(__name__)
 class WorkerWatch:
     """Watch of one worker: gathers facts about it, and asks its ownership whether it may own
     slices.
-
-    Args:
-        settings: settings of the node.
-        name: name of the worker.
-        reach: check of which Kafka brokers answer.
-        ownership: ownership of slices, which returns the verdict.
-        clock: monotonic clock.
-        clock_watch: check of the wall clock.
-        disk: watch of the stores' disk.
-        turn_s: returns for how long the current iteration of the loop has lasted, in s.
-        writer_trouble: returns why no transactional producer can be opened; empty: one can.
-        crashes: consecutive earlier processes of this worker that ended soon after their start.
-
-    Attributes:
-        verdict: last verdict on whether the worker may own slices.
     """
 
     def __init__(
@@ -55,8 +40,10 @@ class WorkerWatch:
         disk: DiskWatch,
         turn_s: Callable[[], float],
         writer_trouble: Callable[[], str],
+        # Consecutive earlier processes of this worker that ended soon after their start.
         crashes: int,
     ) -> None:
+        # Last verdict on whether the worker may own slices.
         self.verdict: Verdict = ELECTABLE
         self._has_disk = settings.node.store != "memory"
         self._ownership = ownership
@@ -73,9 +60,6 @@ class WorkerWatch:
         self.judge()
 
     def start(self, repeat: Callable[[str, float, Callable[[], object]], None]) -> None:
-        """Start all checks by ``repeat``, which takes the name of a thread, an interval in s, and
-        the function that the thread calls.
-        """
         if self._has_disk:
             repeat("disk", _DISK_EVERY_S, self._disk.look)
         repeat("kafka-reach", _ASKED_EVERY_S, self._reach.check)
@@ -83,7 +67,7 @@ class WorkerWatch:
         repeat("verdict", _JUDGED_EVERY_S, self.judge)
 
     def judge(self) -> None:
-        """Update the verdict from the latest facts, without waiting, and log a change of it."""
+        # From the latest facts, without waiting.
         doubt = self._clock_watch.doubt()
         facts = WorkerFacts(
             kafka=self._reach.trouble,

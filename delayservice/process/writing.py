@@ -12,9 +12,6 @@ from delayservice.config.settings import Settings
 
 
 def sink_options(settings: Settings, name: str, checkpoints: KafkaCheckpoints) -> SinkOptions:
-    """Return the options of the transactional producer of worker ``name``. ``checkpoints``: gives
-    the partition of the checkpoint topic for each slice.
-    """
     topics, kafka = settings.topics, settings.kafka
     return SinkOptions(
         name_prefix=f"{kafka.transactional_id_prefix}-{name}",
@@ -33,15 +30,6 @@ def succession_of(
     admin: KafkaAdmin,
     confirm: Callable[[Iterable[int]], frozenset[int]],
 ) -> KafkaSuccession:
-    """Return the object by which a take-over queries Kafka and fences writers.
-
-    Args:
-        settings: settings of the node.
-        checkpoints: reader of the checkpoint topic.
-        admin: admin client.
-        confirm: returns those of the given slices that ZooKeeper still assigns to this worker as
-            owner.
-    """
     topics, kafka = settings.topics, settings.kafka
     return KafkaSuccession(
         checkpoints,
