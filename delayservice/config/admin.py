@@ -16,7 +16,6 @@ _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
 
 
 def made_token_path(state_dir: Path) -> Path:
-    """Return the path of the token file that a node creates if no token is configured."""
     return state_dir / "admin_token"
 
 
@@ -61,17 +60,11 @@ class Admin(Section):
 
     @property
     def are_reads_open(self) -> bool:
-        """Return whether requests that only read need no token."""
         if self.reads == "auto":
             return self.listen.startswith(_LOOPBACK)
         return self.reads == "open"
 
     def configured_token(self) -> str | None:
-        """Return the token from its setting or its file; None: neither is set.
-
-        Raises:
-            SettingsError: the file can't be read or its content is too short.
-        """
         token = read_secret_text("admin.token_file", self.token, self.token_file)
         if token is not None and len(token) < TOKEN_CHARS_MIN:
             raise SettingsError(

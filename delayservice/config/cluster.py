@@ -99,11 +99,6 @@ class ZooKeeper(Section):
         return self
 
     def secret(self) -> str:
-        """Return the password for ZooKeeper from its setting or its file; empty: neither is set.
-
-        Raises:
-            SettingsError: the file can't be read.
-        """
         setting = "zookeeper.password_file"
         return read_secret_text(setting, self.password, self.password_file) or ""
 

@@ -61,7 +61,6 @@ class Disk(Section):
 
     @property
     def watermarks(self) -> Watermarks:
-        """Return the four limits of disk use, each in percent of the disk."""
         return Watermarks(
             self.warn_percent, self.stop_percent, self.full_percent, self.resume_below_percent
         )

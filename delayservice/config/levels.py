@@ -66,11 +66,10 @@ class Levels(Section):
 
     @property
     def all_ms(self) -> tuple[int, ...]:
-        """Return the delays of the levels in ms, ascending; level 1 has the first."""
+        # Ascending: level 1 has the first.
         return PRESETS.get(self.preset, self.delays_ms)
 
     @property
     def by_topic(self) -> dict[str, int]:
-        """Return the delay of each level topic in ms, by topic name."""
         levels = enumerate(self.all_ms, start=1)
         return {level_topic(level, self.prefix): level_ms for level, level_ms in levels}

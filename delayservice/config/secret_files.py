@@ -10,11 +10,6 @@ from delayservice.base.errors import SettingsError
 
 
 def read_secret_bytes(setting: str, path: Path) -> bytes:
-    """Return the content of a file that holds a secret. ``setting``: setting that names the file.
-
-    Raises:
-        SettingsError: the file can't be read; the message names ``setting``.
-    """
     try:
         return path.read_bytes()
     except OSError as exc:
@@ -22,18 +17,8 @@ def read_secret_bytes(setting: str, path: Path) -> bytes:
 
 
 def read_secret_text(setting: str, given: SecretStr | None, path: Path | None) -> str | None:
-    """Return a secret from its setting, or from its file, UTF-8 without white space around it.
-
-    Args:
-        setting: name of the setting that names the file, for error messages.
-        given: the secret, if it is set directly.
-        path: file that holds the secret, if it is not set directly.
-
-    Returns:
-        The secret in clear text; None: neither is set.
-
-    Raises:
-        SettingsError: the file can't be read or is not UTF-8.
+    """Return a secret from its setting, or from its file, UTF-8 without white space around it;
+    None: neither is set. ``setting``: names the file in error messages.
     """
     if given is not None:
         return given.get_secret_value()

@@ -39,14 +39,12 @@ from delayservice.config.units import (
 
 _SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
+# Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
+# million records due in one second are rolled over a quarter of an hour.
 _ROLL_SPREAD_PARTS = 8
-"""Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
-million records due in one second are rolled over a quarter of an hour.
-"""
 
 
 def workers_default() -> int:
-    """Return the default number of workers: one per core that this process may use, 4 at most."""
     return min(len(os.sched_getaffinity(0)), _WORKERS_MAX)
 
 
@@ -122,11 +120,6 @@ class NodeSettings(Section):
         return self
 
     def secret_bytes(self) -> bytes | None:
-        """Return the cluster secret from its setting or its file; None: neither is set.
-
-        Raises:
-            SettingsError: the file can't be read or its content is too short.
-        """
         if self.cluster_secret is not None:
             return self.cluster_secret.get_secret_value().encode()
         if self.cluster_secret_file is None:
@@ -137,11 +130,7 @@ class NodeSettings(Section):
         )
 
     def accepted_secrets(self) -> tuple[bytes, ...]:
-        """Return the secrets, besides the cluster secret, whose signatures are accepted.
-
-        Raises:
-            SettingsError: the file of secrets can't be read, or a secret is too short.
-        """
+        """Return the secrets, besides the cluster secret, whose signatures are accepted."""
         path = self.accepted_secrets_file
         if path is None:
             return ()
@@ -233,16 +222,11 @@ class Topics(Section):
 
     @property
     def claims_topic(self) -> str:
-        """Return the claims topic: ``claims``, else the checkpoint topic with ``_claims``
-        appended.
-        """
         return self.claims or f"{self.checkpoint}_claims"
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Return the names of the service's own topics, such as the checkpoint topic and the
-        dead-letter topic, which are never delay topics.
-        """
+        # They are never delay topics.
         return (
             self.checkpoint,
             self.claims_topic,
@@ -334,7 +318,7 @@ class Settings(Section):
 
     @property
     def standalone(self) -> bool:
-        """Return whether this node owns every slice, without an election."""
+        # Without an election, this node owns every slice.
         return not self.zookeeper.hosts
 
     @model_validator(mode="after")
@@ -349,20 +333,15 @@ class Settings(Section):
 
     @property
     def roll_window_ms(self) -> int:
-        """Return the roll window in ms: a record that waits longer is requeued."""
+        # A record that waits longer is requeued.
         return self.delivery.roll_window_ms or self.wheel.window_ms
 
     @property
     def roll_spread_ms(self) -> int:
-        """Return the longest time by which a record is rolled early, in ms. Thus records that are
-        due together are not rolled together.
-        """
+        # Thus records that are due together are not rolled together.
         return self.roll_window_ms // _ROLL_SPREAD_PARTS
 
     def targets_for(self, delay_topic: str) -> TargetRules:
-        """Return the target rules of a delay topic: ``[targets.NAME]``, else ``[targets.default]``,
-        else rules that allow no target.
-        """
         return self.targets.get(delay_topic) or self.targets.get("default") or TargetRules()
 
 
@@ -375,16 +354,9 @@ class Loaded:
 
 
 def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Return validated settings: the file, overridden by the environment, then by ``sets``.
-
-    Args:
-        config: TOML file; None: no file.
-        sets: ``section.key=value`` texts of ``--set``.
-        environ: environment variables; names begin with ``DELAYSERVICE_``.
-
-    Raises:
-        SettingsError: the file can't be read, a name is unknown, a value is out of bounds, or
-            values contradict each other. The message has a line per error, with its place.
+    """Return validated settings: the file ``config`` (TOML), overridden by the environment
+    (``DELAYSERVICE_…``), then by ``sets`` (``section.key=value``). The message of a
+    ``SettingsError`` has a line per error, with its place.
     """
     return load_with_origins(config, sets, environ).settings
 
@@ -392,7 +364,6 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 def load_with_origins(
     config: Path | None, sets: Sequence[str], environ: Mapping[str, str]
 ) -> Loaded:
-    """Return settings as ``load`` does, with the place where each value was written."""
     layers: Layers = read_layers(config, sets, environ, Settings)
     try:
         return Loaded(Settings.model_validate(layers.tree), layers.origins)

@@ -45,7 +45,6 @@ class WheelSettings(Section):
 
     @property
     def window_ms(self) -> int:
-        """Return the span of due times that the wheel covers, in ms."""
         return self.slots * self.slot_ms
 
 
