@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from connectors.kafka.clients import FORCED_CONSUMER
-from connectors.kafka.existing import partitions_of
+from connectors.kafka.clients import FORCED_CONSUMER, partitions_of
 from connectors.kafka.outcomes import Outcomes, RecordPlace, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text

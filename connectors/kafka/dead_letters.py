@@ -28,7 +28,7 @@ from connectors.kafka.clients import (
 from connectors.kafka.errors import FENCED, PURGED, Meaning, error_of, meaning_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
-from connectors.kafka.topic_terms import RECORD_BYTES_MAX
+from connectors.kafka.target_limits import RECORD_BYTES_MAX
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.dead_letters import (
     DeadLetter,

@@ -11,7 +11,7 @@ from typing import Final
 from confluent_kafka import KafkaError, Message, ThrottleEvent
 
 from connectors.kafka.errors import PURGED, Meaning, meaning_of, refusal_code
-from connectors.kafka.record_limits import RecordLimits
+from connectors.kafka.target_limits import RecordLimits
 from connectors.kafka.targets import TargetTopics
 from delayservice.engine.outcome import Target
 from delayservice.engine.ports import Place

@@ -20,25 +20,102 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
 
 import structlog
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from connectors.kafka.clients import KAFKA, Clients, CoordinatorLog, connection_failure, flush
+from connectors.kafka.clients import (
+    KAFKA,
+    RECONNECT_MS_MAX,
+    Clients,
+    CoordinatorLog,
+    connect,
+    connection_failure,
+    flush,
+)
 from connectors.kafka.delivery_reports import DeliveryReports, Stall
-from connectors.kafka.errors import MEANINGS, Meaning, error_of
-from connectors.kafka.record_limits import RecordLimits
-from connectors.kafka.sink_options import UNKNOWN_AFTER_MS, SinkOptions, initialise, lost
+from connectors.kafka.errors import FENCED, MEANINGS, Meaning, error_of
+from connectors.kafka.target_limits import BATCH_BYTES, RECORD_BYTES_MAX, RecordLimits, compresses
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_terms import compresses
 from delayservice.base import faults
-from delayservice.base.errors import KafkaEdgeError, WriterEndedError
+from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
 from delayservice.contract.codes import TOO_LARGE
 from delayservice.engine.claims import WRITER, encode_key
 from delayservice.engine.outcome import DELIVERED, Output, Target
 from delayservice.engine.ports import Control, Place
+
+INIT_TIMEOUT_S: Final = 20.0
+CONNECT_TIMEOUT_S: Final = 5.0
+
+# Time for which the client retries a target topic that has disappeared, in ms.
+UNKNOWN_AFTER_MS: Final = 1_500
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    # Prefix of the transactional ids: the service's prefix, the node and the worker.
+    name_prefix: str
+    checkpoint_topic: str
+    claims_topic: str
+    checkpoint_partition: Callable[[int], int]
+    exactly_once: bool
+    partitioner: str
+    # librdkafka options from the settings, bootstrap servers included.
+    client: Mapping[str, str]
+
+    def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
+        return {
+            "linger.ms": 5,
+            **self._common(),
+            "transactional.id": writer,
+            "transaction.timeout.ms": 45_000,
+        }
+
+    def idempotent(self) -> dict[str, str | int | float | bool]:
+        return {"linger.ms": 1, **self._common(), "enable.idempotence": True}
+
+    def _common(self) -> dict[str, str | int | float | bool]:
+        return {
+            "batch.num.messages": 10_000,
+            "batch.size": BATCH_BYTES,
+            "message.max.bytes": RECORD_BYTES_MAX,  # the topic decides, not the client
+            "queue.buffering.max.messages": 500_000,
+            "queue.buffering.max.kbytes": 65_536,  # large values must not pile up here
+            "message.timeout.ms": 40_000,
+            "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
+            "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
+            "delivery.report.only.error": True,
+            **self.client,
+            "partitioner": self.partitioner,
+            "acks": "all",
+        }
+
+
+def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
+    connect(producer, options.checkpoint_topic, CONNECT_TIMEOUT_S)
+    try:
+        producer.init_transactions(INIT_TIMEOUT_S)
+    except KafkaException as exc:
+        error = error_of(exc)
+        if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise KafkaEdgeError(
+                f"give the service Write on transactional ids that begin with "
+                f"{options.name_prefix}: {error.str()}"
+            ) from exc
+        raise KafkaEdgeError(f"the writer {writer} could not be opened: {error}") from exc
+
+
+def lost(what: str, exc: KafkaException) -> OwnershipLostError:
+    error = error_of(exc)
+    return OwnershipLostError(
+        f"fenced at {what}: another node has taken over a slice ({error})"
+        if error.code() in FENCED
+        else f"{what} has no certain result ({error}); the checkpoints are read again"
+    )
+
 
 COMMIT_TIMEOUT_S: Final = 30.0
 # Longest wait for an abort, in s; then the next owner's fence aborts the transaction, in a tenth of
@@ -66,7 +143,7 @@ class KafkaSink:
         self._targets = targets
         self._clients = clients
         self._monotonic_s = clients.monotonic_s
-        self._limits = RecordLimits(targets, compresses=compresses(options.client))
+        self._limits = RecordLimits(targets.record_bytes_max, compresses=compresses(options.client))
         self._reports = DeliveryReports(targets, self._limits, clients.monotonic_s)
         self._producer: Producer | None = None
         # Producer of target records for ``at_least_once``; None: ``exactly_once``.

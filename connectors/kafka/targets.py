@@ -1,4 +1,4 @@
-"""Judges from cached metadata whether targets can be written to, so that a bad target is found when
+"""Checks with cached metadata whether targets can be written to, so that a bad one is found when
 a record is settled, and not by a failing transaction.
 """
 
@@ -10,22 +10,145 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 import structlog
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
 
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.rights import WRITE, Access, ask_access
-from connectors.kafka.target_log import KNOWN_MAX, TargetLog, topic_settings
-from connectors.kafka.target_obstacles import in_sync_missing, is_good, obstacle_of, unreached
-from connectors.kafka.topic_terms import TopicTerms
+from connectors.kafka.target_limits import TopicTerms
+from connectors.kafka.topic_facts import WRITE, Access, ask_access, read_configs
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
     TARGET_LATER,
     TARGET_PAUSED,
+    TARGET_UNAUTHORIZED,
+    TARGET_UNKNOWN,
 )
 from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Output, Target
+
+
+def is_good(access: Access) -> bool:
+    return access.partitions > 0 and not access.lacks(WRITE)
+
+
+def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
+    # 0: all have enough, or a partition has no leader, for whose election the client waits.
+    in_sync = min(access.in_sync, default=access.copies)
+    if in_sync == 0 or in_sync >= access.copies:
+        return 0
+    needed = int(config.get("min.insync.replicas", "1"))
+    return needed if in_sync < needed else 0
+
+
+def obstacle_of(
+    access: Access | None, topic: str, partition: int, in_sync_needed: int
+) -> tuple[str, str] | None:
+    """Return why a target can't be written to, as code and detail; None: it can. ``partition`` -1:
+    any, so all of them must be good. ``in_sync_needed``: 0 unless a partition is known to have
+    fewer in-sync replicas.
+    """
+    if access is None:
+        return TARGET_UNKNOWN, f"topic {topic} is not known yet"
+    if access.lacks(WRITE):
+        return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
+    if access.partitions == 0:
+        return TARGET_UNKNOWN, f"topic {topic} does not exist"
+    if access.partitions <= partition:
+        count = access.partitions
+        return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
+    down = [n for n, in_sync in enumerate(access.in_sync) if in_sync < in_sync_needed]
+    if down and (partition < 0 or partition in down):
+        what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
+        return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
+    return None
+
+
+def unreached(
+    access: Access | None, topic: str, partition: int, silent: Collection[int]
+) -> tuple[str, str] | None:
+    """Return, as code and detail, which partitions of a target are led by brokers in ``silent``,
+    which do not answer this node; None: there are no such partitions.
+    """
+    if access is None or not silent:
+        return None
+    found = [n for n, leader in enumerate(access.leaders) if leader in silent]
+    if found and (partition < 0 or partition in found):
+        return TARGET_DOWN, f"the leaders of partitions {found} of topic {topic} do not answer"
+    return None
+
+
+# Largest number of target topics whose metadata are kept, and of topics that wait for a look-up.
+# Beyond it a tenth is dropped: first those that can't be written to, then the oldest metadata.
+KNOWN_MAX: Final = 10_000
+_TOLD_PER_S: Final = 1.0
+# Log lines about bad targets allowed at once; each second allows ``_TOLD_PER_S`` more.
+_TOLD_AT_ONCE: Final = 20
+
+
+class TargetLog:
+    """Logger of target problems, which logs each problem once until it is over."""
+
+    def __init__(self, now_s: float) -> None:
+        self._blocked: set[Target] = set()
+        # Topics whose settings can't be read.
+        self._unread: set[str] = set()
+        self._unlogged = 0
+        self._allowed = float(_TOLD_AT_ONCE)
+        self._allowed_s = now_s
+
+    def fits(self, target: Target) -> None:
+        self._blocked.discard(target)
+
+    def blocked(self, target: Target, why: str, now_s: float) -> None:
+        # A flood of bad targets must not fill the log: lines beyond the limit are only counted.
+        if target in self._blocked:
+            return
+        if len(self._blocked) >= KNOWN_MAX:
+            self._blocked.clear()
+        self._blocked.add(target)
+        gained = (now_s - self._allowed_s) * _TOLD_PER_S
+        self._allowed, self._allowed_s = min(self._allowed + gained, _TOLD_AT_ONCE), now_s
+        if self._allowed < 1:
+            self._unlogged += 1
+            return
+        self._allowed -= 1
+        more, self._unlogged = self._unlogged, 0
+        name = f"{target[0]}:{target[1]}"
+        _log.warning("target_blocked", target=name, why=why, others_before=more)
+
+    def read(self, topic: str) -> None:
+        self._unread.discard(topic)
+
+    def not_read(self, topic: str, why: str) -> None:
+        if topic not in self._unread:
+            if len(self._unread) >= KNOWN_MAX:
+                self._unread.clear()
+            self._unread.add(topic)
+            _log.warning("topic_config_not_read", topic=topic, why=why)
+
+
+def topic_settings(
+    admin: AdminClient, topics: Collection[str], log: TargetLog, timeout_s: float
+) -> dict[str, dict[str, str]]:
+    """Return the configuration of each topic; those that can't be read are left out and logged."""
+    if not topics:
+        return {}
+    settings = {}
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    for topic, found in read_configs(admin.describe_configs(resources), timeout_s):
+        if isinstance(found, KafkaException):
+            log.not_read(topic, str(found))
+        else:
+            log.read(topic)
+            settings[topic] = found
+    return settings
+
 
 # Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
 # topic may have been created since.

@@ -1,4 +1,4 @@
-"""Finds and creates topics, and judges whether they can be served.
+"""Finds and creates topics, and checks whether they can be served.
 
 A delay topic with a *problem* is not served. A delay topic with a *risk*, by which records may be
 lost, goes on being served if it is served already: stopping would not prevent the loss, and stored
@@ -21,7 +21,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
-from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
 from connectors.kafka.topic_configs import (
     CHECKPOINT_CONFIG,
     DELAY_CONFIG,
@@ -36,7 +35,20 @@ from connectors.kafka.topic_configs import (
     outlet_problems,
     too_small,
 )
-from connectors.kafka.topic_facts import Brokers, Layout, Look, ServedTopic, brokers_of, copies_of
+from connectors.kafka.topic_facts import (
+    READ,
+    WRITE,
+    Access,
+    Brokers,
+    Layout,
+    Look,
+    ServedTopic,
+    ask_access,
+    brokers_of,
+    complaints,
+    copies_of,
+    read_configs,
+)
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 
@@ -323,17 +335,15 @@ class TopicKeeper:
     def _configs(self, names: Iterable[str]) -> _Configs:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         configs: dict[str, dict[str, str] | None] = {}
-        for resource, future in self._admin.describe_configs(resources).items():
-            try:
-                entries = answer_of(future, REQUEST_TIMEOUT_S)
-            except KafkaException as exc:
-                if error_of(exc).code() in _NO_CONFIG:
-                    configs[resource.name] = None
-                    continue
+        for name, found in read_configs(self._admin.describe_configs(resources), REQUEST_TIMEOUT_S):
+            if not isinstance(found, KafkaException):
+                configs[name] = found
+            elif error_of(found).code() in _NO_CONFIG:
+                configs[name] = None
+            else:
                 raise KafkaEdgeError(
-                    f"the configuration of {resource.name} can't be read: {exc}"
-                ) from exc
-            configs[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
+                    f"the configuration of {name} can't be read: {found}"
+                ) from found
         return configs
 
     def _list(self) -> dict[str, Brokers]:

@@ -10,9 +10,8 @@ from pathlib import Path
 import structlog
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.control_topics import ControlReader
+from connectors.kafka.control_topics import ControlReader, PauseWatcher
 from connectors.kafka.controls import ControlDesk
-from connectors.kafka.pauses import PauseWatcher
 from delayservice.admin.app import make_app
 from delayservice.admin.context import ApiContext
 from delayservice.admin.history import History

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from connectors.kafka.repairs import RepairDesk, cluster_id
+from connectors.kafka.copies import RepairDesk, cluster_id
 from connectors.spark.reconcile.repair_plan import Outcome, Plan, carry_out, decode_plan
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json

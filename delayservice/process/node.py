@@ -24,8 +24,8 @@ from typing import IO, Final
 
 import structlog
 
-from connectors.kafka.acknowledged import warn_of_losses
 from connectors.kafka.clients import admin_client
+from connectors.kafka.topic_configs import warn_of_losses
 from connectors.kafka.topics import TopicKeeper
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.metrics_app import make_metrics_app

@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.pauses import PauseWatcher
+from connectors.kafka.control_topics import PauseWatcher
 from connectors.kafka.reach import CONNECTION, KafkaReach
+from connectors.kafka.target_limits import compresses
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_terms import compresses
 from delayservice.config.settings import Settings
 
 

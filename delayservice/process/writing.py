@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import KafkaAdmin
-from connectors.kafka.sink_options import SinkOptions
+from connectors.kafka.sink import SinkOptions
 from connectors.kafka.succession import KafkaSuccession
 from delayservice.config.settings import Settings
 

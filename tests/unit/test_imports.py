@@ -45,7 +45,6 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     CLIENT: CONTRACT
     | {
         "connectors.kafka.clients",
-        "connectors.kafka.existing",
         "connectors.kafka.outcomes",
         CLIENT,
     },

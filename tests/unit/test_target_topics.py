@@ -16,10 +16,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     AdminClient,
 )
 
-from connectors.kafka import target_log
 from connectors.kafka import targets as module
+from connectors.kafka.target_limits import TopicTerms, compresses
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_terms import TopicTerms, compresses
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
     TARGET_ASKED,
@@ -424,8 +423,7 @@ def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_m
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in (module, target_log):
-        monkeypatch.setattr(one, "KNOWN_MAX", 100)
+    monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     for number in range(1_000):
         stage.now_s += 0.001
@@ -446,8 +444,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_sought_while_the_cluster_is_silent_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for one in (module, target_log):
-        monkeypatch.setattr(one, "KNOWN_MAX", 100)
+    monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.cluster.is_silent = True
     for number in range(1_000):
@@ -471,8 +468,7 @@ def test_many_are_looked_up_in_several_requests(monkeypatch: pytest.MonkeyPatch)
 def test_targets_that_do_not_exist_make_nobody_forget_one_that_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for one in (module, target_log):
-        monkeypatch.setattr(one, "KNOWN_MAX", 100)
+    monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.known(orders=[3])
     assert stage.code() is None

@@ -1,23 +1,44 @@
-"""Checks records against the settings of their topics before they are sent, since a refusal by a
-broker would abort the transaction with all other records too.
+"""Limits of topics on records and batches, against which records are checked before they are sent,
+since a refusal by a broker would abort the transaction with all other records too.
+
+Sizes are those of record batches of version 2, which ``max.message.bytes`` limits: KIP-98 and
+``org.apache.kafka.common.record.DefaultRecord``. Lengths are zigzag varints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from connectors.kafka.batch_size import batch_bytes
 from delayservice.contract.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
 from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Output
+
+_HEADER_BYTES: Final = 61
+# Bytes of attributes, timestamp delta and offset delta of the first record of a batch.
+_FIXED_BYTES: Final = 3
+
+
+def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Return the size of a batch that holds this record alone, uncompressed, in bytes."""
+    body = _FIXED_BYTES + _field(key) + _field(value) + _varint(len(headers))
+    for name, text in headers:
+        body += _field(name.encode()) + _field(text)
+    return _HEADER_BYTES + _varint(body) + body
+
+
+def _field(content: bytes | None) -> int:
+    return 1 if content is None else _varint(len(content)) + len(content)
+
+
+def _varint(number: int) -> int:
+    return max(((number << 1).bit_length() + 6) // 7, 1)
+
 
 # Largest size of a batch that the client makes for a partition, in bytes.
 BATCH_BYTES: Final = 1_000_000
 # Size of the largest record that the client's queue has room for, in bytes.
 RECORD_BYTES_MAX: Final = 60_000_000
-# Names of the topic settings that are read.
-CONFIGS: Final = ("max.message.bytes", "cleanup.policy", "min.insync.replicas")
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
@@ -122,3 +143,78 @@ class TopicTerms:
     def flushed(self) -> None:
         self._batched.clear()
         self._reserved.clear()
+
+
+# Number of topics whose limits are kept; beyond, all are dropped and learned anew.
+_LIMITS_MAX: Final = 1_000
+_NO_LIMIT: Final = 2**31
+
+
+class RecordLimits:
+    """Limits of batch sizes, in bytes, for topics that refused a batch.
+
+    librdkafka never splits a batch that is larger than its topic allows. Without a limit here,
+    small records would be refused together again and again.
+    """
+
+    def __init__(self, bytes_max: Callable[[str], int | None], *, compresses: bool) -> None:
+        self._bytes_max = bytes_max
+        self._compresses = compresses
+        self._limits: dict[str, int] = {}
+        # Bytes that were sent since the last flush and may share a batch with the next record, by
+        # topic.
+        self._batched: dict[str, int] = {}
+        self._refused: set[str] = set()
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._limits
+
+    def __bool__(self) -> bool:
+        return bool(self._limits)
+
+    def note_refused(self, topic: str) -> None:
+        # May be called in a delivery report.
+        self._refused.add(topic)
+
+    def learn(self) -> None:
+        for topic in self._refused:
+            self._learn(topic)
+        self._refused.clear()
+
+    def _learn(self, topic: str) -> None:
+        limit = self._bytes_max(topic)
+        if limit is not None:
+            if len(self._limits) >= _LIMITS_MAX:
+                self._limits.clear()
+            self._limits[topic] = limit
+
+    def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
+        """Return the topic of each output that is larger than its topic allows, by source offset.
+        Limits that seem exceeded are looked up again first, as they may have been raised. If the
+        client compresses, sizes are unknown and the result is empty.
+        """
+        if not self._limits or self._compresses:
+            return {}
+        suspects = [output for output in outputs if self._exceeds(output)]
+        for topic in {output[1] for output in suspects}:
+            self._learn(topic)
+        return {output[7]: output[1] for output in suspects if self._exceeds(output)}
+
+    def _exceeds(self, output: Output) -> bool:
+        return _bytes_of(output) > self._limits.get(output[1], _NO_LIMIT)
+
+    def must_flush(self, output: Output) -> bool:
+        topic = output[1]
+        return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)
+
+    def sent(self, output: Output) -> None:
+        topic = output[1]
+        self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
+
+    def flushed(self) -> None:
+        self._batched.clear()
+
+
+def _bytes_of(output: Output) -> int:
+    _, _, _, key, value, headers, _, _ = output
+    return batch_bytes(key, value, headers)
