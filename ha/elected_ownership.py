@@ -14,10 +14,9 @@ from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.electability import Verdict, WorkerFacts, electability
 from delayservice.engine.role import Role
 from ha.election import Election
-from ha.election_state import ElectionPace
+from ha.election_state import ElectionPace, Lease, RoleViews
 from ha.election_thread import ElectionThread
 from ha.ensemble import EnsembleError
-from ha.lease import Lease, RoleViews
 from ha.members import Members
 from ha.notes import NodeNote
 from ha.ownership import SliceStanding

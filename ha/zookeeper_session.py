@@ -1,11 +1,14 @@
-"""A session with ZooKeeper: its connection, single requests and batches, and watches."""
+"""A session with ZooKeeper: connection, single requests and batches, watches, and early end."""
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,7 +17,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from delayservice.config.cluster import ZooKeeper
-from ha.kazoo_client import KazooLog, make_client
+from ha.kazoo_client import KazooLog, connected, make_client
 from ha.notes import decode
 from ha.pipeline import EnsembleError, Pipeline
 
@@ -208,3 +211,33 @@ def _close(client: KazooClient) -> None:
     with suppress(KazooException):
         client.stop()
         client.close()
+
+
+# Id and password of a session; id 0: there was no session yet.
+_LAYOUT: Final = struct.Struct(">q16s")
+
+
+class SharedSession:
+    """Id and password of a worker's present session, in memory shared with its supervisor, which
+    ends the session when the process has died. They are never logged: who knows them can do so.
+
+    Otherwise the worker's notes stay until the session timeout, and its slices have no owner. A
+    session that ends too early does no harm: a take-over fences former writers in any case.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        self._memory = context.RawArray(ctypes.c_char, _LAYOUT.size)
+
+    def note(self, session_id: int, password: bytes) -> None:
+        self._memory.raw = _LAYOUT.pack(session_id, password)
+
+    def end(self, options: ZooKeeper) -> bool:
+        """End the session, in the supervisor, after the worker process has died; return False if
+        there was none. A session that has ended already, or was noted by half, is left alone.
+        """
+        session_id, password = _LAYOUT.unpack(self._memory.raw)
+        if not session_id:
+            return False
+        # A client that resumes the session, and ends it as its own.
+        with connected(options, (session_id, password)):
+            return True

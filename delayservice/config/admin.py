@@ -8,8 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from delayservice.base.errors import SettingsError
-from delayservice.config.secret_files import read_secret_text
-from delayservice.config.units import Listen, ListText, Section, matching
+from delayservice.config.units import Listen, ListText, Section, matching, read_secret_text
 
 TOKEN_CHARS_MIN: Final = 16
 _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, SecretStr, model_validator
 
-from delayservice.config.secret_files import read_secret_text
 from delayservice.config.units import (
     DAY_MS,
     DurationMs,
@@ -16,6 +15,7 @@ from delayservice.config.units import (
     Section,
     Servers,
     matching,
+    read_secret_text,
 )
 
 _SESSION_S_MAX = 60

@@ -18,13 +18,10 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import Admin
 from delayservice.config.cluster import Placement, ZooKeeper
-from delayservice.config.delivery import Delivery, TargetRules
-from delayservice.config.flow import Disk, Rates
+from delayservice.config.delivery import Delivery, Levels, Rates, TargetRules
 from delayservice.config.kafka import Kafka
 from delayservice.config.layers import Layers, Origins, explain, read_layers
-from delayservice.config.levels import Levels
-from delayservice.config.secret_files import read_secret_bytes
-from delayservice.config.stores import Digests, RocksDb, WheelSettings
+from delayservice.config.stores import Digests, Disk, RocksDb, WheelSettings
 from delayservice.config.units import (
     DAY_MS,
     DurationMs,
@@ -35,6 +32,7 @@ from delayservice.config.units import (
     Topic,
     TopicPattern,
     names_of,
+    read_secret_bytes,
 )
 
 _SECRET_CHARS_MIN = 16

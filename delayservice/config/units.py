@@ -1,9 +1,10 @@
-"""Types of settings: durations, sizes, lists, names of topics, addresses."""
+"""Types of settings: durations, sizes, lists, names of topics, addresses, files with secrets."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import (
@@ -13,9 +14,11 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    SecretStr,
     WithJsonSchema,
 )
 
+from delayservice.base.errors import SettingsError
 from delayservice.contract import times
 from delayservice.contract.codes import RecordRefusedError
 
@@ -189,3 +192,24 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True
     )
+
+
+def read_secret_bytes(setting: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise SettingsError(f"{setting} can't be read: {exc}") from exc
+
+
+def read_secret_text(setting: str, given: SecretStr | None, path: Path | None) -> str | None:
+    """Return a secret from its setting, or from its file, UTF-8 without white space around it;
+    None: neither is set. ``setting``: names the file in error messages.
+    """
+    if given is not None:
+        return given.get_secret_value()
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{setting} can't be read: {exc}") from exc

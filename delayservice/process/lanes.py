@@ -1,10 +1,15 @@
-"""Creation of lanes from the settings: their stores, limits, and topics of outputs."""
+"""Makes what a worker's loop needs from the settings: lanes, and its Kafka clients for writing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.clients import KafkaAdmin
+from connectors.kafka.sink import SinkOptions
 from connectors.kafka.source import KafkaSource
+from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
@@ -87,4 +92,36 @@ def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
         accepted=secrets[1:],
         allowlist=partial(allowlist_for, settings),
         parks_missing=settings.delivery.missing_target == "park",
+    )
+
+
+def sink_options(settings: Settings, name: str, checkpoints: KafkaCheckpoints) -> SinkOptions:
+    topics, kafka = settings.topics, settings.kafka
+    return SinkOptions(
+        name_prefix=f"{kafka.transactional_id_prefix}-{name}",
+        checkpoint_topic=topics.checkpoint,
+        claims_topic=topics.claims_topic,
+        checkpoint_partition=checkpoints.partition,
+        exactly_once=settings.delivery.mode == "exactly_once",
+        partitioner=settings.delivery.partitioner,
+        client=kafka.client_config("producer"),
+    )
+
+
+def succession_of(
+    settings: Settings,
+    checkpoints: KafkaCheckpoints,
+    admin: KafkaAdmin,
+    confirm: Callable[[Iterable[int]], frozenset[int]],
+) -> KafkaSuccession:
+    topics, kafka = settings.topics, settings.kafka
+    return KafkaSuccession(
+        checkpoints,
+        admin,
+        consumer=kafka.client_config("consumer"),
+        producer=kafka.client_config("producer"),
+        checkpoint_topic=topics.checkpoint,
+        claims_topic=topics.claims_topic,
+        legacy_prefix=kafka.transactional_id_prefix,
+        confirm=confirm,
     )

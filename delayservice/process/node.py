@@ -42,7 +42,7 @@ from delayservice.process.stores import remove_strangers
 from delayservice.process.waiting import STOPPED, wait_for_kafka
 from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
-from ha.shared_session import SharedSession
+from ha.zookeeper_session import SharedSession
 
 # Longest pause before a worker is started again, in s. The pause doubles each time that the worker
 # ends within ``STEADY_S`` of its start.

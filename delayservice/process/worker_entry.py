@@ -26,7 +26,7 @@ from delayservice.process.worker import EXIT_FAILED, EXIT_ORPHANED, Worker
 from ha.elected_ownership import ElectedOwnership
 from ha.notes import NodeNote
 from ha.ownership import Ownership, Standalone
-from ha.shared_session import SharedSession
+from ha.zookeeper_session import SharedSession
 
 # Time from the naming of an heir (next owner) to the stop of the present owner, in s: enough for
 # the heir's loop to notice and to begin opening a writer.

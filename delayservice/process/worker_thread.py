@@ -1,4 +1,4 @@
-"""Thread that runs a worker's loop, with the metrics of its slices."""
+"""Thread that runs a worker's loop, with its lock and the metrics of its slices."""
 
 from __future__ import annotations
 
@@ -14,15 +14,56 @@ import structlog
 
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.base.clock import NodeClock
+from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
 from delayservice.process.observer import MetricsObserver, Sampled
-from delayservice.process.turns import BusyError, Turns
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, SliceStanding
+
+
+class BusyError(DelayServiceError):
+    """The working thread made no pause in time, or has ended, so its data could not be read."""
+
+
+class Turns:
+    """Lock that a working thread holds except in its pauses, in which other threads may take it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        # After the context has ended, ``looking`` always fails.
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._is_over = True
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+
+    @contextmanager
+    def looking(self, timeout_s: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=timeout_s):
+            raise BusyError(f"it was busy for {timeout_s:g} s; try again")
+        try:
+            if self._is_over:
+                raise BusyError("it has ended; another node or worker may serve it")
+            yield
+        finally:
+            self._lock.release()
+
 
 # Time by which a copy is behind the owner's from which it counts as catching up, in s.
 CATCHING_UP_S = 5.0

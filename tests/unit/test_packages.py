@@ -26,7 +26,7 @@ from ha import kazoo_client
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client" / "kafka_delay_client"
 CARRIED = {
-    "connectors.kafka": {"clients", "existing", "outcomes"},
+    "connectors.kafka": {"clients", "outcomes"},
     "delayservice.base": {"errors", "nearest"},
     "delayservice.contract": {
         "aliases",
