@@ -74,6 +74,8 @@ class TopicTerms:
         self._batched: dict[str, int] = {}
         # Bytes of records that may become part of it, as ``refusal`` let them pass, by topic.
         self._reserved: dict[str, int] = {}
+        # Topics to which nothing was sent although ``refusal`` had let records pass.
+        self._dropped: set[str] = set()
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
         """Store the settings of a topic; return whether its limits have changed."""
@@ -86,6 +88,7 @@ class TopicTerms:
     def forget(self, topics: Iterable[str]) -> None:
         for topic in topics:
             self._terms.pop(topic, None)
+            self._dropped.discard(topic)
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._terms
@@ -108,7 +111,12 @@ class TopicTerms:
         found = self._never(topic, size, terms, has_key=key is not None)
         if found is not None or terms is None or terms.batch_bytes_max >= BATCH_BYTES:
             return found
-        batched = self._batched.get(topic, 0) + self._reserved.get(topic, 0)
+        batched = self._batched.get(topic, 0)
+        # Outputs that settle one record may exceed the limit together, and are dropped together: if
+        # they counted when it is tried again, it would wait for ever. The broker then refuses them
+        # as one batch, and ``RecordLimits`` sends them one after the other.
+        if topic not in self._dropped:
+            batched += self._reserved.get(topic, 0)
         if batched and batched + size > terms.batch_bytes_max:
             return TARGET_LATER, f"the transaction has as much for {topic} as it takes at once"
         self._reserved[topic] = self._reserved.get(topic, 0) + size
@@ -134,10 +142,11 @@ class TopicTerms:
         """
         if not self._reserved:
             return
-        for _, topic, _, key, value, headers, _, _ in outputs:
+        for output in outputs:
+            topic = output[1]
             if topic in self._reserved:
-                size = batch_bytes(key, value, headers)
-                self._batched[topic] = self._batched.get(topic, 0) + size
+                self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
+        self._dropped |= self._reserved.keys() - self._batched.keys()
         self._reserved.clear()
 
     def flushed(self) -> None:

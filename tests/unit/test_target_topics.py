@@ -30,6 +30,7 @@ from delayservice.contract.codes import (
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
+from delayservice.engine.outcome import DELIVERED, Output
 
 ORDERS = ("orders", -1)
 
@@ -523,6 +524,10 @@ def why_not(stage: Stage, size: int, topic: str = "orders", key: bytes | None = 
     return None if found is None else found[0]
 
 
+def output_of(size: int) -> Output:
+    return (DELIVERED, "orders", -1, b"k", b"x" * size, [], 0, 7)
+
+
 def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     stage = taking(max_message_bytes="1000")
     assert stage.targets.fit == {("mails", -1)}
@@ -530,6 +535,25 @@ def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     assert why_not(stage, 400, "mails") is None
     stage.targets.flushed()
     assert why_not(stage, 400) is None
+
+
+def test_records_that_are_checked_and_not_sent_take_no_room() -> None:
+    stage = taking(max_message_bytes="1000")
+    for _ in range(9):
+        assert why_not(stage, 600) is None
+        stage.targets.counted([])
+    assert why_not(stage, 600) is None
+    stage.targets.counted([output_of(600)])
+    assert why_not(stage, 600) == TARGET_LATER
+
+
+def test_outputs_of_one_record_that_exceed_the_limit_together_do_not_wait_for_ever() -> None:
+    stage = taking(max_message_bytes="1000")
+    assert [why_not(stage, 600) for _ in range(2)] == [None, TARGET_LATER]
+    stage.targets.counted([])  # the record waits, and none of its outputs is sent
+    assert [why_not(stage, 600) for _ in range(2)] == [None, None]
+    stage.targets.counted([output_of(600)] * 2)
+    assert why_not(stage, 600) == TARGET_LATER
 
 
 def test_a_record_that_its_topic_never_takes_is_refused_before_it_is_sent() -> None:
