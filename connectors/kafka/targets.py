@@ -285,7 +285,7 @@ class TargetTopics:
         """
         since_s = self._monotonic_s() - _WAITED_S
         return [
-            f"{place} takes nothing, and shards wait that need it: {why}"
+            f"{place} can't be written to, and shards that need it wait: {why}"
             for place, (why, at_s) in list(self._waited_for.items())
             if at_s > since_s
         ]

@@ -39,8 +39,9 @@ class Admin(Section):
     token_file: Path | None = Field(default=None, description="File that holds `token`.")
     reads: Literal["auto", "open", "token"] = Field(
         default="auto",
-        description="Who may read. `open`: everyone who reaches the server. `token`: who sends "
-        "the token as password of any user. `auto`: open on a loopback address, else token.",
+        description="Who may read. `open`: everyone who reaches the server. `token`: clients "
+        "that send the token as password of any user. `auto`: open on a loopback address, else "
+        "token.",
     )
     hosts: Annotated[tuple[HostName, ...], ListText] = Field(
         default=(),

@@ -133,8 +133,8 @@ class Delivery(Section):
         default=(1_000, 5_000, 30_000, 2 * MINUTE_MS, 10 * MINUTE_MS),
         min_length=1,
         max_length=100,
-        description="Waits before each new attempt at a target that fails. After the last one: "
-        "dead letter.",
+        description="Delays before each retry at a target that fails. After the last retry: dead "
+        "letter.",
     )
     missing_target: Literal["park", "dead-letter"] = Field(
         default="park",

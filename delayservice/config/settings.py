@@ -67,15 +67,15 @@ class NodeSettings(Section):
     broker_id: int | None = Field(
         default=None,
         ge=0,
-        description="Id of the Kafka broker beside this node. The node is preferred for slices "
+        description="Id of the Kafka broker on the same host. The node is preferred for slices "
         "whose partitions it holds or leads. Unset: no preference.",
     )
     workers: int = Field(
         default_factory=workers_default,
         ge=1,
         le=64,
-        description="Worker processes, each for whole slices on one core at most. Default: one "
-        "per core, 4 at most.",
+        description="Worker processes; each serves whole slices and uses one core at most. "
+        "Default: one per core, 4 at most.",
     )
     state_dir: Path = Field(
         default=Path("./delayservice-state"),
@@ -167,14 +167,14 @@ class Topics(Section):
     )
     outcomes: Topic = Field(
         default="delay_outcomes",
-        description="Topic that tells of cancelled, replaced, expired and fired records.",
+        description="Topic of outcomes: which records were cancelled, replaced, expired or fired.",
     )
     digests: Topic = Field(
         default="delay_digests", description="Topic of the digests: counts and hashes of each copy."
     )
     repairs: Topic = Field(
         default="delay_repairs",
-        description="Topic of repair orders for copies, and of the replies.",
+        description="Topic of repair orders for copies, and of the answers.",
     )
     audit: Topic = Field(
         default="delay_audit",
@@ -205,7 +205,7 @@ class Topics(Section):
         default=5,
         ge=1,
         le=3600,
-        description="Seconds between two looks for new topics and partitions.",
+        description="Seconds between two checks for new topics and partitions.",
     )
 
     @model_validator(mode="after")

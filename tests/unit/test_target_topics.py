@@ -184,7 +184,7 @@ def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_want
     assert stage.targets.problems() == [], "no record has wanted it"
     assert (stage.code("outcomes"), stage.code("mails")) == (TARGET_UNAUTHORIZED,) * 2
     (told,) = stage.targets.problems()
-    assert told.startswith("outcomes takes nothing")
+    assert told.startswith("outcomes can't be written to")
     assert "give it Write" in told
     stage.now_s += 5
     assert stage.targets.problems() == []
@@ -202,7 +202,7 @@ def test_a_partition_of_a_delay_topic_that_takes_nothing_is_a_problem_while_it_i
     assert stage.targets.problems() == []
     assert stage.code("delay_topic_any", 1) == TARGET_DOWN
     (told,) = stage.targets.problems()
-    assert told.startswith("delay_topic_any:1 takes nothing")
+    assert told.startswith("delay_topic_any:1 can't be written to")
     stage.now_s += 5
     assert stage.targets.problems() == []
 
