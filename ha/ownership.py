@@ -111,12 +111,10 @@ class Standalone:
         return ""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        # No other node waits to take a slice over.
-        pass
+        """Do nothing: no other node waits to take a slice over."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        # There is no other node to take the slice over.
-        pass
+        """Do nothing: there is no other node to take the slice over."""
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
         self._standings[slice_no] = standing
@@ -146,5 +144,4 @@ class Standalone:
         return electability(self._facts, CopyFacts(standing.lag_s, refusal=standing.refusal))
 
     def close(self) -> None:
-        # There is no session to end.
-        pass
+        """Do nothing: there is no session to end."""

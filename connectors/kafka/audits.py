@@ -115,8 +115,7 @@ class AuditWatcher:
             self.newest = self._summaries.together()
 
     def at_end(self) -> None:
-        # Each summary takes effect when it is read.
-        pass
+        """Do nothing: each summary takes effect when it is read."""
 
     def failed(self, why: str) -> None:
         _log.debug("audit_topic_not_read", topic=self.topic, why=why)

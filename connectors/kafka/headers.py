@@ -67,11 +67,12 @@ def _left_over(headers: Headers) -> int:
     for name, value in headers:
         encoded = name.encode()
         over += len(encoded) - len(name) - _LENGTH_BYTES
-        over += _varint_size(len(encoded)) + _varint_size(len(value or b""))
+        over += varint_size(len(encoded)) + varint_size(len(value or b""))
     return over
 
 
-def _varint_size(number: int) -> int:
+def varint_size(number: int) -> int:
+    """Return the size in bytes of a number of 0 or more as a zigzag varint."""
     return max(-(-(2 * number).bit_length() // 7), 1)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from connectors.kafka.headers import varint_size
 from delayservice.contract.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
 from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Output
@@ -21,18 +22,14 @@ _FIXED_BYTES: Final = 3
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return the size of a batch that holds this record alone, uncompressed, in bytes."""
-    body = _FIXED_BYTES + _field(key) + _field(value) + _varint(len(headers))
+    body = _FIXED_BYTES + _field(key) + _field(value) + varint_size(len(headers))
     for name, text in headers:
         body += _field(name.encode()) + _field(text)
-    return _HEADER_BYTES + _varint(body) + body
+    return _HEADER_BYTES + varint_size(body) + body
 
 
 def _field(content: bytes | None) -> int:
-    return 1 if content is None else _varint(len(content)) + len(content)
-
-
-def _varint(number: int) -> int:
-    return max(((number << 1).bit_length() + 6) // 7, 1)
+    return 1 if content is None else varint_size(len(content)) + len(content)
 
 
 # Largest size of a batch that the client makes for a partition, in bytes.

@@ -133,23 +133,6 @@ class TargetLog:
             _log.warning("topic_config_not_read", topic=topic, why=why)
 
 
-def topic_settings(
-    admin: AdminClient, topics: Collection[str], log: TargetLog, timeout_s: float
-) -> dict[str, dict[str, str]]:
-    """Return the configuration of each topic; those that can't be read are left out and logged."""
-    if not topics:
-        return {}
-    settings = {}
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-    for topic, found in read_configs(admin.describe_configs(resources), timeout_s):
-        if isinstance(found, KafkaException):
-            log.not_read(topic, str(found))
-        else:
-            log.read(topic)
-            settings[topic] = found
-    return settings
-
-
 # Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
 # topic may have been created since.
 _RECHECK_S: Final = 0.25
@@ -451,7 +434,7 @@ class TargetTopics:
             self.changed()
 
     def record_bytes_max(self, topic: str) -> int | None:
-        found = topic_settings(self._admin, [topic], self._log, ASK_TIMEOUT_S)
+        found = self._settings([topic], ASK_TIMEOUT_S)
         value = found.get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)
 
@@ -486,7 +469,7 @@ class TargetTopics:
             return ()
         found = ask_access(self._admin, topics, timeout_s, may_lack=True)
         wanted = [topic for topic, access in found.items() if self._wants_config(topic, access)]
-        configs = topic_settings(self._admin, wanted, self._log, timeout_s)
+        configs = self._settings(wanted, timeout_s)
         missing = {
             topic: needed
             for topic, config in configs.items()
@@ -510,6 +493,22 @@ class TargetTopics:
         if changed:
             self.changed()
         return found.keys()
+
+    def _settings(self, topics: Collection[str], timeout_s: float) -> dict[str, dict[str, str]]:
+        """Return the configuration of each topic; those that can't be read are left out."""
+        if not topics:
+            return {}
+        settings = {}
+        asked = self._admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, t) for t in topics]
+        )
+        for topic, found in read_configs(asked, timeout_s):
+            if isinstance(found, KafkaException):
+                self._log.not_read(topic, str(found))
+            else:
+                self._log.read(topic)
+                settings[topic] = found
+        return settings
 
     def _note_ids(self, found: Mapping[str, Access]) -> None:
         ids = {topic: access.topic_id for topic, access in found.items() if access.topic_id}

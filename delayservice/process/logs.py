@@ -1,8 +1,7 @@
 """Structured logs on standard error: readable text on a terminal, JSON lines elsewhere.
 
 One pipeline formats all lines: those of structlog, the standard library (kazoo) and librdkafka
-(give its clients ``logger=librdkafka_logger()``). Its last step redacts secrets, whatever wrote the
-line.
+(its clients have ``clients.LOGGER``). Its last step redacts secrets, whatever wrote the line.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from typing import Any, TextIO
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
+from delayservice.config.reference import HIDDEN
 from delayservice.config.settings import LogSettings
 from delayservice.process.log_hints import HINTS
-
-HIDDEN = "(hidden)"
 
 _SECRET_NAME = re.compile(
     r"password|passwd|secret|token|credential|jaas|\bpem\b|(ssl|api|private)[._-]?key",
@@ -66,7 +64,7 @@ def configure(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    librdkafka_logger().filters = [_Repeats()]
+    logging.getLogger("librdkafka").filters = [_Repeats()]
     # A reconnecting client repeats itself several times a second at these levels.
     logging.getLogger("kazoo").setLevel(max(level, logging.INFO))
     structlog.configure(
@@ -80,10 +78,6 @@ def configure(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-
-
-def librdkafka_logger() -> logging.Logger:
-    return logging.getLogger("librdkafka")
 
 
 class _Repeats(logging.Filter):
