@@ -9,27 +9,20 @@ from ha.placement import PlacedMember, SliceFacts, place, rank_owners
 
 
 class ClusterView:
-    """Members of the cluster, its slices, and the candidates of each slice.
-
-    Args:
-        me: note of this node.
-        replicas: number of copies of each slice; None: every node keeps one.
-
-    Attributes:
-        nodes: notes of the members of the cluster, alive or not, by node id.
-        is_informed: whether the members were read from ZooKeeper at least once.
-        live: ids of the nodes that have a living worker.
-    """
+    """Members of the cluster, its slices, and the candidates of each slice."""
 
     def __init__(self, me: NodeNote, replicas: int | None) -> None:
         self._me = me
         self._replicas = replicas
         self._facts: dict[int, SliceFacts] = {}
+        # Notes of the members of the cluster, alive or not, by node id.
         self.nodes: dict[str, NodeNote] = {me.node_id: me}
+        # Whether the members were read from ZooKeeper at least once.
         self.is_informed = False
+        # Ids of the nodes that have a living worker.
         self.live: frozenset[str] = frozenset()
+        # Slices that each worker of another node could own now, by worker name.
         self._caught_up: dict[str, frozenset[int]] = {}
-        """Slices that each worker of another node could own now, by worker name."""
         self._placed: dict[int, frozenset[str]] = {}
         self._ranked: dict[int, tuple[str, ...]] = {}
 
@@ -43,20 +36,15 @@ class ClusterView:
         return is_news
 
     def add_slices(self, facts: dict[int, SliceFacts]) -> bool:
-        """Store the latest facts about slices, by slice number; return whether any have changed."""
         before, self._facts = self._facts, self._facts | facts
         return before != self._facts
 
     def set_lives(self, notes: Mapping[str, LifeNote]) -> None:
-        """Store which slices other workers could own. ``notes``: by worker name, the notes of the
-        workers that ``Election.rivals`` names.
-        """
         # Sets, for they are searched once for each slice.
         self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
 
     @property
     def known(self) -> frozenset[int]:
-        """Return the numbers of all slices that were reported so far."""
         return frozenset(self._facts)
 
     @property
@@ -86,19 +74,15 @@ class ClusterView:
         self._ranked = rank_owners(self._placed, live, facts) if facts else {}
 
     def ranked(self, slice_no: int) -> tuple[str, ...]:
-        """Return the ids of the live nodes that may own a slice, best first."""
         return self._ranked.get(slice_no, ())
 
     def placed_on(self, slice_no: int) -> frozenset[str]:
-        """Return the ids of the nodes that are to keep a copy of a slice."""
         return self._placed.get(slice_no, frozenset())
 
     def worker_of(self, node_id: str, slice_no: int) -> str | None:
-        """Return the name of the worker that serves a slice on a node; None: no such member."""
         note = self.nodes.get(node_id)
         return None if note is None else f"{node_id}:{slice_no % note.workers}"
 
     def is_ready(self, node_id: str, slice_no: int) -> bool:
-        """Return whether the node's worker has reported that it could own the slice now."""
         name = self.worker_of(node_id, slice_no)
         return name is not None and slice_no in self._caught_up.get(name, ())

@@ -42,16 +42,8 @@ _UNKNOWN_SLICE = SliceElection()
 
 
 class Election:
-    """Decisions of one worker about the owners of its slices.
-
-    Args:
-        me: note of this node.
-        worker: number of this worker in its node; it serves slices whose number modulo
-            ``me.workers`` equals it.
-        replicas: copies of each slice; None: every node keeps one.
-        pace: intervals between decisions.
-        kept: slices of which this node had copies before its start, kept until their placement is
-            known.
+    """Decisions of one worker about the owners of its slices. All times are in s on the lease's
+    clock.
 
     A slice stays placed while its topic can't be described, so that copies of others don't move.
     """
@@ -62,18 +54,19 @@ class Election:
         worker: int,
         replicas: int | None,
         pace: ElectionPace,
+        # Slices of which this node had copies before its start, kept until their placement is
+        # known.
         kept: frozenset[int] = frozenset(),
     ) -> None:
         self.view = ClusterView(me, replicas)
-        """Members, slices, and candidates, as this worker knows them."""
         self._me = me
         self._replicas = replicas
         self._worker = worker
         self._pace = pace
         self._slices: dict[int, SliceElection] = {}
         self._kept: frozenset[int] = frozenset()
+        # Slices with data on the disk, including slices that ``serve`` has not reported yet.
         self._copies = kept
-        """Slices with data on the disk, including slices that ``serve`` has not reported yet."""
         self._is_registered = False
         self._is_leaving = False
         self._facts_here = WorkerFacts()
@@ -81,27 +74,21 @@ class Election:
         self._wake_s = math.inf
 
     def nodes(self, notes: Iterable[NodeNote]) -> None:
-        """Set the members of the cluster; if they changed, place copies and rank owners again."""
         if self.view.set_nodes(notes):
             self._plan()
 
     def live(self, node_ids: Collection[str], *, is_registered: bool) -> None:
-        """Set the nodes with a living worker, and whether ZooKeeper has this worker's note."""
         self._is_registered = is_registered
         if self.view.live != frozenset(node_ids):
             self.view.live = frozenset(node_ids)
             self._plan()
 
     def pin(self, *, is_pinned: bool) -> None:
-        """Set whether owners are pinned, so that they keep slices that other nodes should own."""
         self._is_pinned = is_pinned
 
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
-        """Set the slices that exist; return those of which this worker keeps a copy.
-
-        A copy no longer placed on this node is kept until the nodes it is placed on have caught up.
-        A copy of a slice missing from ``facts`` stays as it is: its placement is unknown.
-        """
+        # A copy no longer placed on this node is kept until the nodes it is placed on have caught
+        # up. A copy of a slice missing from ``facts`` stays as it is: its placement is unknown.
         told = {fact.slice_no: fact for fact in facts}
         if self.view.add_slices(told):
             self._plan()
@@ -117,7 +104,6 @@ class Election:
         return kept
 
     def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
-        """Set the owner of a slice, read from ZooKeeper at ``now_s``, in s on the lease's clock."""
         state = self._slices.get(slice_no)
         if state is None:
             return
@@ -146,7 +132,7 @@ class Election:
         self._drop_gone_giver(state)
 
     def _drop_gone_giver(self, state: SliceElection) -> None:
-        """Clear the former owner if it is not alive: it did not hand over to a better owner."""
+        # It did not hand over to a better owner.
         giver = state.giver
         if giver is not None:
             note = self.view.nodes.get(giver.node_id)
@@ -154,13 +140,12 @@ class Election:
             state.giver = giver if is_there and giver.node_id in self.view.live else None
 
     def forget_seats(self) -> None:
-        """Forget all owners and the registration, after the ZooKeeper session was lost."""
         for state in self._slices.values():
             state.seat = None
         self._is_registered = False
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Set whether this worker delivers an owned slice; a start clears the count of failures."""
+        # A start clears the count of failures.
         state = self._slices.get(slice_no)
         if state is not None:
             state.is_settling = is_settling
@@ -168,7 +153,6 @@ class Election:
                 state.failures = 0
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Note why this worker can't serve a slice it owns; the next ``step`` resigns the slice."""
         state = self._slices.get(slice_no)
         if state is not None and state.seat is not None and state.seat.is_mine:
             state.trouble = why
@@ -193,29 +177,24 @@ class Election:
         return (now.cause, now.may_keep) != (before.cause, before.may_keep)
 
     def leave(self) -> None:
-        """Begin to hand over all slices that this worker owns, and stop claiming slices."""
         self._is_leaving = True
         self._plan()
 
     @property
     def slices(self) -> frozenset[int]:
-        """Return the slices of which this worker keeps a copy."""
         return self._kept
 
     @property
     def owned(self) -> list[int]:
-        """Return the slices whose owner node this worker's session holds."""
         return [n for n, state in self._slices.items() if state.seat and state.seat.is_mine]
 
     @property
     def epochs(self) -> dict[int, int]:
-        """Return the epochs of this worker's ownerships, by slice."""
         seats = ((n, state.seat) for n, state in self._slices.items())
         return {n: seat.owner.epoch for n, seat in seats if seat and seat.is_mine and seat.owner}
 
     @property
     def wake_s(self) -> float:
-        """Return when to call ``step`` again, in s on the lease's clock; infinity: on an event."""
         return self._wake_s
 
     @property
@@ -232,12 +211,10 @@ class Election:
         return frozenset(name for name in names if name is not None)
 
     def seat_of(self, slice_no: int) -> Seat | None:
-        """Return a slice's owner as last read; None: not read yet, or no copy is kept here."""
         state = self._slices.get(slice_no)
         return None if state is None else state.seat
 
     def verdict(self, slice_no: int, now_s: float) -> Verdict:
-        """Return whether this worker may own a slice of which it keeps a copy, and why not."""
         state = self._slices.get(slice_no, _UNKNOWN_SLICE)
         standing, left_s = state.standing, state.rest_until_s - now_s
         copy = CopyFacts(
@@ -246,7 +223,6 @@ class Election:
         return electability(self._facts_here, copy)
 
     def life(self, now_s: float) -> LifeNote:
-        """Return this worker's note for ZooKeeper: the slices it may own, and its progress."""
         return LifeNote(
             self._me.node_id,
             self._me.instance,
@@ -256,7 +232,7 @@ class Election:
         )
 
     def roles(self, now_s: float) -> dict[int, Role]:
-        """Return this worker's role for each slice, as if its lease were valid."""
+        # As if the lease were valid.
         return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
     def _role(self, slice_no: int, state: SliceElection, now_s: float) -> Role:
@@ -273,7 +249,6 @@ class Election:
         return Role.HEIR if is_able else Role.REPLICA
 
     def _plan(self) -> None:
-        """Place copies and rank owners again, after slices, members or live nodes have changed."""
         for state in self._slices.values():
             self._drop_gone_giver(state)
         self.view.rank(without_me=self._is_leaving)
@@ -354,13 +329,12 @@ class Election:
         return verdict.reason if is_relieved else ""
 
     def _relief(self, slice_no: int) -> tuple[str, ...]:
-        """Return the next owners: ``_candidates``, or all others if this worker may not own."""
         if electability(self._facts_here).may_own:
             return self._candidates(slice_no)
         return tuple(n for n in self.view.ranked(slice_no) if n != self._me.node_id)
 
     def _give_up(self, state: SliceElection, why: str, now_s: float) -> None:
-        """Count a failure, once for each ownership, and set the pause before the next claim."""
+        # A failure counts once for each ownership.
         if not state.is_giving_up:
             state.is_giving_up = True
             state.failures += 1

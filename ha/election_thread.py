@@ -7,22 +7,72 @@ end of the lease they step down; delivery resumes without a restart when ZooKeep
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
-from ha.effect_runner import EffectRunner
 from ha.election import Election
-from ha.election_state import Seat
+from ha.election_state import Announce, ClaimSlice, Effect, Evict, Lease, Resign, RoleViews, Seat
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, EnsembleRefusedError
-from ha.lease import Lease, RoleViews
 from ha.notes import LifeNote, NodeNote, OwnerNote, PinNote, worker_of
 from ha.pipeline import REQUESTS_MAX
+
+
+class EffectRunner:
+    """Runner that writes one worker's decisions to the owner nodes in ZooKeeper."""
+
+    def __init__(
+        self, ensemble: Ensemble, me: OwnerNote, seat_of: Callable[[int], Seat | None]
+    ) -> None:
+        self._ensemble = ensemble
+        self._me = me
+        self._seat_of = seat_of
+
+    def carry_out(self, effects: Sequence[Effect]) -> None:
+        """Carry out decisions, each about another slice: first write heirs, then resign, evict and
+        claim. If some fail (``EnsembleError``), others of the same kind were carried out, and those
+        of later kinds were not.
+        """
+        heirs = {e.slice_no: e.heir for e in effects if isinstance(e, Announce)}
+        reasons = {e.slice_no: e.why for e in effects if isinstance(e, Resign)}
+        evictions = [e.slice_no for e in effects if isinstance(e, Evict)]
+        claims = [e.slice_no for e in effects if isinstance(e, ClaimSlice)]
+        # First the effects that other nodes wait for.
+        if heirs:
+            self._announce(heirs)
+        if reasons:
+            self._ensemble.resign_all(reasons)
+            for why, slices in _by_value(reasons).items():
+                _log.info("resigned", slices=slices, why=why)
+        if evictions:
+            self._ensemble.evict_all(evictions, self._me.worker_id)
+            _log.info("predecessor_evicted", slices=evictions)
+        if claims:
+            won = self._ensemble.claim_all(claims, self._me)
+            _log.debug("claimed", slices=sorted(won), lost=sorted(set(claims) - won))
+
+    def _announce(self, heirs: Mapping[int, str]) -> None:
+        seats = {slice_no: self._seat_of(slice_no) for slice_no in heirs}
+        owners = {n: seat.owner for n, seat in seats.items() if seat is not None and seat.owner}
+        for heir, slices in _by_value({n: heirs[n] for n in owners}).items():
+            _log.info("handing_over", slices=slices, to=heir or None)
+        replace = msgspec.structs.replace
+        self._ensemble.announce_all({n: replace(o, heir=heirs[n]) for n, o in owners.items()})
+
+
+def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
+    found = defaultdict(list)
+    for slice_no, value in values.items():
+        found[value].append(slice_no)
+    return found
+
 
 _BEATS_PER_SESSION: Final = 6
 _REPLACE_AFTER_SESSIONS: Final = 3
@@ -30,8 +80,8 @@ _REMIND_S: Final = 30.0
 _RETRY_S: Final = 0.2
 _REFUSED_S: Final = 2.0
 _LOGIN_HINT: Final = "check zookeeper.auth, zookeeper.username and its password"
+# Time without an answer from ZooKeeper before it is logged, in s: connecting takes a moment.
 _PATIENCE_S: Final = 2.0
-"""Time without an answer from ZooKeeper before it is logged, in s: connecting takes a moment."""
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -40,29 +90,6 @@ _T = TypeVar("_T")
 class ElectionThread:
     """Thread that takes part in the election for one worker. ``ElectedOwnership`` passes it reports
     of other threads.
-
-    Args:
-        zookeeper: address of ZooKeeper and login.
-        placement: settings of the placement of copies and owners.
-        me: note of this node.
-        worker: number of this worker in its node.
-        election: the decisions; changed only while ``lock`` is held, as many threads report to it.
-        lease: time for which roles are valid without an answer from ZooKeeper.
-        noted: called with id and password of each ZooKeeper session; must return at once.
-
-    Attributes:
-        lock: lock that protects ``election``.
-        ensemble: notes in ZooKeeper, as this worker reads and writes them.
-        wake: event that ends the wait of the thread.
-        leaving: event, set to hand over all owned slices and end the thread.
-        left: event, set when no slice is left to hand over.
-        views: roles and epochs, as last decided.
-        on_change: called when ``roles`` has changed; must return at once.
-        is_registered: whether ZooKeeper has this worker's note under the present session.
-        rival: instance of another living node with this node's name; empty: there is no such node.
-        pin: note by which owners are pinned to their slices; None: they are not.
-        unusable: reason of ZooKeeper's last failure or refusal; empty: there was no failure.
-        has_failed: whether the thread has ended with an error.
     """
 
     def __init__(
@@ -71,6 +98,7 @@ class ElectionThread:
         placement: Placement,
         me: NodeNote,
         worker: int,
+        # The decisions; changed only while ``lock`` is held, as many threads report to it.
         election: Election,
         lease: Lease,
         noted: Callable[[int, bytes], None],
@@ -81,16 +109,26 @@ class ElectionThread:
         self._lease = lease
         self._away_s = placement.away_ms / 1000
         self._never_forgets = placement.replicas == "all"
+        # Lock that protects ``election``.
         self.lock = threading.Lock()
         self.wake = threading.Event()
+        # Event, set to hand over all owned slices and end the thread.
         self.leaving = threading.Event()
+        # Event, set when no slice is left to hand over.
         self.left = threading.Event()
+        # Roles and epochs, as last decided.
         self.views = RoleViews({}, {})
+        # Called when ``roles`` has changed; must return at once.
         self.on_change: Callable[[], None] = lambda: None
+        # Whether ZooKeeper has this worker's note under the present session.
         self.is_registered = False
+        # Instance of another living node with this node's name; empty: there is no such node.
         self.rival = ""
+        # Note by which owners are pinned to their slices; None: they are not.
         self.pin: PinNote | None = None
+        # Reason of ZooKeeper's last failure or refusal; empty: there was no failure.
         self.unusable = ""
+        # Whether the thread has ended with an error.
         self.has_failed = False
         self.ensemble = Ensemble(zookeeper, self.changed, noted)
         self._session = self.ensemble.session
@@ -114,21 +152,16 @@ class ElectionThread:
         self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
 
     def start(self) -> None:
-        """Start connecting to ZooKeeper, and start the election thread."""
         self._session.connect()
         self._thread.start()
 
     def roles(self) -> Mapping[int, Role]:
-        """Return this worker's role for each slice. A slice that it owns has the role ``PAUSED``
-        while ZooKeeper is disconnected, and ``REPLICA`` after the end of the lease.
-        """
         views = self.views
         if not self._lease.is_valid:
             return views.ended
         return views.owning if self._session.is_connected else views.paused
 
     def changed(self, what: int) -> None:
-        """Let the election thread read ``what`` again: a slice, ``MEMBERS``, or ``EVERYTHING``."""
         self._changes.put(what)
         self.wake.set()
 
@@ -145,7 +178,6 @@ class ElectionThread:
             self.on_change()
 
     def wait_s(self) -> float:
-        """Return the time until ``turn`` is due, in s; setting ``wake`` makes it due at once."""
         now_s = self._lease.now_s()
         due_s = min(self._beat_due_s, self._step_due_s)
         if self._lease.is_valid:  # its end changes the roles
@@ -153,7 +185,6 @@ class ElectionThread:
         return max(due_s - now_s, 0.0)
 
     def turn(self) -> None:
-        """Read what has changed in ZooKeeper, carry out decisions, and publish the roles."""
         if self._session.take_lost():
             self._session_lost()
         self._step_due_s = float("inf")  # without an answer there is nothing to decide on time
@@ -264,9 +295,6 @@ class ElectionThread:
         return True
 
     def _read_members(self, *, anew: bool) -> None:
-        """Read nodes, live workers and pin if ``anew``; in any case, read the notes of possible
-        heirs and remove nodes that are away too long.
-        """
         if anew:
             # Notes last: a returning node writes its note before it registers, and no watch fires
             # for a note that changes later.
@@ -297,7 +325,6 @@ class ElectionThread:
             _log.info("ownership_unpinned")
 
     def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
-        """Remove nodes not ``live`` for more than ``away_ms``, unless ``replicas`` is "all"."""
         now_s = self._lease.now_s()
         gone = {note.node_id for note in nodes} - set(live) - {self._me.node_id}
         self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
@@ -323,9 +350,7 @@ class ElectionThread:
                 _log.warning("owner_node_gone", slice=slice_no)
 
     def _between_beats(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-        """Yield the items in batches, with a heartbeat to ZooKeeper between them when due, so that
-        the lease does not end meanwhile.
-        """
+        # So that the lease does not end meanwhile.
         for start in range(0, len(items), REQUESTS_MAX):
             self._beat_when_time()
             yield items[start : start + REQUESTS_MAX]
@@ -341,7 +366,6 @@ class ElectionThread:
             self.wake.set()
 
     def _out_of_reach(self) -> None:
-        """Log that ZooKeeper is out of reach; replace a session that kazoo has given up."""
         now_s = self._lease.now_s()
         timeout_s = self._session.session_timeout_s
         self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
@@ -358,7 +382,6 @@ class ElectionThread:
             self._session.replace()
 
     def _complain(self, event: str, why: str, hint: str) -> None:
-        """Log a warning once for each reason ``why``, and again after 30 s."""
         now_s = self._lease.now_s()
         if now_s - self._reminded_s > _REMIND_S:
             self._reminded_s = now_s

@@ -33,23 +33,20 @@ from ha.zookeeper_session import EVERYTHING, MEMBERS, Session, each, still_there
 
 __all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "EnsembleRefusedError", "Held"]
 
+# Largest number of decimal digits that is sure to fit into 64 bits.
 _EPOCH_DIGITS_MAX: Final = 18
-"""Largest number of decimal digits that is sure to fit into 64 bits."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Held(NamedTuple):
-    """Owner node of a slice, as read from ZooKeeper.
+    """Owner node of a slice, as read from ZooKeeper."""
 
-    Attributes:
-        note: content of the node: who owns the slice.
-        is_mine: whether this worker's session holds the node.
-        is_nobodys: whether no session holds the node, as it was made by hand.
-    """
-
+    # Content of the node: who owns the slice.
     note: OwnerNote
+    # Whether this worker's session holds the node.
     is_mine: bool
+    # Whether no session holds the node, as it was made by hand.
     is_nobodys: bool = False
 
 
@@ -59,28 +56,21 @@ class Ensemble:
 
     Requests about many slices are sent without waiting for each answer. If one fails, the others
     are still carried out; its error is raised after them.
-
-    Args:
-        options: address of ZooKeeper and login.
-        changed: called, from a thread of kazoo's, with what to read again: the number of a slice,
-            ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
-        noted: called in the same way with id and password of each session.
-
-    Attributes:
-        session: session with ZooKeeper, which the owner of this object opens, replaces and closes.
     """
 
     def __init__(
         self,
         options: ZooKeeper,
+        # Called, from a thread of kazoo's, with what to read again: the number of a slice,
+        # ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
         changed: Callable[[int], None],
+        # Called in the same way with id and password of each session.
         noted: Callable[[int, bytes], None] = lambda *_: None,
     ) -> None:
         self.session = Session(options, changed, noted)
         self._unreadable: set[str] = set()
 
     def prepare(self) -> None:
-        """Create the ZooKeeper nodes below which all notes lie, if they are missing."""
         for folder in ("nodes", "live", "slices"):
             path = self.session.path(folder)
             with still_there(path):
@@ -111,19 +101,15 @@ class Ensemble:
         return LifeNote(life.node_id, "?", life.worker)
 
     def _namesake(self, life: LifeNote) -> LifeNote | None:
-        """Return the note of a live worker of another node that has the name of the node of
-        ``life``; None: there is no such node.
-        """
         names = [name for name in self.live() if (worker_of(name) or ("",))[0] == life.node_id]
         others = self.lives(names).values()
         return next((other for other in others if other.instance != life.instance), None)
 
     def enroll(self, node: NodeNote) -> None:
-        """Write a node's note, which makes it a member of the cluster, alive or not."""
         self.session.put(self.session.path("nodes", node.node_id), encode(node))
 
     def unregister(self, life: LifeNote) -> None:
-        """Remove a worker's note, so that it is no candidate for slices; the session goes on."""
+        # The session goes on.
         self.session.delete(self._life_path(life))
 
     def beat(self, life: LifeNote | None) -> bool:
@@ -146,9 +132,6 @@ class Ensemble:
         return bool(after.ephemeralOwner == session.session_id)
 
     def nodes(self) -> list[NodeNote]:
-        """Return the notes of all nodes of the cluster, and watch for the next node to join or
-        leave.
-        """
         with self.session.batch() as batch:
             return self._nodes(batch, self.session.children("nodes"))
 
@@ -158,9 +141,7 @@ class Ensemble:
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def pin(self) -> PinNote | None:
-        """Return the note by which owners are pinned to their slices, without a reason if it is
-        unreadable; None: they are not pinned. Watch for its next change.
-        """
+        # Without a reason if the note is unreadable.
         path = self.session.path("pinned")
         session = self.session
         if session.ask(session.client.exists_async, path, watch=session.watch) is None:
@@ -170,15 +151,12 @@ class Ensemble:
         return None if held is None else held[0] or PinNote()
 
     def forget(self, node_id: str) -> None:
-        """Remove a node's note, so that it is no longer a member of the cluster."""
         self.session.delete(self.session.path("nodes", node_id))
 
     def live(self) -> list[str]:
-        """Return the names of all live workers, and watch for the next worker to come or go."""
         return self.session.children("live")
 
     def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
-        """Return the notes of those of the named workers that are alive, by worker name."""
         with self.session.batch() as batch:
             return self._lives(batch, names)
 
@@ -188,11 +166,6 @@ class Ensemble:
         return {name: held[0] for name, held in found.items() if held and held[0]}
 
     def survey(self, slices: Iterable[int]) -> Members:
-        """Return the state of the cluster and of these slices, for people; set no watches.
-
-        Raises:
-            EnsembleError: ZooKeeper does not answer.
-        """
         with self.session.batch() as batch:
             lives = self._lives(batch, self.session.children("live", is_watched=False))
             notes = self._nodes(batch, self.session.children("nodes", is_watched=False))
@@ -204,10 +177,8 @@ class Ensemble:
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
         """Yield each slice with its owner node (None: vacant), and watch for that node's next
         change. An owner node without a session would stay for ever; it is removed unless there are
-        nodes below it.
-
-        Raises:
-            EnsembleError: at the end, when some slices could not be read; they are left out.
+        nodes below it. Slices that could not be read are left out, and the error is raised at the
+        end.
         """
         with self.session.batch() as batch:
             yield from self._watched_owners(batch, slice_nos).items()
@@ -245,10 +216,7 @@ class Ensemble:
 
     def confirm_all(self, slice_nos: Iterable[int]) -> Iterator[int]:
         """Yield the slices whose owner node this worker's session holds, as ZooKeeper's leader sees
-        it.
-
-        Raises:
-            EnsembleError: at the end, when some slices could not be read; they are left out.
+        it. Slices that could not be read are left out, and the error is raised at the end.
         """
         self.session.sync("slices")
         with self.session.batch() as batch:
@@ -258,9 +226,6 @@ class Ensemble:
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
         """Claim slices for the worker that ``owner`` names, each with the slice's next epoch;
         return the slices that were won. Other workers were faster for the rest.
-
-        Raises:
-            EnsembleError: at the end, when some claims were not answered.
         """
         with self.session.batch() as batch:
             epochs = self._epochs(batch, slice_nos)
@@ -268,9 +233,6 @@ class Ensemble:
             return batch.commit_all(claims)
 
     def _epochs(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, tuple[bytes, int]]:
-        """Return content and version of the epoch node of each slice, by slice; missing nodes are
-        created.
-        """
         client = self.session.client
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
         found = batch.ask_all(each(client.get_async, paths))
@@ -296,9 +258,7 @@ class Ensemble:
         return both
 
     def _epoch(self, data: bytes, path: str) -> int:
-        """Return the epoch in the content of the ZooKeeper node ``path``; 0 if it is not a number,
-        as the checkpoints keep epochs in order anyway.
-        """
+        # 0 if it is not a number, as the checkpoints keep epochs in order anyway.
         if not data or (data.isdigit() and len(data) <= _EPOCH_DIGITS_MAX):
             return int(data or b"0")
         if path not in self._unreadable:
@@ -307,9 +267,7 @@ class Ensemble:
         return 0
 
     def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
-        """Overwrite the owner notes of slices, but only in owner nodes that this session holds.
-        ``owners``: the new notes, by slice.
-        """
+        # Only in owner nodes that this session holds.
 
         def write(slice_no: int, transaction: Any) -> None:  # noqa: ANN401
             transaction.set_data(self._owner_path(slice_no), encode(owners[slice_no]))
@@ -318,14 +276,11 @@ class Ensemble:
             self._change_owners(batch, owners, lambda held: held.is_mine, write)
 
     def resign_all(self, slice_nos: Iterable[int]) -> None:
-        """Remove the owner nodes of these slices, but only those that this session holds."""
         with self.session.batch() as batch:
             self._change_owners(batch, slice_nos, lambda held: held.is_mine, self._delete_owner)
 
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
-        """Remove the owner nodes of these slices, but only those that an earlier session of the
-        worker ``worker_id`` holds.
-        """
+        # Only those that an earlier session of the worker holds.
 
         def is_old(held: Held) -> bool:
             return held.note.worker_id == worker_id and not held.is_mine

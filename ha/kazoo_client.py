@@ -23,8 +23,8 @@ from delayservice.config.cluster import ZooKeeper
 _RECONNECT_S_MAX: Final = 1.0
 _CONNECT_S: Final = 15.0
 _GRANTED: Final = "Session created"
+# Beginnings of warnings of kazoo that only follow from a failure it has logged before.
 _CHANGE: Final = ("Transition to", "Session has expired")
-"""Beginnings of warnings of kazoo that only follow from a failure it has logged before."""
 
 _log = structlog.get_logger(__name__)
 
@@ -32,21 +32,16 @@ _log = structlog.get_logger(__name__)
 class KazooLog(logging.Logger):
     """Logger that takes from kazoo's log the session timeout and the reason of a failed connection.
     All else is dropped: lines below warning and the requests in error messages may show passwords.
-
-    Attributes:
-        session_timeout_ms: session timeout that ZooKeeper granted, milliseconds; 0: unknown.
-        trouble: last failure since a session was granted, for people; empty: no failure.
     """
 
     def __init__(self) -> None:
         super().__init__("kazoo.tap", level=1)
+        # Session timeout that ZooKeeper granted, milliseconds; 0: unknown.
         self.session_timeout_ms = 0
+        # Last failure since a session was granted, for people; empty: no failure.
         self.trouble = ""
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Keep the session timeout or the failure that a line of kazoo's log states; log the
-        failure, at debug level only.
-        """
         if str(record.msg).startswith(_GRANTED) and isinstance(record.args, tuple):
             self.session_timeout_ms = int(str(record.args[2]))
             self.trouble = ""
@@ -58,12 +53,8 @@ class KazooLog(logging.Logger):
 def make_client(
     options: ZooKeeper, log: KazooLog, resumed: tuple[int, bytes] | None = None
 ) -> KazooClient:
-    """Return a ZooKeeper client for one session, not started yet.
-
-    Args:
-        options: address of ZooKeeper and login.
-        log: logger of the client.
-        resumed: id and password of the session to go on with; None: a new session.
+    """Return a client for one session, not started yet. ``resumed``: id and password of the session
+    to go on with; None: a new session.
     """
     password = options.secret()
     return KazooClient(
@@ -99,11 +90,8 @@ def make_client(
 def connected(
     options: ZooKeeper, resumed: tuple[int, bytes] | None = None
 ) -> Iterator[KazooClient]:
-    """Yield a connected ZooKeeper client, and close it and its session afterwards. ``resumed``: id
-    and password of the session to go on with; None, or if it has ended: a new session.
-
-    Raises:
-        DelayServiceError: no server answers within 15 s.
+    """Yield a connected client, and close it and its session afterwards. ``resumed``: id and
+    password of the session to go on with; None, or if it has ended: a new session.
     """
     log = KazooLog()
     client = make_client(options, log, resumed)
@@ -122,7 +110,7 @@ def connected(
 
 
 def acl_of(options: ZooKeeper) -> list[ACL] | None:
-    """Return the access rights that ZooKeeper nodes get; None: everybody may do everything."""
+    # None: everybody may do everything.
     accepted = [make_acl(options.auth, one, all=True) for one in options.accepted]
     if options.auth == "digest":
         return [make_digest_acl(options.username, options.secret(), all=True), *accepted]

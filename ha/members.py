@@ -10,83 +10,60 @@ from ha.notes import LifeNote, NodeNote, OwnerNote
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the cluster, as shown to people.
-
-    Attributes:
-        node_id: name of the node.
-        broker_id: id of the broker on the same host; None: there is no such broker.
-        rack: rack of the node; empty: unknown.
-        address: host name, for people.
-        workers: configured number of worker processes.
-        alive: numbers of the workers that are alive.
-    """
+    """A node of the cluster, as shown to people."""
 
     node_id: str
+    # Id of the broker on the same host; None: there is no such broker.
     broker_id: int | None
+    # Rack of the node; empty: unknown.
     rack: str
+    # Host name, for people.
     address: str
+    # Configured number of worker processes.
     workers: int
     alive: list[int]
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice and its owner.
-
-    Attributes:
-        slice: number of the slice.
-        owner: name of the owner's node; empty: the slice is vacant.
-        worker: number of the owner's worker process.
-        epoch: number of this ownership; 0: vacant.
-        heir: node that takes the slice over next; empty: no hand-over.
-    """
+    """A slice and its owner."""
 
     slice: int
+    # Name of the owner's node; empty: the slice is vacant.
     owner: str
+    # Number of the owner's worker process.
     worker: int
+    # Number of this ownership; 0: vacant.
     epoch: int
+    # Node that takes the slice over next; empty: no hand-over.
     heir: str
 
 
 class MemberCopies(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one node's copy of a slice.
-
-    Attributes:
-        slice: number of the slice.
-        node: name of the node that keeps it.
-        stored: sum of the next source offsets to be stored, over the delay topics.
-        caught_up: whether the node's worker may own the slice now.
-    """
+    """Progress of one node's copy of a slice."""
 
     slice: int
     node: str
+    # Sum of the next source offsets to be stored, over the delay topics.
     stored: int
+    # Whether the node's worker may own the slice now.
     caught_up: bool
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the cluster, as shown to people.
+    """The state of the cluster, as shown to people."""
 
-    Attributes:
-        nodes: member nodes, alive or not.
-        slices: all slices with their owners.
-        copies: copies of slices on live workers.
-    """
-
+    # Member nodes, alive or not.
     nodes: list[Member]
+    # All slices with their owners.
     slices: list[Holding]
+    # Copies of slices on live workers.
     copies: list[MemberCopies]
 
 
 def survey_of(
     nodes: Iterable[NodeNote], lives: Iterable[LifeNote], owners: Mapping[int, OwnerNote | None]
 ) -> Members:
-    """Return the state of the cluster from the notes in ZooKeeper.
-
-    Args:
-        nodes: notes of the members.
-        lives: notes of the live workers.
-        owners: owner of every slice that exists, by slice number; None: vacant.
-    """
+    """Return the state of the cluster from the notes in ZooKeeper; an owner None: vacant."""
     lives = list(lives)
     members = [
         Member(
@@ -117,7 +94,6 @@ def survey_of(
 
 
 def joined(parts: Sequence[Members]) -> Members:
-    """Merge descriptions of the cluster, read by several workers of a node, into one."""
     nodes: dict[str, Member] = {}
     for node in (node for part in parts for node in part.nodes):
         known = nodes.get(node.node_id)

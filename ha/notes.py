@@ -19,8 +19,8 @@ import msgspec
 from delayservice.contract.codes import printable
 
 _Note = TypeVar("_Note", bound=msgspec.Struct)
+# Node, instance and worker number: identity of a worker process over all of its sessions.
 WorkerId: TypeAlias = tuple[str, str, int]
-"""Node, instance and worker number: identity of a worker process over all of its sessions."""
 
 
 UNADVERTISED_VERSION: Final = 3
@@ -28,23 +28,17 @@ UNADVERTISED_VERSION: Final = 3
 
 
 class NodeNote(msgspec.Struct, frozen=True):
-    """A node of the cluster, alive or not.
-
-    Attributes:
-        node_id: name of the node.
-        instance: distinguishes two nodes of one name.
-        workers: number of its worker processes.
-        broker_id: id of the broker on the same host; None: there is no such broker.
-        rack: rack of the node; empty: unknown.
-        address: host name, for people.
-        contract_version: newest contract version that it supports.
-    """
+    """A node of the cluster, alive or not."""
 
     node_id: str
+    # Distinguishes two nodes of one name.
     instance: str
     workers: Annotated[int, msgspec.Meta(ge=1)]
+    # Id of the broker on the same host; None: there is no such broker.
     broker_id: int | None = None
+    # Rack of the node; empty: unknown.
     rack: str = ""
+    # Host name, for people.
     address: str = ""
     contract_version: int = UNADVERTISED_VERSION
 
@@ -56,7 +50,6 @@ class _WorkerNote(msgspec.Struct, frozen=True):
 
     @property
     def worker_id(self) -> WorkerId:
-        """Return the identity of the worker that wrote the note."""
         return self.node_id, self.instance, self.worker
 
 
@@ -80,31 +73,25 @@ class OwnerNote(_WorkerNote, frozen=True):
 
 
 class PinNote(msgspec.Struct, frozen=True):
-    """Pin of ownership: while it exists, no owner hands over just because a better node exists.
+    """Pin of ownership: while it exists, no owner hands over just because a better node exists."""
 
-    Attributes:
-        at_ms: time of the pin, epoch milliseconds.
-        by: name of the operator; empty: unknown.
-        why: the operator's reason.
-    """
-
+    # Time of the pin, epoch milliseconds.
     at_ms: int = 0
+    # Name of the operator; empty: unknown.
     by: str = ""
     why: str = ""
 
     def __str__(self) -> str:
-        """Return time, operator and reason of the pin in one line."""
         since = datetime.fromtimestamp(self.at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")
         return printable(f"since {since} by {self.by or 'an unknown hand'}: {self.why}")
 
 
 def encode(note: msgspec.Struct) -> bytes:
-    """Return the JSON text of a note."""
     return msgspec.json.encode(note)
 
 
 def decode(data: bytes, kind: type[_Note]) -> _Note | None:
-    """Return the note in a JSON text; None: not a note of this kind."""
+    # None: it is not a note of this kind.
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -112,13 +99,9 @@ def decode(data: bytes, kind: type[_Note]) -> _Note | None:
 
 
 def worker_name(node_id: str, worker: int) -> str:
-    """Return the name of a worker's ZooKeeper node in the folder ``live``."""
     return f"{node_id}:{worker}"
 
 
 def worker_of(name: str) -> tuple[str, int] | None:
-    """Return node id and worker number from the name of a worker's ZooKeeper node; None: it is not
-    a worker's name.
-    """
     node_id, _, worker = name.rpartition(":")
     return (node_id, int(worker)) if node_id and worker.isdecimal() else None

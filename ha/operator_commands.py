@@ -19,19 +19,9 @@ from ha.notes import PinNote, encode
 
 def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None) -> int:
     """Set the access rights of every ZooKeeper node under ``zookeeper.root`` to those of the
-    settings. Nodes that a running service writes meanwhile get the rights with which that service
-    was started. May be repeated.
-
-    Args:
-        options: address of ZooKeeper, login, and the users that may write.
-        done: called with the number of ZooKeeper nodes that were set so far.
-
-    Returns:
-        Number of ZooKeeper nodes that were set.
-
-    Raises:
-        DelayServiceError: the ensemble is not reached, or refuses this user; some nodes may have
-            the new rights by then.
+    settings; return their number. Nodes that a running service writes meanwhile get the rights with
+    which that service was started. May be repeated, also after a failure. ``done``: called with the
+    number of nodes so far.
     """
     acl = acl_of(options) or OPEN_ACL_UNSAFE
     count = 0
@@ -56,7 +46,6 @@ def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None)
 
 
 def _paths(client: KazooClient, path: str) -> Iterator[str]:
-    """Yield the path of a ZooKeeper node and the paths of all nodes below it, parents first."""
     yield path
     with suppress(NoNodeError):
         for name in client.get_children(path):
@@ -64,18 +53,8 @@ def _paths(client: KazooClient, path: str) -> Iterator[str]:
 
 
 def set_pin(options: ZooKeeper, note: PinNote | None) -> bool:
-    """Pin owners to their slices, so that no owner hands over just because a better node exists, or
-    end that. May be repeated.
-
-    Args:
-        options: address of ZooKeeper and login.
-        note: reason and operator; None: end the pin.
-
-    Returns:
-        Whether owners were pinned before.
-
-    Raises:
-        DelayServiceError: the ensemble is not reached, or refuses this user.
+    """Pin owners to their slices, so that no owner hands over just because a better node exists;
+    ``note`` None: end that. Return whether owners were pinned before. May be repeated.
     """
     path = f"{options.root}/pinned"
     try:

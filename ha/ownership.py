@@ -17,16 +17,13 @@ from ha.placement import SliceFacts
 
 
 class SliceStanding(NamedTuple):
-    """Progress of a node's copy of a slice.
+    """Progress of a node's copy of a slice."""
 
-    Attributes:
-        stored: next source offset to be stored, by delay topic.
-        lag_s: lag behind the owner's copy, in s; infinite: unknown.
-        refusal: reason why this node may not store the slice; empty: it may.
-    """
-
+    # Next source offset to be stored, by delay topic.
     stored: Mapping[str, int]
+    # Lag behind the owner's copy, in s; infinite: unknown.
     lag_s: float
+    # Reason why this node may not store the slice; empty: it may.
     refusal: str = ""
 
 
@@ -85,7 +82,6 @@ class Standalone:
     """Ownership without ZooKeeper: the only node owns every slice."""
 
     has_failed = False
-    """Always False: there is no election that could end with an error."""
 
     def __init__(self, me: NodeNote, worker: int) -> None:
         self._me = me
@@ -97,27 +93,21 @@ class Standalone:
         self._standings: dict[int, SliceStanding] = {}
 
     def roles(self) -> Mapping[int, Role]:
-        """Return the role of owner for every slice that this worker serves."""
         return self._roles
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Register the one callable that ``serve`` calls when this worker's slices have changed."""
         self._on_change = callback
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Return all given slices: there is no other node."""
         return frozenset(slice_nos)
 
     def epoch(self, slice_no: int) -> int:  # noqa: ARG002  # the answer is the same for all
-        """Return 0: without ZooKeeper, only the checkpoints count epochs."""
         return 0
 
     def contract_version(self) -> int:
-        """Return the newest contract version that this node supports."""
         return self._me.contract_version
 
     def pinned(self) -> str:
-        """Return an empty text: there is no other node, so ownership is never pinned."""
         return ""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
@@ -127,13 +117,9 @@ class Standalone:
         """Do nothing: there is no other node to take the slice over."""
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Store the progress of this node's copy of a slice, for ``verdict``."""
         self._standings[slice_no] = standing
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """Set the slices that exist; return those whose number, modulo the number of workers, is
-        this worker's number.
-        """
         mine = frozenset(
             facts.slice_no for facts in slices if facts.slice_no % self._me.workers == self._worker
         )
@@ -144,19 +130,16 @@ class Standalone:
         return mine
 
     def survey(self) -> Members:
-        """Return the cluster with only this worker and its slices in it."""
         name = self._me.node_id
         life = LifeNote(name, self._me.instance, self._worker)
         owner = OwnerNote(name, self._me.instance, self._worker, 0)
         return survey_of([self._me], [life], dict.fromkeys(self._slices, owner))
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Store the facts about this worker; return whether it may own slices, and why not."""
         self._facts = facts
         return electability(facts)
 
     def verdict(self, slice_no: int) -> Verdict:
-        """Return whether this worker may own a slice, and why not."""
         standing = self._standings.get(slice_no, SliceStanding({}, math.inf))
         return electability(self._facts, CopyFacts(standing.lag_s, refusal=standing.refusal))
 

@@ -23,20 +23,20 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
 )
 
+# Largest number of requests of a batch that wait for an answer at a time. A ZooKeeper server slows
+# all of its clients down at 1,000 (``globalOutstandingLimit``).
 REQUESTS_MAX: Final = 256
-"""Largest number of requests of a batch that wait for an answer at a time. A ZooKeeper server slows
-all of its clients down at 1,000 (``globalOutstandingLimit``)."""
 
+# Errors about the state of ZooKeeper nodes, which count as answers to a request.
 _ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
-"""Errors about the state of ZooKeeper nodes, which count as answers to a request."""
 _OVERTAKEN: Final = (*_ANSWERS, NotEmptyError)
+# Errors of one part of a transaction that only follow from the failure of another part.
 _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
-"""Errors of one part of a transaction that only follow from the failure of another part."""
 
 _Key = TypeVar("_Key")
+# Function that sends a request with one of kazoo's ``…_async`` methods and returns its
+# ``AsyncResult``.
 Request: TypeAlias = Callable[[], Any]
-"""Function that sends a request with one of kazoo's ``…_async`` methods and returns its
-``AsyncResult``."""
 
 
 class EnsembleError(Exception):
@@ -51,11 +51,6 @@ class Pipeline:
     """Sender of requests to ZooKeeper, alone or in batches. A batch goes on when one of its
     requests fails, and leaves that one out of its answers. The first failure is kept for
     ``raise_failure``.
-
-    Args:
-        client: kazoo client of one session.
-        timeout_s: longest wait for an answer, in s, counted from the answer before it. After one
-            timeout, no more requests are sent or waited for.
     """
 
     def __init__(self, client: KazooClient, timeout_s: float) -> None:
@@ -65,11 +60,8 @@ class Pipeline:
         self._failure: EnsembleError | None = None
 
     def ask(self, request: Request) -> Any:  # noqa: ANN401  # kazoo has no types
-        """Send one request and return its answer.
-
-        Raises:
-            NoNodeError, NodeExistsError, BadVersionError: a ZooKeeper node is not as assumed.
-            EnsembleError: ZooKeeper gave no answer, or refused.
+        """Send one request and return its answer. ``NoNodeError``, ``NodeExistsError``,
+        ``BadVersionError``: a ZooKeeper node is not as assumed.
         """
         return self._answer(self._sent(request))
 
@@ -102,11 +94,6 @@ class Pipeline:
         return frozenset(done)
 
     def raise_failure(self) -> None:
-        """Raise the first error of all batches of this pipeline so far, if there was one.
-
-        Raises:
-            EnsembleError: a request of a batch has failed.
-        """
         if self._failure is not None:
             raise self._failure
 
@@ -119,16 +106,13 @@ class Pipeline:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Catch an ``EnsembleError``, and keep the first one for ``raise_failure``."""
         try:
             yield
         except EnsembleError as exc:
             self._failure = self._failure or exc
 
     def _sent(self, request: Request) -> Any:  # noqa: ANN401
-        """Send a request; raise ``EnsembleError`` if disconnected, as kazoo would queue the request
-        and send it too late.
-        """
+        # kazoo would queue the request while it is disconnected, and send it too late.
         if self._is_silent or not self._client.connected:
             raise EnsembleError("ZooKeeper is out of reach")
         return request()

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
+# Rank (lower is better), weight negated, slice, node: sorted, the best pair comes first.
 _Pair = tuple[int, int, int, str]
-"""Rank (lower is better), weight negated, slice, node: sorted, the best pair comes first."""
+# Rank of a node that is not on the host of a broker that holds the slice's partition.
 _NOT_BESIDE: Final = 1 << 30
-"""Rank of a node that is not on the host of a broker that holds the slice's partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,9 @@ class _Draft:
             self._slices_of.setdefault(node, set())
 
     def fill(self, pairs: Iterable[_Pair], copies: int) -> None:
-        """Give each slice ``copies`` nodes, the best available ones of ``pairs``, which are sorted.
-
-        A bound on the load that cannot be kept is raised by as little as possible. For ``place``
-        that never happens: if every node with room keeps the slice already, a full node that lacks
-        the slice keeps more slices than a node with room, so one of them can move there.
-        """
+        # A bound on the load that cannot be kept is raised by as little as possible. For ``place``
+        # that never happens: if every node with room keeps the slice already, a full node that
+        # lacks the slice keeps more slices than a node with room, so one of them can move there.
         for per_rack in range(1, copies + 1):
             pairs = [pair for pair in pairs if not self._settles(pair, copies, per_rack)]
         for slice_no in self.nodes_of:
@@ -206,7 +203,6 @@ class _Draft:
         return True
 
     def _apart(self, slice_no: int, free: Iterable[str]) -> str:
-        """Return the first of the nodes ``free`` whose rack has the fewest copies of the slice."""
         return min(free, key=lambda node: self._in_rack(slice_no, node))
 
     def _take(self, slice_no: int, node: str) -> None:
@@ -223,47 +219,40 @@ class _Draft:
         return len(self._slices_of[node]) < self._load_max
 
     def _others(self, slice_no: int) -> list[str]:
-        """Return the nodes that may keep the slice but do not, best first."""
         return [node for node in self._choices[slice_no] if node not in self.nodes_of[slice_no]]
 
     def _in_rack(self, slice_no: int, node: str) -> int:
-        """Count the copies of the slice in the node's rack."""
         return self._rack_load[slice_no, self._racks[node]]
 
 
 def _by_id(members: Iterable[PlacedMember]) -> dict[str, PlacedMember]:
-    """Return members by id, in an order independent of the input's."""
+    # In an order independent of the input's.
     known = sorted(members, key=lambda m: (m.node_id, _or_below(m.broker_id), m.rack))
     return {member.node_id: member for member in known}
 
 
 def _by_number(slices: Iterable[SliceFacts]) -> dict[int, SliceFacts]:
-    """Return slices by number, in an order independent of the input's."""
+    # As in ``_by_id``.
     known = sorted(slices, key=lambda s: (s.slice_no, _or_below(s.leader), s.replicas))
     return {facts.slice_no: facts for facts in known}
 
 
 def _or_below(broker_id: int | None) -> int:
-    """Return the broker id, or -1 for None, which sorts first."""
     return -1 if broker_id is None else broker_id
 
 
 def _racks(nodes: Mapping[str, PlacedMember]) -> dict[str, str]:
-    """Return a rack name for each node; an unknown rack gets a name of its own."""
     return {node: f"rack {m.rack}" if m.rack else f"node {node}" for node, m in nodes.items()}
 
 
 def _load_max(copies: int, nodes: int) -> int:
-    """Return the largest number of copies that a node may keep: 1.25 times the mean number, rounded
-    up. Computed in integers, because floats may round wrongly.
-    """
+    # In integers, because floats may round wrongly.
     return -(-5 * copies // (4 * nodes)) if nodes else 0
 
 
 def _sorted_pairs(
     keepers: Mapping[int, Collection[str]], rank: Callable[[int, str], int]
 ) -> list[_Pair]:
-    """Return all pairs of a slice and a possible node, best first."""
     return sorted(
         (rank(slice_no, node), -_weight(slice_no, node), slice_no, node)
         for slice_no, nodes in keepers.items()
@@ -272,6 +261,30 @@ def _sorted_pairs(
 
 
 def _weight(slice_no: int, node: str) -> int:
-    """Return the weight of a node for a slice: a 64-bit hash, equal on every machine."""
     digest = blake2b(f"{slice_no} {node}".encode(), digest_size=8).digest()
     return int.from_bytes(digest)
+
+
+class StableLeaders:
+    """Filter of partition leaders that ignores short changes.
+
+    A partition's leader moves for a moment whenever a broker restarts; if owners followed at once,
+    each slice would be handed over twice without need.
+    """
+
+    def __init__(self, stable_s: float) -> None:
+        self._stable_s = stable_s
+        self._stable: dict[int, int | None] = {}
+        self._seen: dict[int, tuple[int | None, float]] = {}
+
+    def settle(self, facts: SliceFacts, now_s: float) -> SliceFacts:
+        # The first known leader counts at once.
+        slice_no, leader = facts.slice_no, facts.leader
+        seen, since_s = self._seen.get(slice_no, (leader, now_s))
+        if leader != seen:
+            seen, since_s = leader, now_s
+        self._seen[slice_no] = (seen, since_s)
+        stable = self._stable.setdefault(slice_no, leader)
+        if leader is not None and (stable is None or now_s - since_s >= self._stable_s):
+            stable = self._stable[slice_no] = leader
+        return SliceFacts(slice_no, stable, facts.replicas)

@@ -1,11 +1,14 @@
-"""A session with ZooKeeper: its connection, single requests and batches, and watches."""
+"""A session with ZooKeeper: connection, single requests and batches, watches, and early end."""
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,38 +17,31 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from delayservice.config.cluster import ZooKeeper
-from ha.kazoo_client import KazooLog, make_client
+from ha.kazoo_client import KazooLog, connected, make_client
 from ha.notes import decode
 from ha.pipeline import EnsembleError, Pipeline
 
 _CLOSE_S: Final = 1.0
 
+# Value in place of a slice number: the members, the live workers or the pin have changed.
 MEMBERS: Final = -1
-"""Value in place of a slice number: the members, the live workers or the pin have changed."""
+# Value in place of a slice number: everything is to be read from ZooKeeper again.
 EVERYTHING: Final = -2
-"""Value in place of a slice number: everything is to be read from ZooKeeper again."""
 
 _Key = TypeVar("_Key")
 _Note = TypeVar("_Note", bound=msgspec.Struct)
 
 
 class Session:
-    """Session with ZooKeeper, which can be replaced by a new one.
-
-    Args:
-        options: address of ZooKeeper and login.
-        changed: called, from a thread of kazoo's, with what to read again: the number of a slice,
-            ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
-        noted: called in the same way with id and password of each session.
-
-    Attributes:
-        client: kazoo's client of this session.
-    """
+    """Session with ZooKeeper, which can be replaced by a new one."""
 
     def __init__(
         self,
         options: ZooKeeper,
+        # Called, from a thread of kazoo's, with what to read again: the number of a slice,
+        # ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
         changed: Callable[[int], None],
+        # Called in the same way with id and password of each session.
         noted: Callable[[int, bytes], None] = lambda *_: None,
     ) -> None:
         self._options = options
@@ -54,8 +50,8 @@ class Session:
         self._root = options.root
         self._kazoo_log = KazooLog()
         self._lost = threading.Event()
+        # Whether ZooKeeper refused the login, so that kazoo does not retry.
         self.is_refused = False
-        """Whether ZooKeeper refused the login, so that kazoo does not retry."""
         self.client = self._new_client()
 
     def _new_client(self) -> KazooClient:
@@ -73,11 +69,10 @@ class Session:
         self._changed(EVERYTHING)
 
     def connect(self) -> None:
-        """Start connecting to ZooKeeper, with retries without end; return at once."""
         self.client.start_async()
 
     def replace(self) -> None:
-        """Close this session and start a new one, as kazoo does not repair a failed session."""
+        # kazoo does not repair a failed session.
         old = self.client
         old.remove_listener(self._listen)
         self.is_refused = False
@@ -87,75 +82,60 @@ class Session:
         self.connect()
 
     def close(self) -> None:
-        """End the ZooKeeper session; its ephemeral nodes vanish at once, or at the session timeout
-        if ZooKeeper is silent.
-        """
+        # Its ephemeral nodes vanish at once, or at the session timeout if ZooKeeper is silent.
         self.client.remove_listener(self._listen)
         _close_beside(self.client).join(_CLOSE_S)
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the client is connected to ZooKeeper."""
         return bool(self.client.connected)
 
     @property
     def trouble(self) -> str:
-        """Return why there is no connection to ZooKeeper, from kazoo's log; empty: unknown."""
         return self._kazoo_log.trouble
 
     def take_lost(self) -> bool:
-        """Return whether the ZooKeeper session was lost or replaced since the last call."""
         was_lost = self._lost.is_set()
         self._lost.clear()
         return was_lost
 
     @property
     def is_lost(self) -> bool:
-        """Return whether a loss of the ZooKeeper session was not taken by ``take_lost`` yet."""
         return self._lost.is_set()
 
     @property
     def session_timeout_s(self) -> float:
-        """Return the session timeout granted by ZooKeeper, in s; before a connection, the requested
-        one.
-        """
+        # Before a connection, the requested one.
         granted_s = self._kazoo_log.session_timeout_ms / 1000
         return granted_s or float(self._options.session_timeout_s)
 
     @property
     def session_id(self) -> int | None:
-        """Return ZooKeeper's id of this session; None: there was no connection yet."""
         client_id = self.client.client_id
         return None if client_id is None else int(client_id[0])
 
     def path(self, *parts: str) -> str:
-        """Return the path of a ZooKeeper node from the names below the root of the service."""
         return "/".join((self._root, *parts))
 
     def ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Send one request by ``call``, an asynchronous method of kazoo's client, and return its
+        """Send one request by ``call``, an asynchronous method of kazoo's client; return its
         answer.
         """
         pipeline = Pipeline(self.client, self.session_timeout_s)
         return pipeline.ask(partial(call, *args, **options))
 
     def sync(self, *parts: str) -> None:
-        """Wait until the connected ZooKeeper server has caught up with the leader."""
         self.ask(self.client.sync_async, self.path(*parts))
 
     @contextmanager
     def batch(self) -> Iterator[Pipeline]:
-        """Yield a pipeline for batches of requests. At the end, raise the first failure of these
-        requests (``EnsembleError``).
-        """
+        # The first failure of the batch is raised when the context ends.
         pipeline = Pipeline(self.client, self.session_timeout_s)
         yield pipeline
         pipeline.raise_failure()
 
     def children(self, folder: str, *, is_watched: bool = True) -> list[str]:
-        """Return the names of the ZooKeeper nodes in a folder below the root. ``is_watched``: call
-        ``changed`` at the folder's next change.
-        """
+        # ``is_watched``: call ``changed`` at the folder's next change.
         path, watch = self.path(folder), self.watch if is_watched else None
         with still_there(path):
             return list(self.ask(self.client.get_children_async, path, watch=watch))
@@ -176,7 +156,6 @@ class Session:
         }
 
     def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
-        """Create a ZooKeeper node; return False if it exists already."""
         try:
             with still_there(path):
                 self.ask(self.client.create_async, path, data, ephemeral=ephemeral)
@@ -185,20 +164,15 @@ class Session:
         return True
 
     def put(self, path: str, data: bytes) -> None:
-        """Create a ZooKeeper node, or overwrite its content."""
         if not self.create(path, data):
             with still_there(path):
                 self.ask(self.client.set_async, path, data)
 
     def delete(self, path: str) -> None:
-        """Delete a ZooKeeper node if it exists."""
         with suppress(NoNodeError):
             self.ask(self.client.delete_async, path)
 
     def watch(self, event: WatchedEvent) -> None:
-        """Call ``changed`` with what to read again; kazoo calls this after a watched ZooKeeper node
-        has changed.
-        """
         path = str(event.path or "")
         if path.endswith("/owner"):
             self._changed(int(path.split("/")[-2]))
@@ -227,9 +201,7 @@ def each(
 
 
 def _close_beside(client: KazooClient) -> threading.Thread:
-    """Close a ZooKeeper client in a thread, as kazoo waits up to 10 s for an answer; return the
-    thread.
-    """
+    # kazoo waits up to 10 s for an answer.
     closing = threading.Thread(target=_close, args=(client,), name="zookeeper-close", daemon=True)
     closing.start()
     return closing
@@ -239,3 +211,33 @@ def _close(client: KazooClient) -> None:
     with suppress(KazooException):
         client.stop()
         client.close()
+
+
+# Id and password of a session; id 0: there was no session yet.
+_LAYOUT: Final = struct.Struct(">q16s")
+
+
+class SharedSession:
+    """Id and password of a worker's present session, in memory shared with its supervisor, which
+    ends the session when the process has died. They are never logged: who knows them can do so.
+
+    Otherwise the worker's notes stay until the session timeout, and its slices have no owner. A
+    session that ends too early does no harm: a take-over fences former writers in any case.
+    """
+
+    def __init__(self, context: BaseContext) -> None:
+        self._memory = context.RawArray(ctypes.c_char, _LAYOUT.size)
+
+    def note(self, session_id: int, password: bytes) -> None:
+        self._memory.raw = _LAYOUT.pack(session_id, password)
+
+    def end(self, options: ZooKeeper) -> bool:
+        """End the session, in the supervisor, after the worker process has died; return False if
+        there was none. A session that has ended already, or was noted by half, is left alone.
+        """
+        session_id, password = _LAYOUT.unpack(self._memory.raw)
+        if not session_id:
+            return False
+        # A client that resumes the session, and ends it as its own.
+        with connected(options, (session_id, password)):
+            return True

@@ -15,9 +15,9 @@ from confluent_kafka import Consumer
 from connectors.kafka.log_ends import watermarks
 from delayservice.metrics.counts import AuditFacts, ReconcileFacts
 
+# Number of records before the end of the audit topic that are searched for the newest summaries.
+# Findings precede each summary, and comparisons of copies may be written every minute.
 _LOOK_BACK: Final = 50_000
-"""Number of records before the end of the audit topic that are searched for the newest summaries.
-Findings precede each summary, and comparisons of copies may be written every minute."""
 
 _log = structlog.get_logger(__name__)
 
@@ -72,18 +72,15 @@ class _Repairs(msgspec.Struct, frozen=True):
 
 
 class _Compared(msgspec.Struct, tag_field="kind", tag="reconcile"):
-    """Summary of a comparison of copies, as a record of the audit topic contains it.
-
-    Attributes:
-        records: number of pending records that were compared.
-        pending: number of all pending records.
-        repairs: number of repairs so far, and whether their limit is reached.
-    """
+    """Summary of a comparison of copies, as a record of the audit topic contains it."""
 
     at_ms: int
     findings: dict[str, int]
+    # Number of pending records that were compared.
     records: int
+    # Number of all pending records.
     pending: int
+    # Number of repairs so far, and whether their limit is reached.
     repairs: _Repairs = _Repairs(0, stopped=False)
 
 
@@ -93,28 +90,21 @@ _decode = msgspec.json.Decoder(_Said | _Compared).decode
 class AuditWatcher:
     """Handler of the audit topic's records that keeps the newest results; a
     ``control_topics.ControlTopic``.
-
-    Attributes:
-        topic: the audit topic.
-        newest: result of the newest audits (``AuditSummaries.together``); None: none was read.
-        copies: result of the newest comparison of copies; None: none was read.
     """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
+        # Result of the newest audits (``AuditSummaries.together``); None: none was read.
         self.newest: AuditFacts | None = None
+        # Result of the newest comparison of copies; None: none was read.
         self.copies: ReconcileFacts | None = None
         self._summaries = AuditSummaries()
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Return the offset to begin at, ``_LOOK_BACK`` records before the end of the topic or its
-        first one, and the end.
-        """
         low, high = watermarks(consumer, (self.topic, 0))
         return max(low, high - _LOOK_BACK), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
-        """Keep the summary of an audit or comparison; ignore all other kinds of records."""
         with suppress(msgspec.DecodeError, ValueError):
             said = _decode(value or b"")
             if isinstance(said, _Compared):
@@ -128,5 +118,4 @@ class AuditWatcher:
         """Do nothing: each summary takes effect when it is read."""
 
     def failed(self, why: str) -> None:
-        """Log at debug level that the audit topic can't be read."""
         _log.debug("audit_topic_not_read", topic=self.topic, why=why)

@@ -25,22 +25,15 @@ _log = structlog.get_logger(__name__)
 
 
 class BrokerClock:
-    """A client that writes a record to get a broker's timestamp, to compare clocks; for one thread.
-
-    Args:
-        client: options of a producer.
-        claims_topic: topic that the record is written to.
-        name: name of the worker.
-        heard: called with the broker's timestamp, epoch milliseconds, and the times at which the
-            record was sent and acknowledged, monotonic seconds.
-        make: makes the producer.
-    """
+    """Client that writes a record to get a broker's timestamp; for one thread."""
 
     def __init__(
         self,
         client: Mapping[str, str],
         claims_topic: str,
         name: str,
+        # Called with the broker's timestamp, epoch milliseconds, and the times at which the record
+        # was sent and acknowledged, monotonic seconds.
         heard: Callable[[int, float, float], None],
         make: Callable[[Mapping[str, Any]], Producer] = producer_client,
     ) -> None:
@@ -70,7 +63,6 @@ class BrokerClock:
             _log.debug("broker_not_asked_for_the_time", why=str(exc))
 
     def close(self) -> None:
-        """Drop the producer; the next ``ask`` makes another."""
         self._producer = None
 
     def _answered(self, sent_s: float, error: KafkaError | None, message: Message) -> None:

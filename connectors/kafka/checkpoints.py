@@ -8,6 +8,7 @@ each partition, records below its first open transaction are seen.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,7 +22,6 @@ from confluent_kafka import (
 )
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
-from connectors.kafka.cuts import Cuts
 from connectors.kafka.log_ends import watermarks
 from connectors.kafka.scan import (
     DAMAGED,
@@ -36,12 +36,46 @@ from delayservice.engine.checkpoint import ForeignRecordError, Standing, standin
 from delayservice.engine.claims import Claimed, ClaimLog, slice_no_of
 from delayservice.engine.ports import NO_TIME, Place, ReadBack
 
+# Number of cuts kept for a slice until they are taken; beyond, the oldest are dropped.
+_CUTS_MAX: Final = 16
+# Time between the cuts of neighbouring slices, in ms, which spreads the comparisons.
+_SHIFT_MS: Final = 7_919
+
+
+class Cuts:
+    """Checkpoints at which copies of each slice are to be compared, kept until they are taken."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._untaken: dict[int, deque[ReadBack]] = {}
+
+    def note(self, slice_no: int, before: ReadBack, read_back: ReadBack) -> None:
+        """Keep the checkpoint ``read_back`` as a cut if ``before``, the slice's checkpoint before
+        it, is of an earlier interval by the brokers' timestamps.
+        """
+        every_ms, shift_ms = self._interval_ms, slice_no * _SHIFT_MS
+        if not every_ms:
+            return
+        if (read_back.broker_ms + shift_ms) // every_ms > (before.broker_ms + shift_ms) // every_ms:
+            self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
+
+    def take(self, slice_no: int) -> Sequence[ReadBack]:
+        cuts = self._untaken.get(slice_no)
+        if not cuts:
+            return ()
+        # One by one: the tail may add another meanwhile.
+        taken = []
+        while cuts:
+            taken.append(cuts.popleft())
+        return taken
+
+
+# Number of records at the end of each partition that are read first.
 _FIRST_LOOK: Final = 1_000
-"""Number of records at the end of each partition that are read first."""
 _TAIL_WAIT_S: Final = 0.5
 _RETRY_S: Final = 1.0
+# Time for which checkpoints can't be read before that is reported, in s.
 _COMPLAIN_S: Final = 3.0
-"""Time for which checkpoints can't be read before that is reported, in s."""
 _LEGACY: Final = b'{"v":1,'
 
 _log = structlog.get_logger(__name__)
@@ -50,17 +84,6 @@ _log = structlog.get_logger(__name__)
 class KafkaCheckpoints:
     """Reader of the checkpoints and claims of all slices, which tails the two topics in a thread of
     its own after ``start``. Any thread may call its methods.
-
-    Args:
-        topic: the checkpoint topic.
-        partitions: its number of partitions.
-        claims: the claims topic.
-        client: options of the consumers.
-        clock: gives the time at which a checkpoint was read back.
-        name: name of the client.
-        cut_interval_ms: length of the intervals in each of which one checkpoint of a slice is a
-            cut; 0: there are no cuts.
-        clients: makes the consumers.
     """
 
     def __init__(
@@ -71,6 +94,8 @@ class KafkaCheckpoints:
         client: Mapping[str, str],
         clock: NodeClock,
         name: str,
+        # Length of the intervals in each of which one checkpoint of a slice is a cut; 0: there are
+        # no cuts.
         cut_interval_ms: int = 0,
         clients: Clients = KAFKA,
     ) -> None:
@@ -86,43 +111,42 @@ class KafkaCheckpoints:
         self._tailed: dict[int, ReadBack] = {}
         self._news: set[int] = set()
         self._wanted: set[int] = set()
+        # Start of the log and first tailed offset, by partition.
         self._starts: dict[int, tuple[int, int]] = {}
-        """Start of the log and first tailed offset, by partition."""
         self._positions: dict[Place, int] = {}
         self._reached: set[int] = set()
         self._is_searched = False
+        # Standing (epoch and commit number) and description of a checkpoint that lies in another
+        # partition than its slice's, by slice.
         self._misplaced: dict[int, tuple[Standing, str]] = {}
-        """Standing (epoch and commit number) and description of a checkpoint that lies in another
-        partition than its slice's, by slice."""
+        # Offset and description of the newest record that was refused as checkpoint, by slice.
         self._foreign: dict[int, tuple[int, str]] = {}
-        """Offset and description of the newest record that was refused as checkpoint, by slice."""
+        # Epoch and commit number of the newest checkpoint, by slice.
         self._standings: dict[int, Standing] = {}
-        """Epoch and commit number of the newest checkpoint, by slice."""
+        # Why checkpoints may have been deleted; empty: they were kept. Any thread may set it.
         self.policy_problem = ""
-        """Why checkpoints may have been deleted; empty: they were kept. Any thread may set it."""
+        # Where a log is damaged, so that reading stands still, by partition.
         self._damages: dict[Place, str] = {}
-        """Where a log is damaged, so that reading stands still, by partition."""
         self._failure = ""
+        # Time of the first failure to read them, monotonic s; None: they can be read.
         self._failing_s: float | None = None
-        """Time of the first failure to read them, monotonic s; None: they can be read."""
+        # Topics, of the two, that were created again, until they are read from their start.
         self._made_again: set[str] = set()
-        """Topics, of the two, that were created again, until they are read from their start."""
+        # Slices whose checkpoint is not in the new checkpoint topic yet, after that was created
+        # again. The newest one that was read from the old topic stays valid.
         self._to_write: set[int] = set()
-        """Slices whose checkpoint is not in the new checkpoint topic yet, after that was created
-        again. The newest one that was read from the old topic stays valid."""
         self._claims = ClaimLog()
         self._clients = clients
         self._consumer: Consumer | None = None
         self._changed = clients.changed()
         self.has_legacy = False
         """Whether a checkpoint of version 1 was read (one transactional id for each slice)."""
+        # Whether tailing has failed for good: pruning stores and comparing copies have stopped.
         self.has_failed = False
-        """Whether tailing has failed for good: pruning stores and comparing copies have stopped."""
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that reads checkpoints and claims."""
         self._thread.start()
 
     def made_again(self, topic: str) -> None:
@@ -138,12 +162,10 @@ class KafkaCheckpoints:
                 self._to_write |= self._tailed.keys()
 
     def close(self) -> None:
-        """Stop the thread that reads checkpoints and claims, and wait for its end."""
         self._is_closed.set()
         self._thread.join()
 
     def partition(self, slice_no: int) -> int:
-        """Return the partition of the checkpoint topic that holds a slice's checkpoints."""
         return slice_no % self._partitions
 
     def follow(self, slice_no: int) -> None:
@@ -151,7 +173,6 @@ class KafkaCheckpoints:
         self._wanted.add(slice_no)
 
     def take_news(self) -> Collection[int]:
-        """Return the slices with a newer, refused or misplaced checkpoint since the last call."""
         if not self._news:
             return ()
         with self._changed:
@@ -159,33 +180,25 @@ class KafkaCheckpoints:
         return news
 
     def read_back(self, slice_no: int) -> ReadBack | None:
-        """Return the newest checkpoint of a slice, the same object until a newer one is read; None:
-        no checkpoint of it was read.
-        """
         return self._tailed.get(slice_no)
 
     def newest_of_all(self) -> list[bytes]:
-        """Return the newest checkpoint of each slice that has one. Any thread may call."""
         with self._changed:
             return [read_back.data for read_back in self._tailed.values()]
 
     def is_unserved(self, slice_no: int) -> bool:
-        """Return whether the whole checkpoint topic was read and has no record of a slice."""
         return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the slice's new cuts since the last call: checkpoints to compare copies at."""
         return self._cuts.take(slice_no)
 
     def enter(self, writer: str) -> None:
-        """Set this worker's writer (transactional id), for whose claims ``await_claims`` waits."""
         with self._changed:
             self._claims.enter(writer)
 
     def await_claims(self, slices: Mapping[int, int], timeout_s: float) -> dict[int, Claimed]:
-        """Wait up to ``timeout_s`` seconds for claims of slices by this worker's writer; return
-        those that were read back, by slice. ``slices``: number (``turn``) that the claim's must
-        exceed, by slice.
+        """Wait for claims of slices by this worker's writer, with numbers above those in
+        ``slices``; return those that were read back in time, by slice.
         """
 
         def found() -> dict[int, Claimed]:
@@ -206,11 +219,9 @@ class KafkaCheckpoints:
             )
 
     def newest(self, slice_no: int, timeout_s: float) -> bytes | None:
-        """Return the newest checkpoint of a slice, searched for in the whole topic if necessary, up
-        to ``timeout_s`` seconds; None: the slice was never served.
-
-        Raises:
-            KafkaEdgeError: the search took longer, or it is unknown which checkpoint is the newest.
+        """Return the newest checkpoint of a slice, searched for in the whole topic if necessary;
+        None: the slice was never served. Raise ``KafkaEdgeError`` if that takes too long, or if it
+        is unknown which one is the newest.
         """
         self.follow(slice_no)
         with self._changed:
@@ -290,9 +301,6 @@ class KafkaCheckpoints:
 
     @property
     def problem(self) -> str:
-        """Return why checkpoints or claims can't be read, for people; empty: they can. Any thread
-        may call.
-        """
         since_s = self._failing_s
         if self._damages:
             return "; ".join(self._damages.copy().values())
@@ -300,7 +308,6 @@ class KafkaCheckpoints:
         return self._failure if is_lasting else ""
 
     def _start_over(self) -> None:
-        """Read the topics that were created again from their start, with a new consumer."""
         self._end()
         with self._changed:
             made_again, self._made_again = self._made_again, set()
@@ -329,11 +336,9 @@ class KafkaCheckpoints:
 
     @property
     def _has_read_first(self) -> bool:
-        """Return whether the end of every partition of the checkpoint topic was reached once."""
         return len(self._reached) == self._partitions
 
     def _search_earlier(self) -> None:
-        """Read the records before those of the first look, for slices without a checkpoint."""
         for number, (low, began) in self._starts.items():
             if low >= began:
                 continue
@@ -421,12 +426,6 @@ class KafkaCheckpoints:
         self._news.add(slice_no)
 
     def _believed(self, slice_no: int, value: bytes | None) -> tuple[Standing, bytes]:
-        """Return standing (epoch, commit number) and value of a record that is accepted as a
-        slice's newest checkpoint.
-
-        Raises:
-            ForeignRecordError: it is refused: no checkpoint, or older than the newest known one.
-        """
         if value is None:
             raise ForeignRecordError("a tombstone, which the service never writes there")
         standing, before = standing_of(slice_no, value), self._standings.get(slice_no)
@@ -438,9 +437,8 @@ class KafkaCheckpoints:
         return standing, value
 
     def _note_foreign(self, slice_no: int, place: Place, offset: int, what: str) -> None:
-        """Note and log a refused record. The known checkpoint stays valid; the owner commits
-        another one, because compaction would keep only the refused record.
-        """
+        # The known checkpoint stays valid; the owner commits another one, because compaction would
+        # keep only the refused record.
         at = f"{place[0]}:{place[1]}:{offset}"
         why = (
             f"{at} is {what}. It is not believed; something else writes to that topic: restrict it "

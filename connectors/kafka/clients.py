@@ -13,29 +13,31 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from delayservice.base.errors import KafkaEdgeError, nearest
+
+# Connection errors that do not end by waiting: a wrong password, certificate or host name.
 UNREACHABLE: Final = frozenset(
     {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE}  # noqa: SLF001
 )
-"""Connection errors that do not end by waiting: a wrong password, certificate or host name."""
 
+# Error code to ignore: the client asks for the coordinator of a group that is never joined, and
+# reports if that is forbidden. Records are read all the same.
 NO_GROUP: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
-"""Error code to ignore: the client asks for the coordinator of a group that is never joined, and
-reports if that is forbidden. Records are read all the same."""
 
+# Logger of all clients; without it librdkafka writes to standard error.
 LOGGER: Final = logging.getLogger("librdkafka")
-"""Logger of all clients; without it librdkafka writes to standard error."""
 
+# Options of every client; settings can't change them (``config.kafka.RESERVED``). Producers and
+# admin clients would otherwise ask the broker to create each unknown topic that they look up: a
+# misspelt one, or a target that was deleted.
 FORCED: Final[Mapping[str, Any]] = {"allow.auto.create.topics": False}
-"""Options of every client; settings can't change them (``config.kafka.RESERVED``). Producers and
-admin clients would otherwise ask the broker to create each unknown topic that they look up: a
-misspelt one, or a target that was deleted."""
+# Options of every consumer: a batch whose bytes were altered on a broker's disk or on the way is an
+# error, and none of its records is returned.
 FORCED_CONSUMER: Final[Mapping[str, Any]] = {**FORCED, "check.crcs": True}
-"""Options of every consumer: a batch whose bytes were altered on a broker's disk or on the way is
-an error, and none of its records is returned."""
 
+# Longest pause before a client connects to a broker again, in ms. The client doubles it after each
+# failure, up to 10 s by itself, which all records of a broker that is back again would wait for.
 RECONNECT_MS_MAX: Final = 1_000
-"""Longest pause before a client connects to a broker again, in ms. The client doubles it after each
-failure, up to 10 s by itself, which all records of a broker that is back again would wait for."""
 
 
 class KafkaAdmin(AdminClient):
@@ -53,31 +55,25 @@ class KafkaAdmin(AdminClient):
             self._trouble = error.str()
 
     def explain(self, exc: KafkaException) -> str:
-        """Return the text of a request's error, and of the kept connection error if any."""
         self.poll(0)
         return f"{exc}; {self._trouble}" if self._trouble else str(exc)
 
 
 def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
-    """Return an admin client with these options."""
     return KafkaAdmin(options)
 
 
 def consumer_client(options: Mapping[str, Any]) -> Consumer:
-    """Return a consumer with these options and no assignment."""
     return Consumer({**options, **FORCED_CONSUMER}, logger=LOGGER)
 
 
+# Error codes of a consumer's messages that are neither a record nor a failure.
 NO_RECORDS: Final = frozenset({KafkaError._PARTITION_EOF, NO_GROUP})  # noqa: SLF001 (its public name)
-"""Error codes of a consumer's messages that are neither a record nor a failure."""
 
 
 def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
     """Yield the values of the records among a consumer's messages, None as empty; skip the events
     in ``NO_RECORDS``, such as the end of a log.
-
-    Raises:
-        KafkaException: a message is another error.
     """
     for message in messages:
         error = message.error()
@@ -88,7 +84,6 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
 
 
 def producer_client(options: Mapping[str, Any]) -> Producer:
-    """Return a producer with these options; a transactional one is not yet initialised."""
     return Producer({"logger": LOGGER, **options, **FORCED})
 
 
@@ -99,22 +94,15 @@ class CoordinatorLog:
     After such a failure the client sends EndTxn again, and tells only its log. The first copy may
     reach the broker late, and then ends whatever transaction of this producer is open. So the
     producer must not begin another one (KAFKA-17754, KIP-890; docs/internals/design.md, rule 15).
-
-    Args:
-        logger: takes all lines of the client's log.
-
-    Attributes:
-        failure: the line about the first failure; empty: there was none.
     """
 
     def __init__(self, logger: logging.Logger = LOGGER) -> None:
+        # The line about the first failure; empty: there was none.
         self.failure = ""
         self._logger = logger
 
     def log(self, level: int, text: str, facility: str, *line: object) -> None:
-        """Log a line, and keep the first failure. The client calls it from ``poll`` and
-        ``flush``.
-        """
+        # The client calls this from ``poll`` and ``flush``.
         told = str(line[-1]) if line else ""
         # With ``debug`` set, the client logs at that level that it closes connections on purpose.
         is_failure = level > logging.DEBUG and facility in _FAILURES and _COORDINATOR in told
@@ -124,7 +112,7 @@ class CoordinatorLog:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the producer options that this log needs. They have to override all others."""
+        # They have to override all other options.
         return {
             "logger": self,
             "log_level": _LOG_INFO,
@@ -133,12 +121,12 @@ class CoordinatorLog:
         }
 
 
+# Facilities of librdkafka's log for a failed connection and for requests without an answer.
 _FAILURES: Final = frozenset({"FAIL", "REQTMOUT"})
-"""Facilities of librdkafka's log for a failed connection and for requests without an answer."""
+# librdkafka's name of the connection to the transaction coordinator.
 _COORDINATOR: Final = "TxnCoordinator"
-"""librdkafka's name of the connection to the transaction coordinator."""
+# Syslog level of the line about a closed connection with one request in flight.
 _LOG_INFO: Final = 6
-"""Syslog level of the line about a closed connection with one request in flight."""
 
 
 def connection_failure(producer: Producer, log: CoordinatorLog) -> str:
@@ -152,23 +140,17 @@ def connection_failure(producer: Producer, log: CoordinatorLog) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Factories of a worker's Kafka clients, and the clock of its waits.
-
-    Attributes:
-        producer: makes a producer from its options.
-        consumer: makes a consumer from its options.
-        monotonic_s: clock of all waits, in seconds.
-        changed: makes the condition on which threads wait for records that another thread reads.
-    """
+    """Factories of a worker's Kafka clients, and the clock of its waits."""
 
     producer: Callable[[Mapping[str, Any]], Producer] = producer_client
     consumer: Callable[[Mapping[str, Any]], Consumer] = consumer_client
+    # Clock of all waits, in seconds.
     monotonic_s: Callable[[], float] = time.monotonic
+    # Makes the condition on which threads wait for records that another thread reads.
     changed: Callable[[], threading.Condition] = threading.Condition
 
 
 KAFKA: Final = Clients()
-"""Factories of librdkafka's clients, with the clock of this machine."""
 
 
 def connect(producer: Producer, topic: str, timeout_s: float) -> None:
@@ -201,10 +183,6 @@ def produce_patiently(producer: Producer, *args: object, **options: object) -> N
 def flush(producer: Producer, timeout_s: float) -> int:
     """Wait until every record is acknowledged or has failed, up to ``timeout_s`` seconds; return
     the number of records that are left.
-
-    Raises:
-        KafkaException: the producer is fenced, or unusable for another reason. Python may wrap it
-            in a ``SystemError``, from which this function unwraps it.
     """
     try:
         return producer.flush(timeout_s)
@@ -215,3 +193,20 @@ def flush(producer: Producer, timeout_s: float) -> int:
         if cause is None:
             raise
         raise cause from None
+
+
+def partitions_of(client: Producer | Consumer | AdminClient, topic: str, timeout_s: float) -> int:
+    """Return the number of partitions of a topic. All topics are asked for: brokers may create one
+    that is asked for by its name, unless ``client`` has the options of ``clients.FORCED``. If there
+    is no such topic, the ``KafkaEdgeError`` names one with a similar name.
+    """
+    topics = client.list_topics(timeout=timeout_s).topics
+    found = topics.get(topic)
+    if found is not None and found.error is None and found.partitions:
+        return len(found.partitions)
+    why = "it does not exist, or this user may not describe it"
+    if found is not None and found.error is not None:
+        why = found.error.str()
+    near = nearest(topic, topics.keys() - {topic})
+    hint = f"; did you mean {near}?" if near else ""
+    raise KafkaEdgeError(f"topic {topic} can't be used: {why}{hint}")

@@ -20,26 +20,19 @@ from connectors.kafka.scan import consumer_config
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.names import Header
 
+# Longest wait for the broker's confirmation of a record, in s; the client then drops it.
 CONFIRM_S: Final = 15.0
-"""Longest wait for the broker's confirmation of a record, in s; the client then drops it."""
 _POLL_S: Final = 0.2
+# Extra wait for the client's delivery report, in s: the client looks for expired records once a
+# second.
 _REPORT_S: Final = 5.0
-"""Extra wait for the client's delivery report, in s: the client looks for expired records once a
-second."""
 
 
 _NO_REPORT: Final = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 (its public name)
 
 
 class ControlDesk:
-    """Client that writes control records and makes readers of their outcomes, for any thread.
-
-    Args:
-        producer: options of a producer.
-        consumer: options of a consumer.
-        admin: client to ask for partitions and the ends of logs.
-        outcomes: name of the outcomes topic.
-    """
+    """Client that writes control records and makes readers of their outcomes, for any thread."""
 
     def __init__(
         self,
@@ -63,20 +56,14 @@ class ControlDesk:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether ``stop`` has ended all waits for outcomes."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End every wait for an outcome; written control records take effect all the same."""
+        # Written control records take effect all the same.
         self._stopping.set()
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a topic; 0: the topic can't be described, for
-        example because it does not exist.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
+        # 0: the topic can't be described, for example because it does not exist.
         try:
             found = self._admin.list_topics(topic, timeout=ASK_TIMEOUT_S).topics.get(topic)
         except KafkaException as exc:
@@ -92,11 +79,8 @@ class ControlDesk:
         headers: Sequence[Header],
     ) -> RecordPlace:
         """Write one record, wait up to 20 s for the broker's confirmation, and return the record's
-        topic, partition and offset.
-
-        Raises:
-            KafkaEdgeError: the broker refuses the record; or it does not answer, so it is unknown
-                whether the record was written.
+        place. ``KafkaEdgeError``: the broker refuses it; or it does not answer, so it is unknown
+        whether the record was written.
         """
         reports: list[tuple[KafkaError | None, Message]] = []
         producer = self._ready_producer()
@@ -139,11 +123,7 @@ class ControlDesk:
             return self._producer
 
     def listen(self) -> Outcomes:
-        """Return a reader of the outcomes that are written from now on; call it before ``write``.
-
-        Raises:
-            KafkaEdgeError: the ends of the outcomes topic can't be read.
-        """
+        """Return a reader of outcomes that are written from now on; call it before ``write``."""
         ends = [
             log_bounds(self._admin, self._outcomes, n).end
             for n in range(self.partitions(self._outcomes))

@@ -1,22 +1,29 @@
-"""Writes a node's digests and its answers to commands about copies, and reads these commands from
-the repair topic.
-"""
+"""Writes digests of copies, and writes and reads commands about copies and the nodes' answers."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from connectors.kafka.clients import producer_client
+from connectors.kafka.clients import (
+    admin_client,
+    consumer_client,
+    flush,
+    producer_client,
+    values_of,
+)
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, watermarks
-from delayservice.replicas.commands import Command, Report, decode_message
+from connectors.kafka.scan import consumer_config
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.replicas.commands import Command, Report, decode_message, encode_message
 
+# Age up to which a node takes commands that were written before its start, in ms.
 REMEMBERED_MS: Final = 3_600_000
-"""Age up to which a node takes commands that were written before its start, in ms."""
 
 _Heard = Callable[[KafkaError | None, object], None]
 
@@ -26,11 +33,6 @@ _log = structlog.get_logger(__name__)
 class CopyLog:
     """Writer of digests, and of answers to commands about copies. It uses no transactions, as these
     records only describe copies.
-
-    Args:
-        client: options of the client.
-        digests: the digest topic.
-        repairs: the repair topic.
     """
 
     def __init__(self, client: Mapping[str, str], digests: str, repairs: str) -> None:
@@ -47,8 +49,8 @@ class CopyLog:
         self._repairs = repairs
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Queue a record for the digest topic, to be written in the background. ``row``: its key
-        and value; ``on_lost``: called if it could not be written.
+        """Queue a record (key and value) for the digest topic; ``on_lost`` is called if it could
+        not be written.
         """
 
         def report(error: KafkaError | None, _message: object) -> None:
@@ -60,9 +62,7 @@ class CopyLog:
         self._produce(self._digests, key, value, report)
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Queue an answer to a command for the repair topic, to be written in the background. A
-        failure is only logged. ``plan``: id of the repair plan; ``value``: encoded answer.
-        """
+        # A failure is only logged: the command is repeated if there is no answer.
 
         def report(error: KafkaError | None, _message: object) -> None:
             if error is not None:
@@ -78,37 +78,25 @@ class CopyLog:
             report(KafkaError(KafkaError._QUEUE_FULL), None)  # noqa: SLF001 (its public name)
 
     def serve(self) -> None:
-        """Process the delivery reports that have arrived, without waiting."""
         self._producer.poll(0)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until every queued record is written, up to ``timeout_s`` seconds."""
         self._producer.flush(timeout_s)
 
 
 class RepairWatcher:
     """Handler of the repair topic's commands for one node; a ``control_topics.ControlTopic``. At
     the start, it passes on the commands of the last hour that the node has not answered.
-
-    Args:
-        topic: the repair topic.
-        node_id: id of this node.
-        give: called with each command, in order, by the reading thread.
     """
 
     def __init__(self, topic: str, node_id: str, give: Callable[[Command], None]) -> None:
         self.topic = topic
         self._node_id = node_id
         self._give = give
+        # Commands without an answer so far, by plan and step; None: ``at_end`` was called.
         self._waiting: dict[tuple[str, int], Command] | None = {}
-        """Commands without an answer so far, by plan and step; None: ``at_end`` was called."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Return the first offset written in the last ``REMEMBERED_MS``, and the end of the log.
-
-        Raises:
-            KafkaException: the cluster does not answer.
-        """
         self._waiting = {}
         since = TopicPartition(self.topic, 0, int(time.time() * 1000) - REMEMBERED_MS)
         (found,) = consumer.offsets_for_times([since], timeout=ASK_TIMEOUT_S)
@@ -131,11 +119,76 @@ class RepairWatcher:
             self._waiting.pop((said.plan, said.step), None)
 
     def at_end(self) -> None:
-        """Pass on the kept commands, which have no answer."""
         waiting, self._waiting = self._waiting, None
         for command in (waiting or {}).values():
             self._give(command)
 
     def failed(self, why: str) -> None:
-        """Log that commands can't be read; other work of the node does not depend on them."""
+        # Other work of the node does not depend on commands.
         _log.warning("repair_topic_not_read", topic=self.topic, why=why)
+
+
+_WAIT_S: Final = 0.2
+
+
+class RepairDesk:
+    """A client that writes commands about copies and waits for the nodes' reports."""
+
+    def __init__(
+        self, client: Mapping[str, str], topic: str, stop: threading.Event | None = None
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._stop = stop or threading.Event()
+
+    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
+        """Write ``commands`` and yield the nodes' reports on them as they come, until each command
+        has one, ``timeout_s`` seconds are over, or ``stop`` is set.
+        """
+        open_steps = {(command.plan, command.step) for command in commands}
+        consumer = consumer_client(consumer_config(self._client, "repair-desk"))
+        try:
+            _, end = watermarks(consumer, (self._topic, 0))
+            consumer.assign([TopicPartition(self._topic, 0, end)])
+            self.send(commands)
+            deadline_s = time.monotonic() + timeout_s
+            while open_steps and time.monotonic() < deadline_s and not self._stop.is_set():
+                for value in values_of(consumer.consume(1_000, _WAIT_S)):
+                    said = decode_message(value)
+                    if isinstance(said, Report) and (said.plan, said.step) in open_steps:
+                        open_steps.discard((said.plan, said.step))
+                        yield said
+        except KafkaException as exc:
+            raise self._unusable(exc) from exc
+        finally:
+            consumer.close()
+
+    def _unusable(self, exc: KafkaException) -> KafkaEdgeError:
+        return KafkaEdgeError(
+            f"topic {self._topic} can't be used: {exc}; digests must be enabled on the nodes, "
+            "and the repairing user needs Read and Write on it"
+        )
+
+    def send(self, commands: Sequence[Command]) -> None:
+        failed: list[KafkaError] = []
+
+        def report(error: KafkaError | None, _message: object) -> None:
+            if error is not None:
+                failed.append(error)
+
+        producer = producer_client({**self._client, "enable.idempotence": True})
+        for command in commands:
+            value = encode_message(command)
+            producer.produce(self._topic, value, command.plan.encode(), on_delivery=report)
+            producer.poll(0)
+        if flush(producer, ASK_TIMEOUT_S) or failed:
+            timed_out = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 (its public name)
+            raise self._unusable(KafkaException(failed[0] if failed else timed_out))
+
+
+def cluster_id(client: Mapping[str, str]) -> str:
+    admin = admin_client(client)
+    try:
+        return str(admin.list_topics(timeout=ASK_TIMEOUT_S).cluster_id)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"the cluster does not say its id: {admin.explain(exc)}") from exc

@@ -28,7 +28,7 @@ from connectors.kafka.clients import (
 from connectors.kafka.errors import FENCED, PURGED, Meaning, error_of, meaning_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
-from connectors.kafka.topic_terms import RECORD_BYTES_MAX
+from connectors.kafka.target_limits import RECORD_BYTES_MAX
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.dead_letters import (
     DeadLetter,
@@ -41,34 +41,29 @@ from delayservice.contract.dead_letters import (
 )
 from delayservice.contract.entry import Row
 
+# Number of offsets of each partition that a survey reads first: few, so that the newest letters are
+# seen even if they are large.
 FIRST_LOOK: Final = 2
-"""Number of offsets of each partition that a survey reads first: few, so that the newest letters
-are seen even if they are large."""
+# Factor by which each read of a survey covers more offsets than the read before it.
 _MORE: Final = 16
-"""Factor by which each read of a survey covers more offsets than the read before it."""
 
 INIT_TIMEOUT_S: Final = 60.0
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 10.0
 TRANSACTION_TIMEOUT_MS: Final = 45_000
 
+# Partition and offset in the dead-letter topic.
 Place: TypeAlias = tuple[int, int]
-"""Partition and offset in the dead-letter topic."""
+# A dead letter, and the record to write for it.
 Replay: TypeAlias = tuple[DeadLetter, Rewritten]
-"""A dead letter, and the record to write for it."""
+# Function that is called with the number of offsets just read.
 Advance: TypeAlias = Callable[[int], None]
-"""Function that is called with the number of offsets just read."""
 
 READ_COMMITTED: Final = IsolationLevel.READ_COMMITTED
 READ_UNCOMMITTED: Final = IsolationLevel.READ_UNCOMMITTED
 
 
 def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
-    """Return the number of partitions of each topic of the cluster.
-
-    Raises:
-        KafkaEdgeError: no broker answers.
-    """
     try:
         found = admin.list_topics(timeout=ASK_TIMEOUT_S)
     except KafkaException as exc:
@@ -78,18 +73,15 @@ def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The newest dead letters, and how much of the topic was read for them.
+    """The newest dead letters, and how much of the topic was read for them."""
 
-    Attributes:
-        letters: the letters, newest first.
-        replayed: partition and offset of replayed letters, as far as their markers were read.
-        held: number of offsets that the dead-letter topic holds.
-        looked_at: number of offsets that were read, beginning at the end of each partition.
-    """
-
+    # The letters, newest first.
     letters: list[Heading]
+    # Partition and offset of replayed letters, as far as their markers were read.
     replayed: frozenset[Place]
+    # Number of offsets that the dead-letter topic holds.
     held: int
+    # Number of offsets that were read, beginning at the end of each partition.
     looked_at: int
 
 
@@ -108,41 +100,20 @@ class DeadLetterTopic:
         admin: AdminClient,
         last: int | None = None,
     ) -> None:
-        """Ask the cluster where each partition of the dead-letter topic starts and ends.
-
-        Args:
-            topic: the dead-letter topic.
-            partitions: its number of partitions.
-            client: options of a consumer.
-            admin: client to ask with.
-            last: number of offsets to read at the end of each partition, without waiting for open
-                transactions; None: all.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
         self._topic = topic
         self._config = consumer_config(client, "dlq")
         isolation = READ_UNCOMMITTED if last is None else READ_COMMITTED
         whole = [log_bounds(admin, topic, p, isolation)[:2] for p in range(partitions)]
         self.held = sum(end - start for start, end in whole)
-        """Number of offsets that the dead-letter topic holds."""
         self._bounds = [
             (start if last is None else max(start, end - last), end) for start, end in whole
         ]
 
     @property
     def length(self) -> int:
-        """Return the number of offsets that ``letters`` or ``replayed`` reads."""
         return sum(end - start for start, end in self._bounds)
 
     def replayed(self, advance: Advance) -> frozenset[Place]:
-        """Return partition and offset of each dead letter that was replayed, as markers say.
-        ``advance``: called with the number of offsets just read.
-
-        Raises:
-            KafkaEdgeError: the topic can't be read.
-        """
         return frozenset(
             (partition, offset)
             for partition, row in self._rows(advance)
@@ -150,16 +121,9 @@ class DeadLetterTopic:
         )
 
     def survey(self, code: str | None, bytes_max: int) -> Survey:
-        """Return the newest letters, and which of them were replayed. Ranges of offsets are read
-        backwards from the end of each partition.
-
-        Args:
-            code: code of the letters to return; None: all.
-            bytes_max: number of bytes of records after which reading stops. The range of offsets
-                in which they are exceeded is left out of the result.
-
-        Raises:
-            KafkaEdgeError: the topic can't be read.
+        """Return the newest letters (``code`` None: with any code), and which of them were
+        replayed. Ranges of offsets are read backwards from the end of each partition; the one in
+        which ``bytes_max`` bytes of records are exceeded is the last, and is left out.
         """
         letters: list[Heading] = []
         replayed: set[Place] = set()
@@ -199,12 +163,6 @@ class DeadLetterTopic:
             size *= _MORE
 
     def letters(self, advance: Advance) -> Iterator[DeadLetter]:
-        """Yield every dead letter, partition by partition, in the order of offsets. ``advance``:
-        called with the number of offsets just read.
-
-        Raises:
-            KafkaEdgeError: the topic can't be read.
-        """
         for partition, row in self._rows(advance):
             letter = read_letter(partition, row)
             if letter is not None:
@@ -230,13 +188,6 @@ class Replayer:
     """
 
     def __init__(self, topic: str, transactional_id: str, client: Mapping[str, str]) -> None:
-        """Make a transactional producer for replays.
-
-        Args:
-            topic: the dead-letter topic.
-            transactional_id: transactional id of every replay in the cluster.
-            client: options of a producer.
-        """
         self._topic = topic
         self._id = transactional_id
         self._log = CoordinatorLog()
@@ -256,11 +207,7 @@ class Replayer:
         self._open = False
 
     def __enter__(self) -> Self:
-        """Fence earlier replays, which aborts their open transactions.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer, or refuses.
-        """
+        # Fences earlier replays, which aborts their open transactions.
         try:
             self._producer.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as exc:
@@ -273,19 +220,15 @@ class Replayer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Abort the transaction if one is open: consumers of the delay topics would wait for it."""
+        # Consumers of the delay topics would wait for the open transaction.
         if self._open:
             with suppress(KafkaException):  # the broker ends it when its time is over
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
 
     def replay(self, replays: Sequence[Replay]) -> dict[Place, str]:
         """Write replays and their markers in one transaction. Return the broker's reason for each
-        record that it refused, by the dead letter's partition and offset; refused records are left
-        out of the transaction.
-
-        Raises:
-            KafkaEdgeError: no record was written, or it is unknown whether they were; the text says
-                which.
+        record that it refused; those are left out of the transaction. ``KafkaEdgeError``: no record
+        was written, or it is unknown whether they were; the text says which.
         """
         refused: dict[Place, str] = {}
         while True:
@@ -296,9 +239,6 @@ class Replayer:
             refused |= found
 
     def _attempt(self, replays: Sequence[Replay]) -> dict[Place, str]:
-        """Commit the replays and return an empty dictionary; or abort, and return the broker's
-        reason for each refused record, by the dead letter's partition and offset.
-        """
         refused: dict[Place, str] = {}
         failures: list[KafkaError] = []
         failure = connection_failure(self._producer, self._log)

@@ -11,27 +11,24 @@ from typing import Final
 from confluent_kafka import KafkaError, Message, ThrottleEvent
 
 from connectors.kafka.errors import PURGED, Meaning, meaning_of, refusal_code
-from connectors.kafka.record_limits import RecordLimits
+from connectors.kafka.target_limits import RecordLimits
 from connectors.kafka.targets import TargetTopics
 from delayservice.engine.outcome import Target
 from delayservice.engine.ports import Place
 
+# Pause for a topic that takes no records as it is set up, in s: only its owner ends that.
 UNSUITED_S: Final = 60.0
-"""Pause for a topic that takes no records as it is set up, in s: only its owner ends that."""
+# Meanings of errors for which no topic is to blame.
 _NOT_OF_TOPICS: Final = frozenset({Meaning.PASSING, Meaning.WRITER})
-"""Meanings of errors for which no topic is to blame."""
 
 
 @dataclass(slots=True)
 class Stall:
-    """Time for which a flush has made no progress: no further record was acknowledged.
+    """Time for which a flush has made no progress: no further record was acknowledged."""
 
-    Attributes:
-        left: smallest number of unacknowledged records so far.
-        since_s: time at which that number was reached, monotonic seconds.
-    """
-
+    # Smallest number of unacknowledged records so far.
     left: int
+    # Time at which that number was reached, monotonic seconds.
     since_s: float
 
     def seconds(self, left: int, now_s: float, throttled_until_s: float) -> float:
@@ -44,22 +41,7 @@ class Stall:
 
 
 class DeliveryReports:
-    """Collector of the failed records of the open transaction.
-
-    Args:
-        targets: target topics; a topic that fails is forgotten or given up there.
-        limits: batch sizes; a topic that refuses a large batch is noted there.
-        monotonic_s: the clock, in seconds.
-
-    Attributes:
-        failed: errors of records, without those that were purged by an abort.
-        refusals: code and detail of each record that is refused for good, by its shard and source
-            offset.
-        suspects: topics that refused a record which the broker did not name: their records are sent
-            one by one until one of them is committed.
-        purged: topics and partitions with records that were dropped before they were acknowledged.
-        throttled_until_s: time until which a quota delays answers, monotonic seconds.
-    """
+    """Collector of the failed records of the open transaction."""
 
     def __init__(
         self, targets: TargetTopics, limits: RecordLimits, monotonic_s: Callable[[], float]
@@ -67,23 +49,27 @@ class DeliveryReports:
         self._targets = targets
         self._limits = limits
         self._monotonic_s = monotonic_s
+        # Errors of records, without those that were purged by an abort.
         self.failed: list[KafkaError] = []
+        # Code and detail of each record that is refused for good, by its shard and source offset.
         self.refusals: dict[tuple[Place, int], tuple[str, str]] = {}
+        # Topics that refused a record which the broker did not name: their records are sent one by
+        # one until one of them is committed.
         self.suspects: set[str] = set()
+        # Topics and partitions with records that were dropped before they were acknowledged.
         self.purged: set[Target] = set()
+        # Topics that the open transaction's end is put down to.
         self._blamed: set[str] = set()
-        """Topics that the open transaction's end is put down to."""
+        # Time until which a quota delays answers, monotonic seconds.
         self.throttled_until_s = 0.0
 
     def forget(self) -> None:
-        """Forget the failures of the open transaction, as it has ended."""
         self.failed.clear()
         self.refusals.clear()
         self.purged = set()
         self._blamed.clear()
 
     def committed(self, topics: Collection[str]) -> None:
-        """Trust ``topics`` again, as all records for them were committed."""
         self.suspects.difference_update(topics)
 
     def note_throttle(self, event: ThrottleEvent) -> None:
@@ -101,9 +87,7 @@ class DeliveryReports:
         return True
 
     def note_failure(self, error: KafkaError | None, message: Message) -> None:
-        """Note the delivery report of a failed record. The report names topic and partition, but
-        not the record.
-        """
+        # The report names topic and partition, but not the record.
         topic, partition = message.topic(), message.partition()
         if error is None or topic is None:
             return
@@ -121,9 +105,6 @@ class DeliveryReports:
     def note_record(
         self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
     ) -> None:
-        """Note the delivery report of a record sent to ``topic`` for the source offset ``offset``
-        of the shard ``place``; ``error`` None: the record was acknowledged.
-        """
         if error is None or error.code() in PURGED:
             return
         self.failed.append(error)
@@ -136,14 +117,11 @@ class DeliveryReports:
             self.suspects.add(topic)
 
     def refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
-        """Note that ``topic`` refuses the record for a source offset for good; ``reason``: code and
-        detail.
-        """
         self.refusals[place, offset] = reason
         self._blame(topic, Meaning.REFUSED)
 
     def _blame(self, topic: str, meaning: Meaning, error: KafkaError | None = None) -> None:
-        """Put the end of the transaction down to ``topic``, once for all its records."""
+        # Once for all records of the transaction.
         if topic in self._blamed or meaning in _NOT_OF_TOPICS:
             return
         self._blamed.add(topic)

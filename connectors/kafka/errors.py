@@ -26,6 +26,8 @@ class Meaning(Enum):
     WRITER = "the producer can't go on, and has nothing to abort: it is fenced or forgotten"
 
 
+# Errors that Produce, AddPartitionsToTxn or EndTxn may be answered with, and those that the client
+# gives records itself (``ProduceResponse``, KIP-98, KIP-890; ``rd_kafka_handle_Produce_error``).
 _CODES: Final[Mapping[Meaning, Sequence[int]]] = {
     Meaning.REFUSED: (
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -88,14 +90,12 @@ _CODES: Final[Mapping[Meaning, Sequence[int]]] = {
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     ),
 }
-"""Errors that Produce, AddPartitionsToTxn or EndTxn may be answered with, and those that the client
-gives records itself (``ProduceResponse``, KIP-98, KIP-890; ``rd_kafka_handle_Produce_error``)."""
 
 MEANINGS: Final[Mapping[int, Meaning]] = {
     code: meaning for meaning, codes in _CODES.items() for code in codes
 }
-"""Meaning of each error code that the service expects."""
 
+# Codes by which a producer learns that another one has its transactional id now.
 FENCED: Final = frozenset(
     {
         KafkaError._FENCED,  # noqa: SLF001
@@ -105,34 +105,29 @@ FENCED: Final = frozenset(
         KafkaError.UNKNOWN_PRODUCER_ID,
     }
 )
-"""Codes by which a producer learns that another one has its transactional id now."""
 
+# Codes of a topic or partition that does not exist or may not be described.
 LOST_TARGETS: Final = frozenset(_CODES[Meaning.LOST])
-"""Codes of a topic or partition that does not exist or may not be described."""
 
+# Codes of a topic or partition that does not exist.
 UNKNOWN_TARGETS: Final = LOST_TARGETS - {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Codes of a topic or partition that does not exist."""
 
 
 def meaning_of(error: KafkaError) -> Meaning:
-    """Return the meaning of the failure of a record. An error that the service does not know is
-    put down to the topic, so that it does not end one writer after the other.
-    """
+    # An unknown error is put down to the topic, so that it does not end one writer after the other.
     return MEANINGS.get(error.code(), Meaning.UNSUITED)
 
 
 def refusal_code(error: KafkaError) -> str:
-    """Return the code of the dead letter of a record that its topic has refused with ``error``."""
     is_size = error.code() in {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
     return TOO_LARGE if is_size else TARGET_REFUSED
 
 
+# Errors of records that were dropped because their transaction was aborted on purpose.
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
-"""Errors of records that were dropped because their transaction was aborted on purpose."""
 
 
 def error_of(exc: KafkaException) -> KafkaError:
-    """Return the ``KafkaError`` in an exception of the client."""
     error = exc.args[0]
     if not isinstance(error, KafkaError):  # pragma: no cover - the client always carries one
         raise TypeError(f"a Kafka exception without a Kafka error: {exc!r}") from exc
@@ -140,11 +135,8 @@ def error_of(exc: KafkaException) -> KafkaError:
 
 
 def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
-    """Wait up to ``timeout_s`` seconds for the answer to an admin request, and return it.
-
-    Raises:
-        KafkaException: the cluster refused the request; or it did not answer in time, and the
-            request may still be under way.
+    """Wait up to ``timeout_s`` seconds for the answer to an admin request, and return it. After a
+    time-out, which is a ``KafkaException`` too, the request may still be under way.
     """
     try:
         return future.result(timeout_s)

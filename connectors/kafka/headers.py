@@ -30,14 +30,14 @@ from delayservice.contract.entry import UNREADABLE, Headers
 _WORD: Final = ctypes.sizeof(ctypes.c_void_p)
 _POINTER_AT: Final = object.__basicsize__ + 4 * _WORD
 _SIZE_AT: Final = 5 * _WORD
+# Size of the two lengths in a serialized header whose name and value are shorter than 64 bytes.
 _LENGTH_BYTES: Final = 2
-"""Size of the two lengths in a serialized header whose name and value are shorter than 64 bytes."""
 _word: Final = ctypes.c_size_t.from_address
 
+# Function that calls ``message.headers()`` from C. For a header name that is not UTF-8 the client
+# returns a result *and* sets an exception. A call from C raises the exception; a plain call, once
+# Python has optimised it, does not, and the exception appears somewhere later.
 _call_headers: Final = methodcaller("headers")
-"""Function that calls ``message.headers()`` from C. For a header name that is not UTF-8 the client
-returns a result *and* sets an exception. A call from C raises the exception; a plain call, once
-Python has optimised it, does not, and the exception appears somewhere later."""
 
 
 def headers_of(message: Any) -> Headers | None:  # noqa: ANN401  # the stubs make fields optional
@@ -63,23 +63,21 @@ def headers_of(message: Any) -> Headers | None:  # noqa: ANN401  # the stubs mak
 
 
 def _left_over(headers: Headers) -> int:
-    """Return the serialized size of headers less what ``headers_of`` counts, bytes."""
     over = 0
     for name, value in headers:
         encoded = name.encode()
         over += len(encoded) - len(name) - _LENGTH_BYTES
-        over += _varint_size(len(encoded)) + _varint_size(len(value or b""))
+        over += varint_size(len(encoded)) + varint_size(len(value or b""))
     return over
 
 
-def _varint_size(number: int) -> int:
+def varint_size(number: int) -> int:
+    """Return the size in bytes of a number of 0 or more as a zigzag varint."""
     return max(-(-(2 * number).bit_length() // 7), 1)
 
 
 def _are_sizes_known() -> bool:
-    """Return whether the loaded client keeps the size of headers where this module reads it. To
-    find out, put headers into a message and ask the client for them.
-    """
+    # To find out, put headers into a message and ask the client for them.
     library = ctypes.PyDLL(cimpl.__file__)
     library.rd_kafka_headers_new.restype = ctypes.c_void_p
     made = ctypes.c_void_p(library.rd_kafka_headers_new(ctypes.c_size_t(1)))
@@ -98,6 +96,6 @@ def _are_sizes_known() -> bool:
     return is_taken
 
 
+# False: this build of the client keeps sizes elsewhere, so no name with a zero byte is found.
 NAMES_ARE_CHECKED: Final = _are_sizes_known()
-"""False: this build of the client keeps sizes elsewhere, so no name with a zero byte is found."""
 _checked: Final = Message if NAMES_ARE_CHECKED else None

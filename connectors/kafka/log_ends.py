@@ -27,6 +27,7 @@ from delayservice.engine.ports import Bounds, Place
 ASK_TIMEOUT_S: Final = 15.0
 EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+# Error codes of a broker that no longer leads the partition, or does not lead it yet.
 STALE: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -37,7 +38,6 @@ STALE: Final = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
-"""Error codes of a broker that no longer leads the partition, or does not lead it yet."""
 _AGAIN_S: Final = 0.1
 
 
@@ -60,11 +60,8 @@ def log_bounds(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Bounds:
     """Return the first offset of a log and its high watermark, or with ``READ_COMMITTED`` its last
-    stable offset, at which the first open transaction begins. If the leader has changed, the new
-    one is asked once. An election is not waited for, as the worker's loop calls this.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
+    stable offset, at which the first open transaction begins. An election is not waited for, as the
+    worker's loop calls this.
     """
     place = (topic, partition)
     asked = [_asked_twice(admin, [place], spec, isolation) for spec in (EARLIEST, LATEST)]
@@ -97,11 +94,8 @@ def offsets_of(
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[Place, int]:
-    """Return the offset that ``spec`` selects in each partition, in one request for all. While
-    leaders are elected, the request is repeated for up to ``ASK_TIMEOUT_S``.
-
-    Raises:
-        KafkaEdgeError: a partition's leader does not answer in that time.
+    """Return the offset that ``spec`` selects in each partition. While leaders are elected, the
+    request is repeated for up to ``ASK_TIMEOUT_S``.
     """
     retrying = Retrying(
         retry=retry_if_result(lambda answers: bool(_stale(answers))),
@@ -116,21 +110,15 @@ def offsets_of(
 
 def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -> dict[Place, int]:
     """Return for each partition the offset of the first record whose timestamp is ``time_ms``
-    (epoch milliseconds) or later; a partition without such a record is left out.
-
-    Raises:
-        KafkaEdgeError: a partition's leader does not answer within ``ASK_TIMEOUT_S``.
+    (epoch ms) or later; a partition without such a record is left out.
     """
     found = offsets_of(admin, places, OffsetSpec.for_timestamp(time_ms))
     return {place: offset for place, offset in found.items() if offset >= 0}
 
 
 def newest_time_ms(admin: AdminClient, places: Collection[Place]) -> int:
-    """Return the latest timestamp of any record in these partitions, epoch milliseconds; -1: there
-    are no records. Where brokers set the timestamps, the clock of one has reached this time.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
+    """Return the latest timestamp of any record in these partitions, epoch ms; -1: there are no
+    records. Where brokers set the timestamps, the clock of one has reached this time.
     """
     spec: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
     asked: dict[TopicPartition, Any] = admin.list_offsets(
@@ -148,10 +136,8 @@ def _asked(
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> _Answers:
-    """Ask each partition's leader once; return its answer or error by partition. The client
-    remembers leaders for 15 min, so topics whose leaders have changed are looked up anew, for the
-    next request.
-    """
+    # The client remembers leaders for 15 min, so topics whose leaders have changed are looked up
+    # anew, for the next request.
     if not places:
         return {}
     asked: dict[TopicPartition, Any] = admin.list_offsets(
@@ -171,21 +157,14 @@ def _asked(
 def _asked_twice(
     admin: AdminClient, places: Collection[Place], spec: OffsetSpec, isolation: IsolationLevel
 ) -> _Answers:
-    """Ask each partition's leader; if it leads the partition no more, ask the new one once. Return
-    the answer or error by partition.
-    """
     answers = _asked(admin, places, spec, isolation)
     again = _stale(answers)
     return answers | _asked(admin, again, spec, isolation)
 
 
 def offset_of(future: Any, timeout_s: float) -> Any:  # noqa: ANN401  # the client leaves it untyped
-    """Wait up to ``timeout_s`` seconds for the answer of ``list_offsets`` for one partition, and
-    return it: an object with ``offset`` and ``leader_epoch``.
-
-    Raises:
-        KafkaException: the cluster refused the request or did not answer in time, or the connection
-            to the leader broke, which the client reports as an invalid offset.
+    """Return the answer of ``list_offsets`` for one partition: an object with ``offset`` and
+    ``leader_epoch``.
     """
     answer = answer_of(future, timeout_s)
     if answer.offset == OFFSET_INVALID:
@@ -215,7 +194,6 @@ def _stale(answers: _Answers) -> list[Place]:
 
 
 def _known(answers: _Answers) -> dict[Place, _Found]:
-    """Return all offsets, by partition; raise ``KafkaEdgeError`` if a partition has none."""
     found = _found(answers)
     for (topic, partition), answer in answers.items():
         if isinstance(answer, KafkaException):
@@ -236,10 +214,5 @@ def _found(answers: _Answers) -> dict[Place, _Found]:
 
 
 def watermarks(consumer: Consumer, place: Place) -> tuple[int, int]:
-    """Return the first offset and the high watermark of a partition's log, asked with ``consumer``.
-
-    Raises:
-        KafkaException: the cluster does not answer.
-    """
     low, high = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
     return low, high

@@ -26,23 +26,13 @@ _NOT_PENDING: Final = "not_pending"
 
 
 class RecordPlace(NamedTuple):
-    """Topic, partition and offset of a record."""
-
     topic: str
     partition: int
     offset: int
 
 
 class Outcomes:
-    """Reader of the outcomes topic from given offsets on; a context that closes the consumer.
-
-    Args:
-        consumer: a read-committed consumer without an assignment.
-        topic: the outcomes topic.
-        ends: offset to begin at in each partition: its end before the first control record was
-            written.
-        stopping: event that ends every wait.
-    """
+    """Reader of the outcomes topic from given offsets on; a context that closes the consumer."""
 
     def __init__(
         self, consumer: Consumer, topic: str, ends: Sequence[int], stopping: threading.Event
@@ -53,27 +43,17 @@ class Outcomes:
         consumer.assign([TopicPartition(topic, n, end) for n, end in enumerate(ends)])
 
     def __enter__(self) -> Self:
-        """Return this reader."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the consumer."""
         self._consumer.close()
 
     def of(
         self, controls: Collection[RecordPlace], timeout_s: float, *, replaces: bool
     ) -> dict[RecordPlace, str]:
         """Read until the outcome of every control record is known, ``timeout_s`` is over, or
-        ``stopping`` is set; return the names of the known outcomes, by the control record's place.
-
-        Args:
-            controls: places of the control records.
-            timeout_s: longest wait for all of them together, in seconds.
-            replaces: True: the control records replace a pending record, and the outcome is that of
-                the replaced record.
-
-        Raises:
-            KafkaEdgeError: the topic can't be read.
+        ``stopping`` is set; return the names of the known outcomes. ``replaces``: the control
+        records replace a pending record, and the outcome is that of the replaced record.
         """
         wanted = {f"{one.topic}:{one.partition}:{one.offset}".encode(): one for one in controls}
         told_by = DELAY_SETTLED_BY if replaces else DELAY_SETTLES

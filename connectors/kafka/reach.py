@@ -21,20 +21,20 @@ from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import LATEST, offset_of
 from delayservice.engine.ports import Place
 
+# Options of the admin client: a connection is dropped after 3 s without an answer; otherwise
+# metadata requests would wait for it for a minute.
 CONNECTION: Final = {"socket.timeout.ms": "3000"}
-"""Options of the admin client: a connection is dropped after 3 s without an answer; otherwise
-metadata requests would wait for it for a minute."""
 _EVERY_S: Final = 1.0
 _ANSWER_S: Final = 1.5
 _LOOK_S: Final = 1.0
+# Number of consecutive unanswered requests after which a broker counts as silent; a busy broker may
+# miss one.
 _LOST_AFTER: Final = 2
-"""Number of consecutive unanswered requests after which a broker counts as silent; a busy broker
-may miss one."""
+# Age at which known partition leaders are read again while all brokers answer, in s.
 _LEADERS_S: Final = 30.0
-"""Age at which known partition leaders are read again while all brokers answer, in s."""
+# Time for which all brokers must have answered before ``KafkaReach.broker`` is cleared, in s: nodes
+# notice a change at different times, and the first one to notice must not be preferred.
 _WELL_S: Final = 3.0
-"""Time for which all brokers must have answered before ``KafkaReach.broker`` is cleared, in s:
-nodes notice a change at different times, and the first one to notice must not be preferred."""
 
 _log = structlog.get_logger(__name__)
 
@@ -42,17 +42,6 @@ _log = structlog.get_logger(__name__)
 class KafkaReach:
     """Checker of the brokers that lead partitions. A call of ``check`` asks them if a second has
     passed, or if an answer is missing.
-
-    Attributes:
-        trouble: reason why no broker can be reached; empty: a broker can be reached.
-        silent: ids of leading brokers that did not answer twice in a row.
-        broker: reason why other nodes, which reach all brokers, should own the slices; empty: no
-            broker was silent in the last 3 s.
-
-    Args:
-        admin: an admin client for this purpose only.
-        changed: called when ``silent`` has changed.
-        monotonic_s: the clock, in seconds.
     """
 
     def __init__(
@@ -65,23 +54,24 @@ class KafkaReach:
         self._changed = changed
         self._monotonic_s = monotonic_s
         self._asked_s = float("-inf")
+        # One partition that each broker leads, by broker id.
         self._led: Mapping[int, Place] = {}
-        """One partition that each broker leads, by broker id."""
         self._looked_s = float("-inf")
         self._missed = 0
+        # Number of requests in a row without an answer, and monotonic time of the first, by broker
+        # id.
         self._misses: dict[int, tuple[int, float]] = {}
-        """Number of requests in a row without an answer, and monotonic time of the first, by broker
-        id."""
         self._silent_at_s = float("-inf")
+        # Reason why no broker can be reached; empty: a broker can be reached.
         self.trouble = ""
+        # Ids of leading brokers that did not answer twice in a row.
         self.silent: frozenset[int] = frozenset()
+        # Reason why other nodes, which reach all brokers, should own the slices; empty: no broker
+        # was silent in the last 3 s.
         self.broker = ""
 
     @property
     def silent_s(self) -> float:
-        """Time since the first unanswered request to a silent broker, in seconds; 0: none is
-        silent.
-        """
         silent = self.silent
         since_s = [first_s for n, (_, first_s) in self._misses.copy().items() if n in silent]
         return self._monotonic_s() - min(since_s) if since_s else 0.0
@@ -111,7 +101,6 @@ class KafkaReach:
         return is_old or not answers or any(n >= _LOST_AFTER for n, _ in self._misses.values())
 
     def _look(self) -> str:
-        """Read which broker leads which partition; return the error, empty if that succeeded."""
         try:
             found = self._admin.list_topics(timeout=_LOOK_S)
         except KafkaException as exc:

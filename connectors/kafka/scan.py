@@ -25,13 +25,16 @@ from delayservice.engine.ports import Place, Run
 
 _log = structlog.get_logger(__name__)
 
+# Time without records after which a scan fails, in s.
 SCAN_STALL_S: Final = 60.0
-"""Time without records after which a scan fails, in s."""
+# Largest number of records that a scan yields together.
 SCAN_BATCH: Final = 5_000
-"""Largest number of records that a scan yields together."""
 SCAN_WAIT_MS: Final = 10
+# Error codes for an offset that the log does not hold.
 MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-"""Error codes for an offset that the log does not hold."""
+# Error codes for a batch of records that was altered on a broker's disk or on the way. What a
+# consumer returns of the partition after such an error is no use: it looks for the next batch at a
+# wrong place, and may go on at a wrong offset.
 DAMAGED: Final = frozenset(
     {
         KafkaError._BAD_MSG,  # noqa: SLF001  # its checksum is wrong (``check.crcs``)
@@ -40,16 +43,11 @@ DAMAGED: Final = frozenset(
         KafkaError.INVALID_MSG,  # the broker itself can't read it
     }
 )
-"""Error codes for a batch of records that was altered on a broker's disk or on the way. What a
-consumer returns of the partition after such an error is no use: it looks for the next batch at a
-wrong place, and may go on at a wrong offset."""
 READ_HINT: Final = "give the service Read on this topic"
 
 
 def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Return the options of a read-committed consumer that joins no group and commits no offsets.
-    ``client``: librdkafka options from the settings; ``name``: part of the group id.
-    """
+    """Return options of a read-committed consumer that joins no group and commits no offsets."""
     return {
         "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
         "fetch.wait.max.ms": 500,
@@ -67,20 +65,16 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
-    """Return a message as a ``Row``, the form that the record reader takes."""
     timestamp_ms = message.timestamp()[1]
     return (message.offset(), timestamp_ms, message.key(), message.value(), headers_of(message))
 
 
 def why_damaged(place: Place, message: Any) -> str:  # noqa: ANN401  # as in ``row_of``
-    """Return a sentence about a damaged batch. ``message``: the consumer's error event."""
     return f"{place[0]}:{place[1]} is damaged at offset {message.offset()}: {message.error().str()}"
 
 
 def take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
-    """Wait up to ``timeout_s`` seconds for a message, and then up to ``gather_s`` seconds for more;
-    return at most ``limit`` messages. ``consume`` alone would wait until it has ``limit``.
-    """
+    # ``consume`` alone would wait until it has ``limit``.
     return and_more(consumer, consumer.poll(timeout_s), limit, gather_s)
 
 
@@ -90,18 +84,12 @@ def and_more(
     limit: int,
     gather_s: float,
 ) -> list[Any]:
-    """Return ``first`` and the messages that come within ``gather_s`` seconds, at most ``limit``
-    together; an empty list if ``first`` is None.
-    """
     return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
 def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
-    """Return Kafka's ids of those of ``topics`` that exist and may be described, by name. A
-    recreated topic has a new id.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
+    """Return Kafka's ids of those of ``topics`` that exist and may be described; a recreated topic
+    has a new id.
     """
     described = admin.describe_topics(TopicCollection(list(topics)))
     found = {}
@@ -116,7 +104,6 @@ def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
 
 
 def _check_event(place: Place, at: int, message: Any) -> None:  # noqa: ANN401  # as in ``row_of``
-    """Raise ``KafkaEdgeError`` if the event of a scan at offset ``at`` does not end by waiting."""
     code = message.error().code()
     if code in MOVED:
         raise KafkaEdgeError(f"{place[0]}:{place[1]} no longer holds offset {at}")
@@ -134,12 +121,10 @@ def scan_partition(
     stop: int,
     clients: Clients = KAFKA,
 ) -> Iterator[Run]:
-    """Yield the records with offsets in ``[start, stop)`` in batches (``Run``), read with a new
-    consumer. ``config``: result of ``consumer_config``; ``stop`` must not be above the log's end.
-
-    Raises:
-        KafkaEdgeError: nothing came for a minute, for example because a transaction stays open; or
-            the log no longer holds the range, or is damaged; or the right to read is missing.
+    """Yield the records with offsets in ``[start, stop)`` in batches, read with a new consumer;
+    ``stop`` must not be above the log's end. ``KafkaEdgeError``: nothing came for a minute, for
+    example because a transaction stays open; the log no longer holds the range, or is damaged; or
+    the right to read is missing.
     """
     # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
     own = {**config, "fetch.wait.max.ms": SCAN_WAIT_MS}

@@ -20,51 +20,121 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
 
 import structlog
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from connectors.kafka.clients import KAFKA, Clients, CoordinatorLog, connection_failure, flush
+from connectors.kafka.clients import (
+    KAFKA,
+    RECONNECT_MS_MAX,
+    Clients,
+    CoordinatorLog,
+    connect,
+    connection_failure,
+    flush,
+)
 from connectors.kafka.delivery_reports import DeliveryReports, Stall
-from connectors.kafka.errors import MEANINGS, Meaning, error_of
-from connectors.kafka.record_limits import RecordLimits
-from connectors.kafka.sink_options import UNKNOWN_AFTER_MS, SinkOptions, initialise, lost
+from connectors.kafka.errors import FENCED, MEANINGS, Meaning, error_of
+from connectors.kafka.target_limits import BATCH_BYTES, RECORD_BYTES_MAX, RecordLimits, compresses
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_terms import compresses
 from delayservice.base import faults
-from delayservice.base.errors import KafkaEdgeError, WriterEndedError
+from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
 from delayservice.contract.codes import TOO_LARGE
 from delayservice.engine.claims import WRITER, encode_key
 from delayservice.engine.outcome import DELIVERED, Output, Target
 from delayservice.engine.ports import Control, Place
 
+INIT_TIMEOUT_S: Final = 20.0
+CONNECT_TIMEOUT_S: Final = 5.0
+
+# Time for which the client retries a target topic that has disappeared, in ms.
+UNKNOWN_AFTER_MS: Final = 1_500
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    # Prefix of the transactional ids: the service's prefix, the node and the worker.
+    name_prefix: str
+    checkpoint_topic: str
+    claims_topic: str
+    checkpoint_partition: Callable[[int], int]
+    exactly_once: bool
+    partitioner: str
+    # librdkafka options from the settings, bootstrap servers included.
+    client: Mapping[str, str]
+
+    def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
+        return {
+            "linger.ms": 5,
+            **self._common(),
+            "transactional.id": writer,
+            "transaction.timeout.ms": 45_000,
+        }
+
+    def idempotent(self) -> dict[str, str | int | float | bool]:
+        return {"linger.ms": 1, **self._common(), "enable.idempotence": True}
+
+    def _common(self) -> dict[str, str | int | float | bool]:
+        return {
+            "batch.num.messages": 10_000,
+            "batch.size": BATCH_BYTES,
+            "message.max.bytes": RECORD_BYTES_MAX,  # the topic decides, not the client
+            "queue.buffering.max.messages": 500_000,
+            "queue.buffering.max.kbytes": 65_536,  # large values must not pile up here
+            "message.timeout.ms": 40_000,
+            "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
+            "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
+            "delivery.report.only.error": True,
+            **self.client,
+            "partitioner": self.partitioner,
+            "acks": "all",
+        }
+
+
+def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
+    connect(producer, options.checkpoint_topic, CONNECT_TIMEOUT_S)
+    try:
+        producer.init_transactions(INIT_TIMEOUT_S)
+    except KafkaException as exc:
+        error = error_of(exc)
+        if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise KafkaEdgeError(
+                f"give the service Write on transactional ids that begin with "
+                f"{options.name_prefix}: {error.str()}"
+            ) from exc
+        raise KafkaEdgeError(f"the writer {writer} could not be opened: {error}") from exc
+
+
+def lost(what: str, exc: KafkaException) -> OwnershipLostError:
+    error = error_of(exc)
+    return OwnershipLostError(
+        f"fenced at {what}: another node has taken over a slice ({error})"
+        if error.code() in FENCED
+        else f"{what} has no certain result ({error}); the checkpoints are read again"
+    )
+
+
 COMMIT_TIMEOUT_S: Final = 30.0
+# Longest wait for an abort, in s; then the next owner's fence aborts the transaction, in a tenth of
+# a second. An abort takes long when records are on their way to a broker that does not answer, or a
+# partition of the previous transaction takes no marker, which blocks every new transaction.
 ABORT_TIMEOUT_S: Final = 0.3
-"""Longest wait for an abort, in s; then the next owner's fence aborts the transaction, in a tenth
-of a second. An abort takes long when records are on their way to a broker that does not answer, or
-a partition of the previous transaction takes no marker, which blocks every new transaction."""
 FLUSH_STEP_S: Final = 0.1
+# Time of a flush after which the topics of its transaction are looked up, in s.
 LOOKED_UP_S: Final = 0.5
-"""Time of a flush after which the topics of its transaction are looked up, in s."""
+# Time without an acknowledgement, or without room in the client's queue, after which a transaction
+# is aborted, in s, as it holds up the worker. While a busy broker goes on acknowledging, the worker
+# waits.
 UNACKNOWLEDGED_S: Final = 3.0
-"""Time without an acknowledgement, or without room in the client's queue, after which a transaction
-is aborted, in s, as it holds up the worker. While a busy broker goes on acknowledging, the worker
-waits."""
 
 _log = structlog.get_logger(__name__)
 
 
 class KafkaSink:
-    """Sink of one worker's outputs. ``open`` and ``commit`` may run on another thread than the
-    other methods, but never at the same time.
-
-    Args:
-        options: settings of the sink and of its producers.
-        targets: target topics; those that fail are forgotten or given up there.
-        clients: makes the producers.
-    """
+    """Sink of one worker's outputs."""
 
     def __init__(
         self, options: SinkOptions, targets: TargetTopics, clients: Clients = KAFKA
@@ -73,29 +143,24 @@ class KafkaSink:
         self._targets = targets
         self._clients = clients
         self._monotonic_s = clients.monotonic_s
-        self._limits = RecordLimits(targets, compresses=compresses(options.client))
+        self._limits = RecordLimits(targets.record_bytes_max, compresses=compresses(options.client))
         self._reports = DeliveryReports(targets, self._limits, clients.monotonic_s)
         self._producer: Producer | None = None
+        # Producer of target records for ``at_least_once``; None: ``exactly_once``.
         self._direct: Producer | None = None
-        """Producer of target records for ``at_least_once``; None: ``exactly_once``."""
+        # Log of ``_producer``.
         self._log = CoordinatorLog()
-        """Log of ``_producer``."""
+        # Headers of the service's own records, which name the writer of the transaction.
         self._headers: list[tuple[str, bytes]] = []
-        """Headers of the service's own records, which name the writer of the transaction."""
         self._open = False
+        # Topics of the outputs in the open transaction.
         self._sent_to: set[str] = set()
-        """Topics of the outputs in the open transaction."""
+        # Topics of all outputs of the writer.
         self._used: set[str] = set()
-        """Topics of all outputs of the writer."""
+        # Slices whose checkpoints are part of the present commit.
         self._slices: set[int] = set()
-        """Slices whose checkpoints are part of the present commit."""
 
     def open(self) -> str:
-        """Give the present writer up, open one with a new transactional id, and return that id.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer, or refuses the id.
-        """
         self.discard()
         self._used.clear()
         self._targets.remade.clear()
@@ -118,7 +183,6 @@ class KafkaSink:
         return self._clients.producer({**config, **callbacks})
 
     def discard(self) -> None:
-        """Drop the producers; records that they have not sent yet are purged."""
         for producer in (self._producer, self._direct):
             if producer is not None:
                 producer.purge(blocking=False)
@@ -140,10 +204,8 @@ class KafkaSink:
         return self._producer
 
     def check(self) -> None:
-        """Raise ``WriterEndedError`` if the writer must not begin another transaction, because its
-        connection to the coordinator has failed, or a topic that it wrote to was created again; not
-        while a transaction is open.
-        """
+        # A delayed EndTxn could end the next transaction; a topic that was created again has
+        # leaders that the writer does not know.
         if self._producer is None or self._open:
             return
         failure = connection_failure(self._producer, self._log)
@@ -154,18 +216,10 @@ class KafkaSink:
             raise WriterEndedError(why)
 
     def _remade(self, topics: Collection[str]) -> str:
-        """Return which of ``topics`` was deleted and created again since the writer was opened;
-        empty: none.
-        """
         remade = sorted(self._targets.remade.intersection(topics))
         return f"topic {remade[0]} was deleted and created again" if remade else ""
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Queue outputs of the shard ``place`` for the open transaction; begin one if needed.
-
-        Raises:
-            OwnershipLostError: the writer is fenced, has ended or is not open.
-        """
         self._targets.counted(outputs)
         if not outputs:
             return
@@ -217,9 +271,6 @@ class KafkaSink:
         producer.poll(0)
 
     def _produce_patiently(self, producer: Producer, *args: object, **options: object) -> None:
-        """Queue a record; while the client's queue is full, wait until it drains. If it does not,
-        abort the transaction.
-        """
         until_s = self._monotonic_s() + UNACKNOWLEDGED_S
         queue: Callable[..., None] = producer.produce  # its stubs know no null header
         while True:
@@ -234,7 +285,6 @@ class KafkaSink:
                 return
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
-        """Note why the client refused a record; return whether the client takes other records."""
         error = error_of(exc)
         if self._reports.broke_off(error):
             return False
@@ -244,10 +294,8 @@ class KafkaSink:
         return True
 
     def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> bool:
-        """Queue an output for a topic that refuses large batches, after a flush if the batch would
-        be too large; if the topic has just refused a record, flush it alone. Return whether the
-        client takes more.
-        """
+        # A batch must not become too large; a record of a topic that has just refused one is sent
+        # alone.
         _, topic, partition, key, value, headers, _, offset = output
         if self._limits.must_flush(output):
             self._await_sent(producer)
@@ -271,13 +319,6 @@ class KafkaSink:
                 break
 
     def commit(self, controls: Sequence[Control]) -> float:
-        """Commit the outputs sent since the last commit, with the checkpoints, claims and releases
-        in ``controls``. Return the time at which the brokers had all records, monotonic seconds.
-
-        Raises:
-            WriterEndedError: the transaction was aborted.
-            OwnershipLostError: the writer is fenced, or the result is unknown.
-        """
         self._begin()
         producer = self._fenced_producer
         if self._direct is not None:
@@ -314,9 +355,7 @@ class KafkaSink:
         )
 
     def _flush(self, producer: Producer) -> None:
-        """Wait until the brokers have every record; abort and raise if one fails or takes too long.
-        Wait in steps: after a failed record the client sends no others of the transaction.
-        """
+        # In steps: after a failed record the client sends no others of the transaction.
         started_s = self._monotonic_s()
         stall = Stall(len(producer), started_s)
         while left := self._flush_step(producer):
@@ -330,10 +369,8 @@ class KafkaSink:
             self._fail("records were refused by the broker")
 
     def _fail_if_target_is_gone(self, waited_s: float) -> None:
-        """Abort and raise if a topic of the transaction can't acknowledge records, such as one that
-        was deleted and perhaps created again: the client would retry until its time-out. It has
-        waited for ``waited_s`` seconds.
-        """
+        # For example a topic that was deleted and perhaps created again: the client would retry
+        # until its time-out.
         try:
             gone = self._targets.unserved({(topic, -1) for topic in self._sent_to})
         except KafkaEdgeError as exc:  # asked again with the next step, until there is no time left
@@ -345,7 +382,6 @@ class KafkaSink:
             self._fail("; ".join(detail for _, detail in gone.values()))
 
     def _flush_step(self, producer: Producer) -> int:
-        """Flush for 0.1 s, or raise ``OwnershipLostError``; return the number of records left."""
         try:
             return flush(producer, FLUSH_STEP_S)
         except KafkaException as exc:
@@ -403,13 +439,10 @@ class KafkaSink:
         return frozenset(n for n in slices if options.checkpoint_partition(n) in slow)
 
     def abort(self) -> None:
-        """Abort the open transaction, if there is one, and end the writer. If the abort fails, the
-        fence of the next owner ends the transaction.
-        """
+        # If the abort fails, the fence of the next owner ends the transaction.
         self._abort()
 
     def _abort(self) -> set[Target]:
-        """Do what ``abort`` does; return the targets with records that were not acknowledged."""
         if self._open and self._producer is not None:
             try:
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)

@@ -44,31 +44,30 @@ from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Bounds, Place, Run, Trouble
 
 MANY_PLACES: Final = 32
+# Options of the consumer that reads new records, if it reads more than ``MANY_PLACES`` logs. The
+# client has no fetch sessions, so each fetch lists all logs; with 1,000 that takes 1 to 2 ms of a
+# core on both sides. So a fetch waits for some records, and a record waits 50 ms at most.
+# Measured: docs/internals/measurements.md.
 MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
-"""Options of the consumer that reads new records, if it reads more than ``MANY_PLACES`` logs. The
-client has no fetch sessions, so each fetch lists all logs; with 1,000 that takes 1 to 2 ms of a
-core on both sides. So a fetch waits for some records, and a record waits 50 ms at most.
-
-Measured: docs/internals/measurements.md."""
+# Options of the consumer for partitions that catch up. The wait is short, since the client reports
+# the end of a log only after it.
 BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
-"""Options of the consumer for partitions that catch up. The wait is short, since the client reports
-the end of a log only after it."""
+# Largest number of records that one ``poll`` returns from partitions that catch up.
 BEHIND_RECORDS: Final = 2_000
-"""Largest number of records that one ``poll`` returns from partitions that catch up."""
+# Longest time until ``wake`` ends a wait for records, in s. Each check takes some 60 µs of a core,
+# so 0.02 would be a third of an idle worker's cost.
 WAKE_S: Final = 0.1
-"""Longest time until ``wake`` ends a wait for records, in s. Each check takes some 60 µs of a core,
-so 0.02 would be a third of an idle worker's cost."""
+# Longest wait for records of other partitions while some partitions catch up, in s.
 BEHIND_WAIT_S: Final = 0.01
-"""Longest wait for records of other partitions while some partitions catch up, in s."""
+# Time without progress in a log that goes on from which the consumers are replaced, in s.
 STALLED_S: Final = 30.0
-"""Time without progress in a log that goes on from which the consumers are replaced, in s."""
+# Time after which a damaged partition is read again, in s: another broker may lead it by then.
 DAMAGED_AGAIN_S: Final = 5.0
-"""Time after which a damaged partition is read again, in s: another broker may lead it by then."""
 
 
+# Part of the client's message about a position that a new leader's log no longer holds (KIP-320);
+# the error code is that of every lost position.
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()  # noqa: SLF001
-"""Part of the client's message about a position that a new leader's log no longer holds (KIP-320);
-the error code is that of every lost position."""
 
 
 _log = structlog.get_logger(__name__)
@@ -81,13 +80,6 @@ class KafkaSource:
     It has two consumers. Each partition *catches up* in the first one, until the end of its log is
     reached; then it moves to the second. So records that are read again, after a restart or for a
     rebuild, do not delay new ones.
-
-    Args:
-        client: librdkafka options from the settings, bootstrap servers included.
-        admin: client to ask for the bounds of logs.
-        name: name of the clients.
-        places: approximate number of partitions to read.
-        clients: makes the consumers.
     """
 
     def __init__(
@@ -106,19 +98,19 @@ class KafkaSource:
         self._head, self._behind = self._make_consumers()
         self._topic_ids: dict[str, str] = {}
         self._positions: dict[Place, int] = {}
+        # Offset at which each partition was last assigned.
         self._begun: dict[Place, int] = {}
-        """Offset at which each partition was last assigned."""
         self._last_read: dict[Place, LastRead] = {}
         self._held: set[Place] = set()
         self._catching_up: set[Place] = set()
+        # When each partition that was found damaged is read again, monotonic s. Until then it is
+        # not assigned.
         self._damaged: dict[Place, float] = {}
-        """When each partition that was found damaged is read again, monotonic s. Until then it is
-        not assigned."""
+        # Position at which each partition was found behind its log's end, and since when, in
+        # monotonic s. Only ``mind`` uses it.
         self._standing: dict[Place, tuple[int, float]] = {}
-        """Position at which each partition was found behind its log's end, and since when, in
-        monotonic s. Only ``mind`` uses it."""
+        # Partitions that are not read although their logs go on, a sentence each.
         self.stalled: tuple[str, ...] = ()
-        """Partitions that are not read although their logs go on, a sentence each."""
         self._renewed_s = float("-inf")
         self._is_outdated = False
         self._troubles: list[Trouble] = []
@@ -167,7 +159,6 @@ class KafkaSource:
             self._is_outdated = True
 
     def _renew(self, why: str) -> None:
-        """Replace the consumers, and read all partitions on at their positions."""
         _log.warning("consumers_renewed", why=why)
         before = self._head, self._behind
         self._head, self._behind = self._make_consumers()
@@ -178,10 +169,6 @@ class KafkaSource:
             threading.Thread(target=consumer.close, name="closing", daemon=True).start()
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read a partition from ``offset`` on, instead of where it is read now. ``last_read``:
-        offset and leader epoch of the last record read below ``offset``, with which the client
-        finds out whether the log was truncated.
-        """
         if place in self._positions:
             self._unassign(place)
         self._catching_up.add(place)
@@ -215,7 +202,6 @@ class KafkaSource:
         return place in self._positions and place not in self._damaged
 
     def drop(self, place: Place) -> None:
-        """Stop reading a partition, and forget its position."""
         self._held.discard(place)
         if place in self._positions:
             self._unassign(place)
@@ -223,21 +209,16 @@ class KafkaSource:
         self._catching_up.discard(place)
 
     def pause(self, place: Place) -> None:
-        """Stop fetching a partition until ``resume``."""
         self._held.add(place)
         if self._is_assigned(place):
             self._consumer_of(place).pause([TopicPartition(*place)])
 
     def resume(self, place: Place) -> None:
-        """Fetch a paused partition again."""
         self._held.discard(place)
         if self._is_assigned(place):
             self._consumer_of(place).resume([TopicPartition(*place)])
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
-        """Return fetched records in batches (``Run``), about ``limit`` records at most. Wait up to
-        ``timeout_s`` seconds for the first record, and then up to ``gather_s`` seconds for more.
-        """
         if self._damaged:
             self._read_damaged_again()
         if self._is_outdated:
@@ -258,14 +239,10 @@ class KafkaSource:
             self._assign(place, self._positions[place])
 
     def wake(self) -> None:
-        """End the present or next wait of ``poll`` within ``WAKE_S``. Any thread may call it."""
         self._is_woken = True
 
     def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``row_of``
-        """Wait for a message of the partitions that have caught up, and return it; None after
-        ``timeout_s`` seconds or ``wake``. Wait in steps, since the client's own wait can't be
-        interrupted.
-        """
+        # In steps, since the client's own wait can't be interrupted.
         first, left_s = None, timeout_s
         while first is None and not self._is_woken and left_s > WAKE_S:
             first = self._head.poll(WAKE_S)
@@ -317,10 +294,8 @@ class KafkaSource:
         lasts: Mapping[Place, Any],
         messages: Sequence[Any],
     ) -> Iterator[Run]:
-        """Yield a run, split by leader epoch, and note its last record as read. Asking each message
-        for its epoch costs too much; epochs ascend, so if the first and the last one are equal, all
-        are. ``firsts``, ``lasts``: first and last message of each partition in ``messages``.
-        """
+        # Asking each message for its epoch costs too much; epochs ascend, so if the first and the
+        # last one are equal, all are.
         if not run.rows:
             yield run
             return
@@ -385,39 +360,19 @@ class KafkaSource:
         return begun is None or (offset is not None and offset < begun)
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return a ``Trouble`` for each failure to read a partition since the last call."""
         taken, self._troubles = self._troubles, []
         return taken
 
     def bounds(self, place: Place) -> Bounds:
-        """Return the first offset of a partition's log and its high watermark.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
         return log_bounds(self._admin, *place)
 
     def topic_id(self, topic: str) -> str | None:
-        """Return the id of the topic that has this name now; None: there is no such topic, or it
-        may not be described.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
         return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Yield the records with offsets in ``[start, stop)`` in batches (``Run``), read by another
-        consumer, so that the position of ``poll`` stays.
-
-        Raises:
-            KafkaEdgeError: nothing came for a minute, the log no longer holds the range, or the
-                right to read is missing.
-        """
         return scan_partition(self._config, *place, start, stop, self._clients)
 
     def close(self) -> None:
-        """Close the consumers."""
         self._head.close()
         self._behind.close()
 
@@ -428,9 +383,6 @@ def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``row_of``
 
 
 def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
-    """Yield the parts of a run, one for each leader epoch; ``messages``: the run's messages, among
-    those of other partitions.
-    """
     epochs = [
         _epoch_of(message)
         for message in messages

@@ -25,17 +25,17 @@ from delayservice.engine.checkpoint import decode_checkpoint
 from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
 
+# Number of clients that fence in parallel, as each has threads.
 FENCES_AT_ONCE: Final = 8
-"""Number of clients that fence in parallel, as each has threads."""
 FENCE_TIMEOUT_S: Final = 20.0
 OWN_FENCE_TIMEOUT_S: Final = 1.0
+# Wait for a fence before it is asked for again, in s; it doubles each time.
 FENCE_RETRY_S: Final = 0.05
-"""Wait for a fence before it is asked for again, in s; it doubles each time."""
 CONNECT_TIMEOUT_S: Final = 5.0
+# Longest wait for another writer's open transaction before that writer is fenced, in s.
 PATIENCE_S: Final = 1.0
-"""Longest wait for another writer's open transaction before that writer is fenced, in s."""
+# Longest wait of a take-over for each of its reads, in s.
 ANSWER_S: Final = 20.0
-"""Longest wait of a take-over for each of its reads, in s."""
 _FENCED_MAX: Final = 100_000
 
 _log = structlog.get_logger(__name__)
@@ -82,13 +82,13 @@ class KafkaSuccession:
         self._clients = clients
         self._fencing = fencing or ThreadPoolExecutor(FENCES_AT_ONCE, "fence")
         self._me = ""
+        # Earlier writers of this process that have not been fenced yet.
         self._given_up: set[str] = set()
-        """Earlier writers of this process that have not been fenced yet."""
         self._fenced: dict[str, None] = {}
         self._lock = threading.Lock()
 
     def enter(self, writer: str) -> None:
-        """Set this worker's writer (transactional id). Its former writer counts as given up."""
+        # The former writer counts as given up.
         if self._me:
             self._given_up.add(self._me)
         self._me = writer
@@ -101,29 +101,15 @@ class KafkaSuccession:
         return f"{self._legacy_prefix}-{slice_no}" if self._checkpoints.has_legacy else None
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return those of the slices that this node is certain to own."""
         return self._confirm(slices)
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest checkpoint of a slice; None: the slice was never served.
-
-        Raises:
-            KafkaEdgeError: no answer in ``ANSWER_S``, or it is unknown which one is the newest.
-        """
         return self._checkpoints.newest(slice_no, ANSWER_S)
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return first offset and high watermark of each partition whose leader answers."""
         return many_bounds(self._admin, places)
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until claims of slices by this worker's writer are read back; return them by slice.
-        Writers whose open transactions block that are fenced. ``slices``: number (``turn``) that
-        the claim's must exceed, by slice.
-
-        Raises:
-            KafkaEdgeError: a claim did not come in ``ANSWER_S``, or the writer was given up.
-        """
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         place, me, stood_at = (self._claims_topic, 0), self._me, -1
         while True:
@@ -140,12 +126,6 @@ class KafkaSuccession:
             stood_at = self._fence_blocker(place, stood_at)
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence these writers (transactional ids), ``FENCES_AT_ONCE`` in parallel, except those
-        that this process has fenced before.
-
-        Raises:
-            KafkaEdgeError: a writer could not be fenced, or is now this worker's own.
-        """
         wanted = [writer for writer in sorted(writers) if writer not in self._fenced]
         if not wanted:
             return
@@ -182,12 +162,9 @@ class KafkaSuccession:
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
 
     def _fence_until(self, writer: str, deadline_s: float) -> None:
-        """Fence a writer. Raise ``KafkaException`` if it is refused, or not done by ``deadline_s``.
-
-        The broker answers CONCURRENT_TRANSACTIONS until it has aborted the writer's transaction,
-        which takes milliseconds. The client asks again after half a second, and has no setting for
-        that, but asks at once when it is called again.
-        """
+        # The broker answers CONCURRENT_TRANSACTIONS until it has aborted the writer's transaction,
+        # which takes milliseconds. The client asks again after half a second, and has no setting
+        # for that, but asks at once when it is called again.
         producer = self._clients.producer(
             {**self._producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
         )
@@ -205,13 +182,7 @@ class KafkaSuccession:
                 return
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Wait until the checkpoint topic's partitions of these slices are read to their ends;
-        return the newest checkpoint of each slice, None: it was never served. Writers whose open
-        transactions block that are fenced.
-
-        Raises:
-            KafkaEdgeError: that took longer than ``ANSWER_S``, or the newest one is unknown.
-        """
+        # Writers whose open transactions block reading are fenced.
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
         places = [(self._checkpoint_topic, number) for number in sorted(numbers)]
@@ -230,17 +201,11 @@ class KafkaSuccession:
 
     def _fence_blocker(self, place: Place, stood_at: int, goal: int | None = None) -> int:
         """Fence the writer whose open transaction blocks reading a partition, if the last stable
-        offset, where that transaction's first record is, has not moved since the previous call. A
-        transaction of this worker's own writer ends by itself.
-
-        Args:
-            place: the partition.
-            stood_at: result of the previous call; -1: there was none.
-            goal: offset up to which to read, exclusive; None: the high watermark.
-
-        Returns:
-            The last stable offset, if it is below the goal; else -1.
+        offset, where that transaction's first record is, has not moved since the previous call,
+        which returned ``stood_at`` (-1: there was none). Return the last stable offset if it is
+        below ``goal`` (None: the high watermark), else -1.
         """
+        # A transaction of this worker's own writer ends by itself.
         stable = log_bounds(self._admin, *place, IsolationLevel.READ_COMMITTED).end
         end = log_bounds(self._admin, *place).end
         if stable >= (end if goal is None else goal):

@@ -1,4 +1,4 @@
-"""Judges from cached metadata whether targets can be written to, so that a bad target is found when
+"""Checks with cached metadata whether targets can be written to, so that a bad one is found when
 a record is settled, and not by a failing transaction.
 """
 
@@ -10,47 +10,153 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 import structlog
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
 
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.rights import WRITE, Access, ask_access
-from connectors.kafka.target_log import KNOWN_MAX, TargetLog, topic_settings
-from connectors.kafka.target_obstacles import in_sync_missing, is_good, obstacle_of, unreached
-from connectors.kafka.topic_terms import TopicTerms
+from connectors.kafka.target_limits import TopicTerms
+from connectors.kafka.topic_facts import WRITE, Access, ask_access, read_configs
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
     TARGET_ASKED,
     TARGET_DOWN,
     TARGET_LATER,
     TARGET_PAUSED,
+    TARGET_UNAUTHORIZED,
+    TARGET_UNKNOWN,
 )
 from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Output, Target
 
+
+def is_good(access: Access) -> bool:
+    return access.partitions > 0 and not access.lacks(WRITE)
+
+
+def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
+    # 0: all have enough, or a partition has no leader, for whose election the client waits.
+    in_sync = min(access.in_sync, default=access.copies)
+    if in_sync == 0 or in_sync >= access.copies:
+        return 0
+    needed = int(config.get("min.insync.replicas", "1"))
+    return needed if in_sync < needed else 0
+
+
+def obstacle_of(
+    access: Access | None, topic: str, partition: int, in_sync_needed: int
+) -> tuple[str, str] | None:
+    """Return why a target can't be written to, as code and detail; None: it can. ``partition`` -1:
+    any, so all of them must be good. ``in_sync_needed``: 0 unless a partition is known to have
+    fewer in-sync replicas.
+    """
+    if access is None:
+        return TARGET_UNKNOWN, f"topic {topic} is not known yet"
+    if access.lacks(WRITE):
+        return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
+    if access.partitions == 0:
+        return TARGET_UNKNOWN, f"topic {topic} does not exist"
+    if access.partitions <= partition:
+        count = access.partitions
+        return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
+    down = [n for n, in_sync in enumerate(access.in_sync) if in_sync < in_sync_needed]
+    if down and (partition < 0 or partition in down):
+        what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
+        return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
+    return None
+
+
+def unreached(
+    access: Access | None, topic: str, partition: int, silent: Collection[int]
+) -> tuple[str, str] | None:
+    """Return, as code and detail, which partitions of a target are led by brokers in ``silent``,
+    which do not answer this node; None: there are no such partitions.
+    """
+    if access is None or not silent:
+        return None
+    found = [n for n, leader in enumerate(access.leaders) if leader in silent]
+    if found and (partition < 0 or partition in found):
+        return TARGET_DOWN, f"the leaders of partitions {found} of topic {topic} do not answer"
+    return None
+
+
+# Largest number of target topics whose metadata are kept, and of topics that wait for a look-up.
+# Beyond it a tenth is dropped: first those that can't be written to, then the oldest metadata.
+KNOWN_MAX: Final = 10_000
+_TOLD_PER_S: Final = 1.0
+# Log lines about bad targets allowed at once; each second allows ``_TOLD_PER_S`` more.
+_TOLD_AT_ONCE: Final = 20
+
+
+class TargetLog:
+    """Logger of target problems, which logs each problem once until it is over."""
+
+    def __init__(self, now_s: float) -> None:
+        self._blocked: set[Target] = set()
+        # Topics whose settings can't be read.
+        self._unread: set[str] = set()
+        self._unlogged = 0
+        self._allowed = float(_TOLD_AT_ONCE)
+        self._allowed_s = now_s
+
+    def fits(self, target: Target) -> None:
+        self._blocked.discard(target)
+
+    def blocked(self, target: Target, why: str, now_s: float) -> None:
+        # A flood of bad targets must not fill the log: lines beyond the limit are only counted.
+        if target in self._blocked:
+            return
+        if len(self._blocked) >= KNOWN_MAX:
+            self._blocked.clear()
+        self._blocked.add(target)
+        gained = (now_s - self._allowed_s) * _TOLD_PER_S
+        self._allowed, self._allowed_s = min(self._allowed + gained, _TOLD_AT_ONCE), now_s
+        if self._allowed < 1:
+            self._unlogged += 1
+            return
+        self._allowed -= 1
+        more, self._unlogged = self._unlogged, 0
+        name = f"{target[0]}:{target[1]}"
+        _log.warning("target_blocked", target=name, why=why, others_before=more)
+
+    def read(self, topic: str) -> None:
+        self._unread.discard(topic)
+
+    def not_read(self, topic: str, why: str) -> None:
+        if topic not in self._unread:
+            if len(self._unread) >= KNOWN_MAX:
+                self._unread.clear()
+            self._unread.add(topic)
+            _log.warning("topic_config_not_read", topic=topic, why=why)
+
+
+# Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
+# topic may have been created since.
 _RECHECK_S: Final = 0.25
-"""Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
-topic may have been created since."""
+# Time for which a shard waits for new metadata of a topic, in s; then the old ones decide.
 _ANSWER_S: Final = 0.5
-"""Time for which a shard waits for new metadata of a topic, in s; then the old ones decide."""
+# Number of topics per second for whose metadata shards wait. Records for other topics are put off,
+# so that a flood of new targets delays nothing else.
 _AWAITED_PER_S: Final = 20
-"""Number of topics per second for whose metadata shards wait. Records for other topics are put off,
-so that a flood of new targets delays nothing else."""
+# Time for which ``problems`` reports a failed write to a topic of the service, in s.
 _WAITED_S: Final = 5.0
-"""Time for which ``problems`` reports a failed write to a topic of the service, in s."""
+# Largest age of the settings of a topic that does not take every batch, in s.
 _TERMS_S: Final = 5.0
-"""Largest age of the settings of a topic that does not take every batch, in s."""
 _GIVEN_UP_S: Final = 1.0
+# Longest pause for a partition that did not acknowledge in time, in s. It begins at ``_GIVEN_UP_S``
+# and doubles, as each time-out delays all other records by two seconds.
 _GIVEN_UP_MAX_S: Final = 60.0
-"""Longest pause for a partition that did not acknowledge in time, in s. It begins at
-``_GIVEN_UP_S`` and doubles, as each time-out delays all other records by two seconds."""
+# Refusals by a topic within a minute after which it is given up: it takes two to find the record
+# that is to blame, and one until new metadata are used.
 _CONTRADICTIONS_MAX: Final = 2
-"""Refusals by a topic within a minute after which it is given up: it takes two to find the record
-that is to blame, and one until new metadata are used."""
+# Time-out of ``unserved``, in s: short, as a transaction is open and the question is repeated.
 _UNSERVED_TIMEOUT_S: Final = 1.0
-"""Time-out of ``unserved``, in s: short, as a transaction is open and the question is repeated."""
 _KEPT: Final = 0.9
+# Largest number of topics in one request.
 _ASKED_MAX: Final = 500
-"""Largest number of topics in one request."""
 
 _NEVER_S: Final = float("-inf")
 
@@ -73,22 +179,6 @@ class TargetTopics:
     other methods.
 
     A target is *given up* for a while when it did not acknowledge records in time.
-
-    Attributes:
-        fit: targets that were found good and need no call of ``obstacle``, until ``changed``.
-        remade: topics that were found to be deleted and created again, until the sink clears it: a
-            producer that wrote to them may go on with their former leaders.
-
-    Args:
-        admin: client to ask with.
-        monotonic_s: the clock, in seconds.
-        why_paused: returns why deliveries to a topic are paused; None: they are not.
-        compresses: whether the client compresses records.
-        own: topics of the service that it writes to. They count as good until the cluster
-            answers, as they were good when the service started.
-        silent: returns the ids of brokers that do not answer this node. Partitions that they lead
-            can't be written to.
-        is_delay_topic: returns whether a topic is a delay topic, to which requeued records go.
     """
 
     def __init__(
@@ -98,47 +188,51 @@ class TargetTopics:
         why_paused: Callable[[str], str | None] = lambda _: None,
         *,
         compresses: bool = False,
+        # Topics of the service that it writes to. They count as good until the cluster answers, as
+        # they were good when the service started.
         own: Collection[str] = (),
+        # Returns the ids of brokers that do not answer this node. Partitions that they lead can't
+        # be written to.
         silent: Callable[[], Collection[int]] = tuple,
         is_delay_topic: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._silent = silent
         self._is_delay_topic = is_delay_topic
         self._own = frozenset(own)
+        # Targets that were found good and need no call of ``obstacle``, until ``changed``.
         self.fit: set[Target] = set()
+        # Topics that were found to be deleted and created again, until the sink clears it: a
+        # producer that wrote to them may go on with their former leaders.
         self.remade: set[str] = set()
+        # Id of each topic when it was last seen.
         self._ids: dict[str, str] = {}
-        """Id of each topic when it was last seen."""
         self._why_paused = why_paused
         self._admin = admin
         self._monotonic_s = monotonic_s
         self._known: dict[str, Access] = {}
         self._asked_s: dict[str, float] = {}
         self._sought: dict[str, float] = {}
+        # Time since which a record has needed newer metadata of a topic, monotonic seconds, by
+        # topic.
         self._wanted_s: dict[str, float] = {}
-        """Time since which a record has needed newer metadata of a topic, monotonic seconds, by
-        topic."""
+        # Number of copies in sync that a topic needs, by topic that lacks them.
         self._in_sync_needed: dict[str, int] = {}
-        """Number of copies in sync that a topic needs, by topic that lacks them."""
         self._terms = TopicTerms(compresses=compresses)
+        # Time at which a shard began to wait for metadata, monotonic seconds, by topic.
         self._awaited_s: dict[str, float] = {}
-        """Time at which a shard began to wait for metadata, monotonic seconds, by topic."""
         self._down: dict[Target, _Down] = {}
+        # How often brokers have contradicted what was known of a topic, and when last, monotonic
+        # seconds.
         self._contradicted: dict[str, tuple[int, float]] = {}
-        """How often brokers have contradicted what was known of a topic, and when last, monotonic
-        seconds."""
+        # Reason and time, monotonic seconds, of failed writes to topics of the service and to
+        # partitions of delay topics.
         self._waited_for: dict[str, tuple[str, float]] = {}
-        """Reason and time, monotonic seconds, of failed writes to topics of the service and to
-        partitions of delay topics."""
         self._log = TargetLog(monotonic_s())
         self._lock = threading.Lock()
         self._changes = 0
         self._wake = threading.Event()
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to now, as code and sentence; None: it can. With
-        the code ``TARGET_ASKED`` or ``TARGET_LATER`` its topic is being looked up.
-        """
         topic = target[0]
         paused = self._why_paused(topic)
         if paused is not None:
@@ -174,7 +268,7 @@ class TargetTopics:
         """
         since_s = self._monotonic_s() - _WAITED_S
         return [
-            f"{place} takes nothing, and shards wait that need it: {why}"
+            f"{place} can't be written to, and shards that need it wait: {why}"
             for place, (why, at_s) in list(self._waited_for.items())
             if at_s > since_s
         ]
@@ -225,11 +319,9 @@ class TargetTopics:
         self._terms.counted(outputs)
 
     def flushed(self) -> None:
-        """Note that the transaction has ended: bytes for each topic are counted from 0 again."""
         self._terms.flushed()
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Look up those topics of ``targets`` that are unknown, in the background."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
             self._seek(topic, self._monotonic_s())
 
@@ -256,9 +348,7 @@ class TargetTopics:
         )
 
     def _given_up(self, target: Target) -> _Down | None:
-        """Return why and how long a target is given up now; for partition -1, any partition of its
-        topic. None: it is not.
-        """
+        # Partition -1: any partition of the topic.
         if not self._down:
             return None
         now_s, (topic, partition) = self._monotonic_s(), target
@@ -280,7 +370,7 @@ class TargetTopics:
             self.fit.clear()
 
     def forget(self, topic: str) -> None:
-        """Forget a topic's metadata, so that they are read again, as a broker contradicts them."""
+        # A broker contradicts the metadata, so they are read again.
         with self._lock:
             self._known.pop(topic, None)
             self._asked_s.pop(topic, None)
@@ -324,9 +414,6 @@ class TargetTopics:
         """Return why targets can't acknowledge records, as code and detail, by target; good ones
         are left out. The cluster is asked at most four times a second about each topic. A topic
         without a leader counts as bad from now on, until it has one.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
         """
         topics = {topic for topic, _ in targets}
         now_s = self._monotonic_s()
@@ -339,7 +426,6 @@ class TargetTopics:
         return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
 
     def _note_leaderless(self, topics: Collection[str]) -> None:
-        """Count those of ``topics`` with a partition without a leader as bad until it has one."""
         with self._lock:
             without = {t for t in topics if t in self._known and 0 in self._known[t].in_sync}
             is_news = not without <= self._in_sync_needed.keys()
@@ -348,20 +434,17 @@ class TargetTopics:
             self.changed()
 
     def record_bytes_max(self, topic: str) -> int | None:
-        """Return a topic's ``max.message.bytes``, asked from the cluster; None: can't be read."""
-        found = topic_settings(self._admin, [topic], self._log, ASK_TIMEOUT_S)
+        found = self._settings([topic], ASK_TIMEOUT_S)
         value = found.get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)
 
     def serve(self, stopping: threading.Event) -> None:
-        """Look up requested topics until ``stopping`` is set."""
         while not stopping.is_set():
             self._wake.wait(1.0)
             self._wake.clear()
             self.look_up()
 
     def look_up(self) -> None:
-        """Ask the cluster once for requested topics, at most ``_ASKED_MAX``."""
         with self._lock:
             sought = list(self._sought)[:_ASKED_MAX]
         if not sought:
@@ -380,15 +463,13 @@ class TargetTopics:
                     self._sought[topic] = since_s
 
     def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
-        """Ask the cluster for metadata, without holding the lock; return the topics that it
-        answered for. In-sync replicas are checked before a topic counts as known: a transaction
-        with records for a topic that has too few could not end.
-        """
+        # In-sync replicas are checked before a topic counts as known: a transaction with records
+        # for a topic that has too few could not end.
         if not topics:
             return ()
         found = ask_access(self._admin, topics, timeout_s, may_lack=True)
         wanted = [topic for topic, access in found.items() if self._wants_config(topic, access)]
-        configs = topic_settings(self._admin, wanted, self._log, timeout_s)
+        configs = self._settings(wanted, timeout_s)
         missing = {
             topic: needed
             for topic, config in configs.items()
@@ -412,6 +493,22 @@ class TargetTopics:
         if changed:
             self.changed()
         return found.keys()
+
+    def _settings(self, topics: Collection[str], timeout_s: float) -> dict[str, dict[str, str]]:
+        """Return the configuration of each topic; those that can't be read are left out."""
+        if not topics:
+            return {}
+        settings = {}
+        asked = self._admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, t) for t in topics]
+        )
+        for topic, found in read_configs(asked, timeout_s):
+            if isinstance(found, KafkaException):
+                self._log.not_read(topic, str(found))
+            else:
+                self._log.read(topic)
+                settings[topic] = found
+        return settings
 
     def _note_ids(self, found: Mapping[str, Access]) -> None:
         ids = {topic: access.topic_id for topic, access in found.items() if access.topic_id}

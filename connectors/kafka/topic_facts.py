@@ -1,90 +1,200 @@
-"""Data classes for the cluster's topics: delay topics, numbers of partitions, and results of a
-check.
-"""
+"""Facts about topics as brokers report them: partitions, settings, and the service's rights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AclOperation,
+    AdminClient,
+    ConfigResource,
     TopicMetadata,
 )
 
+from connectors.kafka.errors import UNKNOWN_TARGETS, answer_of, error_of
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
+from delayservice.base.errors import KafkaEdgeError
+
+# Ids of the leader (None: no leader now) and of the replicas of each partition, in order.
 Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
-"""Ids of the leader (None: no leader now) and of the replicas of each partition, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTopic:
-    """A delay topic as it is in the cluster now.
-
-    Attributes:
-        name: name of the topic.
-        topic_id: id of the topic, which is new if the topic is recreated; empty: it is missing.
-        partitions: number of partitions.
-        brokers: leader and replicas of each partition.
-        problems: reasons why the topic can't be served, one sentence each; empty: it can.
-        risks: reasons why records may be lost, one sentence each. A node goes on serving a topic
-            with risks, and raises an alarm; it does not begin to serve one.
-    """
+    """A delay topic as it is in the cluster now."""
 
     name: str
+    # Id of the topic, which is new if the topic is recreated; empty: it is missing.
     topic_id: str
     partitions: int
+    # Reasons why the topic can't be served, one sentence each; empty: it can.
     problems: tuple[str, ...]
+    # Leader and replicas of each partition.
     brokers: Brokers = ()
+    # Reasons why records may be lost, one sentence each. A node goes on serving a topic with risks,
+    # and raises an alarm; it does not begin to serve one.
     risks: tuple[str, ...] = ()
 
     def at_risk_refused(self) -> ServedTopic:
-        """Return this topic with its risks counted as problems."""
         return replace(self, problems=self.problems + self.risks, risks=())
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Numbers of partitions that stay the same during a worker's lifetime.
+    """Numbers of partitions that stay the same during a worker's lifetime."""
 
-    Attributes:
-        checkpoint_partitions: partitions of the checkpoint topic.
-        places: partitions of all delay topics together, at the worker's start.
-    """
-
+    # Partitions of the checkpoint topic.
     checkpoint_partitions: int
+    # Partitions of all delay topics together, at the worker's start.
     places: int
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The result of one check of the cluster's topics.
+    """The result of one check of the cluster's topics."""
 
-    Attributes:
-        topics: every delay topic, including missing ones that the settings name.
-        own_problems: problems of the checkpoint and claims topics, one sentence each.
-        outlet_problems: reasons why dead letters and outcomes can't be written, one sentence each.
-        own_ids: ids of the service's own topics, by name; without those that can't be described.
-    """
-
+    # Every delay topic, including missing ones that the settings name.
     topics: Sequence[ServedTopic]
+    # Problems of the checkpoint and claims topics, one sentence each.
     own_problems: tuple[str, ...] = ()
+    # Reasons why dead letters and outcomes can't be written, one sentence each.
     outlet_problems: tuple[str, ...] = ()
+    # Ids of the service's own topics, by name; without those that can't be described.
     own_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ids(self) -> dict[str, str]:
-        """Return the id of each topic that exists, by name."""
         return {**self.own_ids, **{t.name: t.topic_id for t in self.topics if t.topic_id}}
 
 
 def copies_of(brokers: Brokers) -> int:
-    """Return the number of replicas of the partition that has the fewest; 0: no partitions."""
+    # 0: it has no partitions.
     return min((len(replicas) for _, replicas in brokers), default=0)
 
 
 def brokers_of(topic: TopicMetadata) -> Brokers:
-    """Return the ids of the leader and the replicas of each partition of a topic, in order."""
     partitions = [topic.partitions[number] for number in sorted(topic.partitions)]
     return tuple(
         (None if p.leader < 0 else p.leader, tuple(sorted(p.replicas))) for p in partitions
     )
+
+
+READ: Final = AclOperation.READ
+WRITE: Final = AclOperation.WRITE
+_NAMES: Final = {READ: "Read", WRITE: "Write"}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Facts about a topic and this client's rights on it."""
+
+    # Number of partitions; 0: the topic does not exist or may not be described.
+    partitions: int
+    # Allowed operations; empty: the topic may not be described; None: the topic does not exist, or
+    # the cluster does not report rights.
+    operations: frozenset[AclOperation] | None
+    # Number of in-sync replicas of each partition; 0: it has no leader.
+    in_sync: tuple[int, ...] = ()
+    # Number of assigned replicas of the partition that has the fewest.
+    copies: int = 0
+    # Kafka's id of the topic, which is new if the topic is recreated; empty: the topic can't be
+    # described.
+    topic_id: str = ""
+    # Id of the broker that leads each partition; -1: it has no leader.
+    leaders: tuple[int, ...] = ()
+
+    def lacks(self, *needed: AclOperation) -> list[str]:
+        # Rights that are unknown count as given.
+        if self.operations is None:
+            return []
+        return [_NAMES[one] for one in needed if one not in self.operations]
+
+
+_GONE: Final = Access(0, None)
+_HIDDEN: Final = Access(0, frozenset())
+
+
+def ask_access(
+    admin: AdminClient,
+    topics: Collection[str],
+    timeout_s: float = ASK_TIMEOUT_S,
+    *,
+    may_lack: bool = False,
+) -> dict[str, Access]:
+    """Return the facts about these topics and this client's rights on them, also of topics that do
+    not exist. ``may_lack``: leave out topics without an answer, if other topics have one.
+    """
+    if not topics:
+        return {}
+    asked = admin.describe_topics(
+        TopicCollection(list(topics)),
+        include_authorized_operations=True,
+        request_timeout=timeout_s,
+    )
+    found = {}
+    unanswered: KafkaEdgeError | None = None
+    for name, future in asked.items():
+        try:
+            topic = answer_of(future, timeout_s)
+        except KafkaException as exc:
+            try:
+                found[name] = _without_answer(name, error_of(exc))
+            except KafkaEdgeError as none:
+                unanswered = none
+            continue
+        allowed = topic.authorized_operations
+        operations = None if allowed is None else frozenset(allowed)
+        partitions = sorted(topic.partitions, key=lambda one: one.id)
+        found[name] = Access(
+            len(partitions),
+            operations,
+            tuple(0 if one.leader is None else len(one.isr) for one in partitions),
+            min((len(one.replicas) for one in partitions), default=0),
+            str(topic.topic_id),
+            tuple(-1 if one.leader is None else one.leader.id for one in partitions),
+        )
+    if unanswered is not None and not (may_lack and found):
+        raise unanswered
+    return found
+
+
+def _without_answer(name: str, error: KafkaError) -> Access:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return _HIDDEN
+    if error.code() in UNKNOWN_TARGETS:
+        return _GONE
+    raise KafkaEdgeError(f"topic {name} can't be described: {error}")
+
+
+def complaints(
+    access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
+) -> list[str]:
+    """Return a text like ``give the service Read and Write on TOPIC`` for each topic with missing
+    rights.
+    """
+    told = []
+    for name, operations in needed.items():
+        lacking = access[name].lacks(*operations)
+        if lacking:
+            told.append(f"give the service {' and '.join(lacking)} on {name}")
+    return told
+
+
+def read_configs(
+    asked: Mapping[ConfigResource, Future[Any]], timeout_s: float
+) -> Iterator[tuple[str, dict[str, str] | KafkaException]]:
+    """Yield name and configuration of each topic or broker, or the error of its request. Settings
+    without a value are left out. ``asked``: result of ``AdminClient.describe_configs``.
+    """
+    for resource, future in asked.items():
+        try:
+            entries = answer_of(future, timeout_s)
+        except KafkaException as exc:
+            yield resource.name, exc
+        else:
+            values = {name: entry.value for name, entry in entries.items()}
+            yield resource.name, {n: value for n, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Finds and creates topics, and judges whether they can be served.
+"""Finds and creates topics, and checks whether they can be served.
 
 A delay topic with a *problem* is not served. A delay topic with a *risk*, by which records may be
 lost, goes on being served if it is served already: stopping would not prevent the loss, and stored
@@ -21,7 +21,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
-from connectors.kafka.rights import READ, WRITE, Access, ask_access, complaints
 from connectors.kafka.topic_configs import (
     CHECKPOINT_CONFIG,
     DELAY_CONFIG,
@@ -36,7 +35,20 @@ from connectors.kafka.topic_configs import (
     outlet_problems,
     too_small,
 )
-from connectors.kafka.topic_facts import Brokers, Layout, Look, ServedTopic, brokers_of, copies_of
+from connectors.kafka.topic_facts import (
+    READ,
+    WRITE,
+    Access,
+    Brokers,
+    Layout,
+    Look,
+    ServedTopic,
+    ask_access,
+    brokers_of,
+    complaints,
+    copies_of,
+    read_configs,
+)
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 
@@ -45,24 +57,19 @@ REQUEST_TIMEOUT_S: Final = 15.0
 _log = structlog.get_logger(__name__)
 
 
+# Configurations by topic; None: the service may not read the configuration.
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
-"""Configurations by topic; None: the service may not read the configuration."""
 
 
 class TopicKeeper:
-    """A client that finds delay topics, creates missing topics, and judges existing ones.
-
-    Args:
-        admin: Kafka's admin client.
-        settings: settings of the node.
-        waits_ms: returns the longest time in ms for which each delay topic's log must keep records
-            under the contracts in force (``longest_waits_ms``); topics without one are left out.
-    """
+    """A client that finds delay topics, creates missing topics, and judges existing ones."""
 
     def __init__(
         self,
         admin: KafkaAdmin,
         settings: Settings,
+        # Returns the longest time in ms for which each delay topic's log must keep records under
+        # the contracts in force (``longest_waits_ms``); topics without one are left out.
         waits_ms: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._admin = admin
@@ -72,12 +79,6 @@ class TopicKeeper:
         self._brokers = 0
 
     def prepare(self) -> None:
-        """Create the service's topics and the delay topics that the settings name, if allowed.
-
-        Raises:
-            KafkaEdgeError: a topic is missing and can't, or must not, be created; a right is
-                missing; or the checkpoint or claims topic may lose records.
-        """
         topics = self._settings.topics
         existing = self._list()
         there = [len(existing[name]) for name in topics.delay if name in existing]
@@ -124,7 +125,6 @@ class TopicKeeper:
         }
 
     def _check_rights(self) -> None:
-        """Raise ``KafkaEdgeError`` if a right on the service's own topics is missing."""
         topics = self._settings.topics
         needed = {
             topics.checkpoint: (READ, WRITE),
@@ -146,14 +146,12 @@ class TopicKeeper:
                 _log.warning("admin_right_missing", why=complaint)
 
     def _claims_config(self) -> dict[str, str]:
-        """Return the configuration of the claims topic. With three copies, two must confirm each
-        claim, so that no claim is lost with one broker and then overlooked.
-        """
+        # With three copies, two must confirm each claim, so that no claim is lost with one broker
+        # and then overlooked.
         has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
         return {**CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
     def _make_again(self, name: str) -> Iterable[str]:
-        """Recreate a deleted topic for dead letters or outcomes, if allowed; yield the problem."""
         waits = f"{name} does not exist: what would be written there waits, with its shard"
         if not self._settings.topics.create:
             yield f"{waits}; create it, or set topics.create"
@@ -205,11 +203,6 @@ class TopicKeeper:
         return found
 
     def layout(self) -> Layout:
-        """Return the numbers of partitions that stay the same during a worker's lifetime.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer, or the checkpoint topic does not exist.
-        """
         existing, name = self._list(), self._settings.topics.checkpoint
         if not existing.get(name):
             raise KafkaEdgeError(f"topic {name} is not there: create it, or set topics.create")
@@ -217,7 +210,6 @@ class TopicKeeper:
         return Layout(len(existing[name]), places)
 
     def _names(self, existing: Collection[str]) -> list[str]:
-        """Return the names of the existing delay topics, sorted."""
         topics = self._settings.topics
         own = set(topics.own)
         return [
@@ -233,7 +225,6 @@ class TopicKeeper:
         return {**DELAY_CONFIG, "retention.ms": str(retention_ms)}
 
     def _retention_ms_needed(self, name: str) -> int:
-        """Return a delay topic's minimum retention by the settings, in ms: wait plus allowance."""
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
@@ -256,12 +247,7 @@ class TopicKeeper:
                     raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc
 
     def look(self, layout: Layout) -> Look:
-        """Return the state and problems of all topics. A missing topic for dead letters or outcomes
-        is created again, if the settings allow it.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
+        # A missing topic for dead letters or outcomes is created again, if the settings allow it.
         topics, existing = self._settings.topics, self._list()
         names = self._names(existing)
         outlets = (topics.dead_letter, topics.outcomes)
@@ -347,24 +333,17 @@ class TopicKeeper:
             )
 
     def _configs(self, names: Iterable[str]) -> _Configs:
-        """Return the configuration of each topic; None where the service may not read it.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         configs: dict[str, dict[str, str] | None] = {}
-        for resource, future in self._admin.describe_configs(resources).items():
-            try:
-                entries = answer_of(future, REQUEST_TIMEOUT_S)
-            except KafkaException as exc:
-                if error_of(exc).code() in _NO_CONFIG:
-                    configs[resource.name] = None
-                    continue
+        for name, found in read_configs(self._admin.describe_configs(resources), REQUEST_TIMEOUT_S):
+            if not isinstance(found, KafkaException):
+                configs[name] = found
+            elif error_of(found).code() in _NO_CONFIG:
+                configs[name] = None
+            else:
                 raise KafkaEdgeError(
-                    f"the configuration of {resource.name} can't be read: {exc}"
-                ) from exc
-            configs[resource.name] = {name: entry.value or "" for name, entry in entries.items()}
+                    f"the configuration of {name} can't be read: {found}"
+                ) from found
         return configs
 
     def _list(self) -> dict[str, Brokers]:

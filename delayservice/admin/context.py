@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from connectors.kafka.clients import KafkaAdmin
+from connectors.kafka.control_topics import PauseWatcher
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
 from connectors.kafka.log_ends import log_bounds
-from connectors.kafka.pauses import PauseWatcher
 from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers

@@ -14,9 +14,8 @@ from fastapi.responses import JSONResponse
 from starlette.staticfiles import StaticFiles
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.control_topics import ControlReader
+from connectors.kafka.control_topics import ControlReader, PauseWatcher
 from connectors.kafka.controls import ControlDesk
-from connectors.kafka.pauses import PauseWatcher
 from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import WaitingRoom, changing_routes, pause_routes

@@ -11,9 +11,8 @@ from typing import TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from connectors.kafka.clients import FORCED, UNREACHABLE, admin_client
+from connectors.kafka.clients import FORCED, UNREACHABLE, admin_client, partitions_of
 from connectors.kafka.controls import ControlDesk
-from connectors.kafka.existing import partitions_of
 from connectors.kafka.outcomes import RecordPlace
 from connectors.kafka.scan import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from connectors.kafka.repairs import RepairDesk, cluster_id
+from connectors.kafka.copies import RepairDesk, cluster_id
 from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult

@@ -8,15 +8,13 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from delayservice.base.errors import SettingsError
-from delayservice.config.secret_files import read_secret_text
-from delayservice.config.units import Listen, ListText, Section, matching
+from delayservice.config.units import Listen, ListText, Section, matching, read_secret_text
 
 TOKEN_CHARS_MIN: Final = 16
 _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
 
 
 def made_token_path(state_dir: Path) -> Path:
-    """Return the path of the token file that a node creates if no token is configured."""
     return state_dir / "admin_token"
 
 
@@ -41,8 +39,9 @@ class Admin(Section):
     token_file: Path | None = Field(default=None, description="File that holds `token`.")
     reads: Literal["auto", "open", "token"] = Field(
         default="auto",
-        description="Who may read. `open`: everyone who reaches the server. `token`: who sends "
-        "the token as password of any user. `auto`: open on a loopback address, else token.",
+        description="Who may read. `open`: everyone who reaches the server. `token`: clients "
+        "that send the token as password of any user. `auto`: open on a loopback address, else "
+        "token.",
     )
     hosts: Annotated[tuple[HostName, ...], ListText] = Field(
         default=(),
@@ -61,17 +60,11 @@ class Admin(Section):
 
     @property
     def are_reads_open(self) -> bool:
-        """Return whether requests that only read need no token."""
         if self.reads == "auto":
             return self.listen.startswith(_LOOPBACK)
         return self.reads == "open"
 
     def configured_token(self) -> str | None:
-        """Return the token from its setting or its file; None: neither is set.
-
-        Raises:
-            SettingsError: the file can't be read or its content is too short.
-        """
         token = read_secret_text("admin.token_file", self.token, self.token_file)
         if token is not None and len(token) < TOKEN_CHARS_MIN:
             raise SettingsError(

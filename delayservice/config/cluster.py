@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, SecretStr, model_validator
 
-from delayservice.config.secret_files import read_secret_text
 from delayservice.config.units import (
     DAY_MS,
     DurationMs,
@@ -16,6 +15,7 @@ from delayservice.config.units import (
     Section,
     Servers,
     matching,
+    read_secret_text,
 )
 
 _SESSION_S_MAX = 60
@@ -33,8 +33,8 @@ class ZooKeeper(Section):
 
     hosts: Servers = Field(
         default="",
-        description="Servers: `host:port`, separated by commas. Empty: this node runs alone and "
-        "owns every slice.",
+        description="ZooKeeper servers: `host:port`, separated by commas. Empty: this node "
+        "runs alone and owns every slice.",
     )
     root: Annotated[
         str, matching(r"(/[A-Za-z0-9._-]+)+", "write a path such as /delayservice or /team/delays")
@@ -69,11 +69,12 @@ class ZooKeeper(Section):
         description="Encrypt the connection, and verify the server's certificate and host name.",
     )
     tls_ca_file: Path | None = Field(
-        default=None, description="PEM file of authorities to trust. Unset: those of the system."
+        default=None,
+        description="PEM file of trusted certificate authorities. Unset: those of the system.",
     )
     tls_cert_file: Path | None = Field(
         default=None,
-        description="PEM file of this node's certificate. Unset: the node shows no certificate.",
+        description="PEM file of this node's certificate. Unset: no client certificate.",
     )
     tls_key_file: Path | None = Field(
         default=None, description="PEM file of the private key of that certificate."
@@ -99,11 +100,6 @@ class ZooKeeper(Section):
         return self
 
     def secret(self) -> str:
-        """Return the password for ZooKeeper from its setting or its file; empty: neither is set.
-
-        Raises:
-            SettingsError: the file can't be read.
-        """
         setting = "zookeeper.password_file"
         return read_secret_text(setting, self.password, self.password_file) or ""
 
@@ -120,15 +116,15 @@ class Placement(Section):
         ge=0,
         le=3600,
         description="Seconds for which a partition must keep its leader before the slice moves to "
-        "that broker's node, and a slice its owner after a crash of the one before. Larger: fewer "
-        "moves.",
+        "that broker's node, and for which a slice stays with the node that took it over after a "
+        "crash. Larger: fewer moves.",
     )
     claim_stagger_ms: DurationMs = Field(
         default=150,
         ge=0,
         le=10_000,
-        description="Head start among nodes for a slice without an owner: the first choice claims "
-        "at once, the second after this time, the third after twice it. 0: all at once.",
+        description="Delay between candidates for a slice without an owner: the first claims it at "
+        "once, the second after this time, the third after twice this time. 0: all at once.",
     )
     lag_s_max: DurationS = Field(
         default=10,

@@ -1,7 +1,8 @@
-"""Settings of delivery, and of the target topics that each delay topic may use."""
+"""Settings of delivery: rules, level topics, rates, and allowed target topics."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
@@ -18,7 +19,9 @@ from delayservice.config.units import (
     Section,
     Topic,
     TopicPattern,
+    names_of,
 )
+from delayservice.contract.levels import PRESETS, level_topic
 
 
 class TargetRules(Section):
@@ -130,8 +133,8 @@ class Delivery(Section):
         default=(1_000, 5_000, 30_000, 2 * MINUTE_MS, 10 * MINUTE_MS),
         min_length=1,
         max_length=100,
-        description="Waits before each new attempt at a target that fails. After the last one: "
-        "dead letter.",
+        description="Delays before each retry at a target that fails. After the last retry: dead "
+        "letter.",
     )
     missing_target: Literal["park", "dead-letter"] = Field(
         default="park",
@@ -172,3 +175,74 @@ class Delivery(Section):
         if self.id_bytes_max > self.header_bytes_max:
             raise ValueError("id_bytes_max is above header_bytes_max")
         return self
+
+
+_LEVEL_MS_MIN = 100
+
+
+class Levels(Section):
+    """Level topics: each delays all its records by one fixed time. Its name is the prefix and a
+    number from 1.
+    """
+
+    preset: Literal["none", "default", "rocketmq"] = Field(
+        default="none",
+        description="List of delays. `default`: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h. "
+        "`rocketmq`: the 18 of RocketMQ. `none`: `delays_ms`.",
+    )
+    delays_ms: Annotated[
+        tuple[Annotated[DurationMs, Field(ge=_LEVEL_MS_MIN, le=YEAR_MS)], ...], ListText
+    ] = Field(
+        default=(),
+        max_length=100,
+        description="Delays of the levels, ascending, instead of `preset`. Add new ones at the "
+        "end. Empty: no levels.",
+    )
+    prefix: Annotated[str, names_of(1, 240)] = Field(
+        default="delay_topic_",
+        description="Prefix of level topics; level 3 of the default is `delay_topic_3`.",
+    )
+    fetch_ahead_records: int = Field(
+        default=5_000,
+        ge=10,
+        le=1_000_000,
+        description="Records of a partition that are held in memory before they are due. Larger: "
+        "more memory, faster bursts.",
+    )
+    fetch_ahead_bytes: Bytes = Field(
+        default=ByteSize(8 * MIB),
+        description="Bytes of keys, values and headers of a partition that are held in memory "
+        "before they are due: the second limit beside `fetch_ahead_records`.",
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if self.preset != "none" and self.delays_ms:
+            raise ValueError("set preset or delays_ms, not both")
+        if any(a >= b for a, b in pairwise(self.delays_ms)):
+            raise ValueError("delays_ms must ascend: level 2 waits longer than level 1")
+        return self
+
+    @property
+    def all_ms(self) -> tuple[int, ...]:
+        # Ascending: level 1 has the first.
+        return PRESETS.get(self.preset, self.delays_ms)
+
+    @property
+    def by_topic(self) -> dict[str, int]:
+        levels = enumerate(self.all_ms, start=1)
+        return {level_topic(level, self.prefix): level_ms for level, level_ms in levels}
+
+
+RatePerS = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class Rates(Section):
+    """Limits of the rate at which target topics get records, for the whole cluster."""
+
+    per_s: dict[TopicPattern, RatePerS] = Field(
+        default_factory=dict,
+        max_length=1_000,
+        description="Records per second by pattern of target topics (`*` and `?`). The first "
+        "pattern that matches counts; each slice has an equal share. 0: no limit.",
+    )

@@ -26,6 +26,7 @@ _ONLY_A_PLACE = re.compile(r"(_file|\.location|\.url|\.method|\.claim\.name)$", 
 _ONCE = "a record must be settled exactly once"
 _SERVICE_CURSOR = "the service keeps its own cursor in the checkpoint topic"
 
+# librdkafka options that can't be set, each with the reason for the error message.
 RESERVED: Mapping[str, str] = {
     "bootstrap.servers": "set kafka.bootstrap instead",
     "metadata.broker.list": "set kafka.bootstrap instead",
@@ -62,13 +63,10 @@ RESERVED: Mapping[str, str] = {
     "logger": "logs belong to the service; set log.level",
     "log_cb": "logs belong to the service; set log.level",
 }
-"""librdkafka options that can't be set, each with the reason for the error message."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether the value of a setting with this name is secret. The path of a secret's file
-    is not.
-    """
+    # The path of a secret's file is not secret.
     return bool(_SECRET.search(name)) and not _ONLY_A_PLACE.search(name)
 
 
@@ -92,7 +90,6 @@ def _guard(options: dict[str, OptionValue]) -> dict[str, OptionValue]:
 
 
 Options: TypeAlias = Annotated[dict[str, OptionValue], AfterValidator(_guard), Field(repr=False)]
-"""Type of a table of librdkafka options by name."""
 
 
 class Kafka(Section):
@@ -121,11 +118,6 @@ class Kafka(Section):
     )
 
     def client_config(self, role: ClientRole) -> dict[str, str]:
-        """Return the librdkafka options of the clients with this role, secrets in clear text.
-
-        Raises:
-            SettingsError: ``kafka.bootstrap`` is not set.
-        """
         if not self.bootstrap:
             raise SettingsError(
                 "kafka.bootstrap is not set: name a broker in the file, with "

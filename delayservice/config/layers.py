@@ -29,10 +29,8 @@ _PASS_THROUGH = {
 _PARTS_OF_SET = re.compile(r'"([^"]*)"|([^."]+)')
 
 PathKey: TypeAlias = tuple[str, ...]
+# One setting: path of its name, value, and place: the file, variable or ``--set`` with the value.
 Leaf: TypeAlias = tuple[PathKey, object, str]
-"""One setting: path of its name, value, and place: the file, variable or ``--set`` with the
-value.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +42,7 @@ class Origins:
     places: dict[PathKey, str] = field(default_factory=dict)
 
     def of(self, path: PathKey) -> str:
-        """Return the place of the value at ``path``: its file, variable or ``--set``, else that of
-        a table around it or of a value below it, else ``default``.
-        """
+        # A table around the value, or a value below it, counts too.
         for length in range(len(path), 0, -1):
             place = self.places.get(path[:length])
             if place is not None:
@@ -69,16 +65,8 @@ def read_layers(
     environ: Mapping[str, str],
     model: type[BaseModel],
 ) -> Layers:
-    """Return the merged values of file, environment and ``--set`` texts.
-
-    Args:
-        config: TOML file; None: no file.
-        sets: texts ``section.key=value``.
-        environ: environment variables.
-        model: class of the settings.
-
-    Raises:
-        SettingsError: the file can't be read, or a ``--set`` or variable has no legal form.
+    """Return the merged values of file, environment and ``--set`` texts (``section.key=value``).
+    ``model``: class of the settings.
     """
     layers = Layers({}, Origins())
     if config is not None:
@@ -92,7 +80,6 @@ def read_layers(
 
 
 def known_names(model: type[BaseModel]) -> list[str]:
-    """Return the name ``section.key`` of every setting in ``model``, the class of the settings."""
     return [
         f"{section}.{key}"
         for section, info in model.model_fields.items()
@@ -103,8 +90,7 @@ def known_names(model: type[BaseModel]) -> list[str]:
 
 def explain(error: ValidationError, layers: Layers, model: type[BaseModel]) -> str:
     """Return a message with a line for each error: name and place of the setting, what is wrong,
-    and if the name is unknown, a similar one. ``layers``: values that were validated; ``model``:
-    class of the settings.
+    and if the name is unknown, a similar one.
     """
     lines = [
         _explain_one(tuple(str(part) for part in finding["loc"]), finding, layers, model)

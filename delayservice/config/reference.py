@@ -49,11 +49,6 @@ def effective(loaded: Loaded) -> list[Row]:
 
 
 def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
-    """Check that the settings ``names`` (``section.key``) have a value in ``rows``.
-
-    Raises:
-        SettingsError: a setting is empty or does not exist.
-    """
     values = {row.name: row.value for row in rows}
     for name in names:
         if values.get(name) in (None, "", [], {}):
@@ -61,9 +56,7 @@ def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
 
 
 def as_text(name: str, value: object) -> str:
-    """Return a setting's value as text for people; empty: None or an empty table. By ``name``, the
-    name of the setting, milliseconds and bytes get a unit.
-    """
+    # By the name of the setting, milliseconds and bytes get a unit.
     if value is None or value == {}:
         return ""
     if isinstance(value, list):

@@ -18,13 +18,10 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import Admin
 from delayservice.config.cluster import Placement, ZooKeeper
-from delayservice.config.delivery import Delivery, TargetRules
-from delayservice.config.flow import Disk, Rates
+from delayservice.config.delivery import Delivery, Levels, Rates, TargetRules
 from delayservice.config.kafka import Kafka
 from delayservice.config.layers import Layers, Origins, explain, read_layers
-from delayservice.config.levels import Levels
-from delayservice.config.secret_files import read_secret_bytes
-from delayservice.config.stores import Digests, RocksDb, WheelSettings
+from delayservice.config.stores import Digests, Disk, RocksDb, WheelSettings
 from delayservice.config.units import (
     DAY_MS,
     DurationMs,
@@ -35,18 +32,17 @@ from delayservice.config.units import (
     Topic,
     TopicPattern,
     names_of,
+    read_secret_bytes,
 )
 
 _SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
+# Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
+# million records due in one second are rolled over a quarter of an hour.
 _ROLL_SPREAD_PARTS = 8
-"""Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
-million records due in one second are rolled over a quarter of an hour.
-"""
 
 
 def workers_default() -> int:
-    """Return the default number of workers: one per core that this process may use, 4 at most."""
     return min(len(os.sched_getaffinity(0)), _WORKERS_MAX)
 
 
@@ -71,15 +67,15 @@ class NodeSettings(Section):
     broker_id: int | None = Field(
         default=None,
         ge=0,
-        description="Id of the Kafka broker beside this node. The node is preferred for slices "
+        description="Id of the Kafka broker on the same host. The node is preferred for slices "
         "whose partitions it holds or leads. Unset: no preference.",
     )
     workers: int = Field(
         default_factory=workers_default,
         ge=1,
         le=64,
-        description="Worker processes, each for whole slices on one core at most. Default: one "
-        "per core, 4 at most.",
+        description="Worker processes; each serves whole slices and uses one core at most. "
+        "Default: one per core, 4 at most.",
     )
     state_dir: Path = Field(
         default=Path("./delayservice-state"),
@@ -122,11 +118,6 @@ class NodeSettings(Section):
         return self
 
     def secret_bytes(self) -> bytes | None:
-        """Return the cluster secret from its setting or its file; None: neither is set.
-
-        Raises:
-            SettingsError: the file can't be read or its content is too short.
-        """
         if self.cluster_secret is not None:
             return self.cluster_secret.get_secret_value().encode()
         if self.cluster_secret_file is None:
@@ -137,11 +128,7 @@ class NodeSettings(Section):
         )
 
     def accepted_secrets(self) -> tuple[bytes, ...]:
-        """Return the secrets, besides the cluster secret, whose signatures are accepted.
-
-        Raises:
-            SettingsError: the file of secrets can't be read, or a secret is too short.
-        """
+        """Return the secrets, besides the cluster secret, whose signatures are accepted."""
         path = self.accepted_secrets_file
         if path is None:
             return ()
@@ -180,14 +167,14 @@ class Topics(Section):
     )
     outcomes: Topic = Field(
         default="delay_outcomes",
-        description="Topic that tells of cancelled, replaced, expired and fired records.",
+        description="Topic of outcomes: which records were cancelled, replaced, expired or fired.",
     )
     digests: Topic = Field(
         default="delay_digests", description="Topic of the digests: counts and hashes of each copy."
     )
     repairs: Topic = Field(
         default="delay_repairs",
-        description="Topic of repair orders for copies, and of the replies.",
+        description="Topic of repair orders for copies, and of the answers.",
     )
     audit: Topic = Field(
         default="delay_audit",
@@ -218,7 +205,7 @@ class Topics(Section):
         default=5,
         ge=1,
         le=3600,
-        description="Seconds between two looks for new topics and partitions.",
+        description="Seconds between two checks for new topics and partitions.",
     )
 
     @model_validator(mode="after")
@@ -233,16 +220,11 @@ class Topics(Section):
 
     @property
     def claims_topic(self) -> str:
-        """Return the claims topic: ``claims``, else the checkpoint topic with ``_claims``
-        appended.
-        """
         return self.claims or f"{self.checkpoint}_claims"
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Return the names of the service's own topics, such as the checkpoint topic and the
-        dead-letter topic, which are never delay topics.
-        """
+        # They are never delay topics.
         return (
             self.checkpoint,
             self.claims_topic,
@@ -334,7 +316,7 @@ class Settings(Section):
 
     @property
     def standalone(self) -> bool:
-        """Return whether this node owns every slice, without an election."""
+        # Without an election, this node owns every slice.
         return not self.zookeeper.hosts
 
     @model_validator(mode="after")
@@ -349,20 +331,15 @@ class Settings(Section):
 
     @property
     def roll_window_ms(self) -> int:
-        """Return the roll window in ms: a record that waits longer is requeued."""
+        # A record that waits longer is requeued.
         return self.delivery.roll_window_ms or self.wheel.window_ms
 
     @property
     def roll_spread_ms(self) -> int:
-        """Return the longest time by which a record is rolled early, in ms. Thus records that are
-        due together are not rolled together.
-        """
+        # Thus records that are due together are not rolled together.
         return self.roll_window_ms // _ROLL_SPREAD_PARTS
 
     def targets_for(self, delay_topic: str) -> TargetRules:
-        """Return the target rules of a delay topic: ``[targets.NAME]``, else ``[targets.default]``,
-        else rules that allow no target.
-        """
         return self.targets.get(delay_topic) or self.targets.get("default") or TargetRules()
 
 
@@ -375,16 +352,9 @@ class Loaded:
 
 
 def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Return validated settings: the file, overridden by the environment, then by ``sets``.
-
-    Args:
-        config: TOML file; None: no file.
-        sets: ``section.key=value`` texts of ``--set``.
-        environ: environment variables; names begin with ``DELAYSERVICE_``.
-
-    Raises:
-        SettingsError: the file can't be read, a name is unknown, a value is out of bounds, or
-            values contradict each other. The message has a line per error, with its place.
+    """Return validated settings: the file ``config`` (TOML), overridden by the environment
+    (``DELAYSERVICE_…``), then by ``sets`` (``section.key=value``). The message of a
+    ``SettingsError`` has a line per error, with its place.
     """
     return load_with_origins(config, sets, environ).settings
 
@@ -392,7 +362,6 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 def load_with_origins(
     config: Path | None, sets: Sequence[str], environ: Mapping[str, str]
 ) -> Loaded:
-    """Return settings as ``load`` does, with the place where each value was written."""
     layers: Layers = read_layers(config, sets, environ, Settings)
     try:
         return Loaded(Settings.model_validate(layers.tree), layers.origins)

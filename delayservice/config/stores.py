@@ -1,12 +1,13 @@
-"""Settings of the stores ``wheel`` and ``rocksdb``, and of the digests of copies."""
+"""Settings of the stores ``wheel`` and ``rocksdb``, of digests of copies, and of disk use."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, model_validator
 
 from delayservice.config.units import DAY_MS, MIB, Bytes, DurationMs, Section
+from delayservice.engine.disk import Watermarks
 
 
 class WheelSettings(Section):
@@ -45,7 +46,6 @@ class WheelSettings(Section):
 
     @property
     def window_ms(self) -> int:
-        """Return the span of due times that the wheel covers, in ms."""
         return self.slots * self.slot_ms
 
 
@@ -92,3 +92,46 @@ class Digests(Section):
         description="Time in which each copy is read from disk once to find damage. Smaller: "
         "earlier detection, more reads.",
     )
+
+
+class Disk(Section):
+    """Reactions to a full disk under `node.state_dir`. Delivery never stops."""
+
+    warn_percent: float = Field(
+        default=75,
+        ge=1,
+        le=100,
+        description="Used percent of the disk from which a warning is logged.",
+    )
+    stop_percent: float = Field(
+        default=85,
+        ge=1,
+        le=100,
+        description="Used percent of the disk from which new records stay in Kafka, unstored, "
+        "with an alarm.",
+    )
+    full_percent: float = Field(
+        default=90,
+        ge=1,
+        le=100,
+        description="Used percent of the disk from which stores are no longer synced; after a "
+        "crash, more is read again from Kafka.",
+    )
+    resume_below_percent: float = Field(
+        default=2,
+        ge=0,
+        le=50,
+        description="Percentage points below one of these limits at which its reaction ends.",
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if not self.warn_percent <= self.stop_percent <= self.full_percent:
+            raise ValueError("warn_percent, stop_percent and full_percent must ascend")
+        return self
+
+    @property
+    def watermarks(self) -> Watermarks:
+        return Watermarks(
+            self.warn_percent, self.stop_percent, self.full_percent, self.resume_below_percent
+        )

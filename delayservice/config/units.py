@@ -1,9 +1,10 @@
-"""Types of settings: durations, sizes, lists, names of topics, addresses."""
+"""Types of settings: durations, sizes, lists, names of topics, addresses, files with secrets."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import (
@@ -13,9 +14,11 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    SecretStr,
     WithJsonSchema,
 )
 
+from delayservice.base.errors import SettingsError
 from delayservice.contract import times
 from delayservice.contract.codes import RecordRefusedError
 
@@ -38,10 +41,8 @@ _HINT = 'write a duration as "500ms", "2h", "1h30m", "10y" or ISO 8601 ("PT30S")
 
 
 def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds of a duration with units (``1h30m``) or in ISO 8601 (``PT30S``).
-
-    Raises:
-        ValueError: the text is no such duration; the message says how to write one.
+    """Return the milliseconds of a duration with units (``1h30m``) or in ISO 8601 (``PT30S``). The
+    message of the ``ValueError`` says how to write one.
     """
     stripped = text.strip()
     try:
@@ -61,7 +62,6 @@ def format_duration(ms: int) -> str:
 
 
 def _read_ms(value: object) -> object:
-    """Return the milliseconds of a text with a unit, and any other value unchanged."""
     if isinstance(value, str) and not _is_number(value):
         return parse_duration_ms(value)
     return value
@@ -81,7 +81,6 @@ def _is_number(text: str) -> bool:
 
 
 def _read_list(value: object) -> object:
-    """Return a list given as text, in JSON or separated by commas; other values as they are."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -90,9 +89,7 @@ def _read_list(value: object) -> object:
 
 
 def matching(pattern: str, told: str) -> AfterValidator:
-    """Return the validator of a text that must match ``pattern`` as a whole; ``told``: what the
-    error says instead of the pattern.
-    """
+    # ``told``: what the error says instead of the pattern.
     regex = re.compile(pattern)
 
     def read(text: str) -> str:
@@ -104,7 +101,6 @@ def matching(pattern: str, told: str) -> AfterValidator:
 
 
 def names_of(chars_min: int, chars_max: int, more: str = "") -> AfterValidator:
-    """Return the validator of a name as Kafka allows them, or with further characters ``more``."""
     told = f"write {chars_min} to {chars_max} of the characters A-Z a-z 0-9 . _ - {more}".rstrip()
     return matching(rf"[A-Za-z0-9._{re.escape(more)}-]{{{chars_min},{chars_max}}}", told)
 
@@ -115,38 +111,38 @@ def _read_topic(name: str) -> str:
     return name
 
 
+# Type of a setting in milliseconds; text may have a unit (``2h``).
 DurationMs: TypeAlias = Annotated[int, BeforeValidator(_read_ms)]
-"""Type of a setting in milliseconds; text may have a unit (``2h``)."""
 
+# Type of a setting in seconds; text may have a unit (``1m``).
 DurationS: TypeAlias = Annotated[int, BeforeValidator(_read_s)]
-"""Type of a setting in seconds; text may have a unit (``1m``)."""
 
+# Validator of a list setting that also reads text: JSON, or items separated by commas.
 ListText = BeforeValidator(_read_list)
-"""Validator of a list setting that also reads text: JSON, or items separated by commas."""
 
 _BYTES_MIN = 64 * 1024
 _BYTES_MAX = 64 * 1024 * MIB
 
+# Type of a setting in bytes; text may have a unit (``64MiB``).
 Bytes: TypeAlias = Annotated[
     ByteSize,
     Field(ge=_BYTES_MIN, le=_BYTES_MAX),
     # pydantic leaves the bounds of a ByteSize out of the schema that the reference is made from.
     WithJsonSchema({"type": "integer", "minimum": _BYTES_MIN, "maximum": _BYTES_MAX}),
 ]
-"""Type of a setting in bytes; text may have a unit (``64MiB``)."""
 
+# Type of a setting for the largest size of one header, in bytes.
 HeaderBytes: TypeAlias = Annotated[
     ByteSize,
     Field(ge=256, le=64 * 1024),
     WithJsonSchema({"type": "integer", "minimum": 256, "maximum": 64 * 1024}),
 ]
-"""Type of a setting for the largest size of one header, in bytes."""
 
+# Type of a setting: a topic name that Kafka allows.
 Topic: TypeAlias = Annotated[str, names_of(1, 249), AfterValidator(_read_topic)]
-"""Type of a setting: a topic name that Kafka allows."""
 
+# Type of a setting: a pattern of topic names. ``*`` matches any characters, ``?`` one.
 TopicPattern: TypeAlias = Annotated[str, names_of(1, 249, "*?")]
-"""Type of a setting: a pattern of topic names. ``*`` matches any characters, ``?`` one."""
 
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _PORT_MAX = 65_535
@@ -159,13 +155,14 @@ def _read_ports(text: str) -> str:
     return text
 
 
+# Type of a setting: address ``host:port`` to listen on; empty: the server is off.
 Listen: TypeAlias = Annotated[
     str,
     matching(rf"(?:{_HOST}:[0-9]{{1,5}})?", "write host:port, or nothing for no server"),
     AfterValidator(_read_ports),
 ]
-"""Type of a setting: address ``host:port`` to listen on; empty: the server is off."""
 
+# Type of a setting: addresses ``host:port`` to connect to, separated by commas; empty: none.
 Servers: TypeAlias = Annotated[
     str,
     matching(
@@ -174,9 +171,9 @@ Servers: TypeAlias = Annotated[
     ),
     AfterValidator(_read_ports),
 ]
-"""Type of a setting: addresses ``host:port`` to connect to, separated by commas; empty: none."""
 
 
+# Type of a setting: brokers as librdkafka takes them, so ports may be left out; empty: none.
 Brokers: TypeAlias = Annotated[
     str,
     matching(
@@ -185,7 +182,6 @@ Brokers: TypeAlias = Annotated[
     ),
     AfterValidator(_read_ports),
 ]
-"""Type of a setting: brokers as librdkafka takes them, so ports may be left out; empty: none."""
 
 
 class Section(BaseModel):
@@ -196,3 +192,24 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True
     )
+
+
+def read_secret_bytes(setting: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise SettingsError(f"{setting} can't be read: {exc}") from exc
+
+
+def read_secret_text(setting: str, given: SecretStr | None, path: Path | None) -> str | None:
+    """Return a secret from its setting, or from its file, UTF-8 without white space around it;
+    None: neither is set. ``setting``: names the file in error messages.
+    """
+    if given is not None:
+        return given.get_secret_value()
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{setting} can't be read: {exc}") from exc

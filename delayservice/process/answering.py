@@ -24,31 +24,24 @@ from delayservice.inspection.query import merged as merged_pages
 from delayservice.process.worker_thread import WorkerThread
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
+# Longest wait until a query may read a slice that is busy, in s.
 LOOK_TIMEOUT_S: Final = 1.0
-"""Longest wait until a query may read a slice that is busy, in s."""
+# Time limit of one page of a search, in s; every lane is read once even if that takes longer.
 SEARCH_S: Final = 0.3
-"""Time limit of one page of a search, in s; every lane is read once even if that takes longer."""
+# Longest wait of a search for the end of other searches, in s.
 SEARCH_WAIT_S: Final = 3.0
-"""Longest wait of a search for the end of other searches, in s."""
+# Pause of a search after it has read a lane, in s, so that delivery comes first.
 SEARCH_PAUSE_S: Final = 0.001
-"""Pause of a search after it has read a lane, in s, so that delivery comes first."""
 
+# Lock by which searches follow one another, because a search takes CPU time from delivery.
 _searching = threading.Lock()
-"""Lock by which searches follow one another, because a search takes CPU time from delivery."""
 
 _Answer = Page | Fate | BacklogCounts | list[Pending] | None
 
 
 def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
-    """Return the answer to a query, read from the slices of one worker.
-
-    Returns:
-        ``Search``: one page of records, from all slices. ``Find``: the pending records with the id,
-        from all slices. ``Locate``: the state of the record; None: the worker does not keep its
-        shard. ``Ahead``: counts over all slices.
-
-    Raises:
-        DelayServiceError: a slice is busy or was closed, or other searches take too long.
+    """Return the answer to a query, read from the slices of one worker. ``Locate``: the result is
+    None if the worker does not keep the record's shard.
     """
     if isinstance(question, Search):
         return _search(question, thread)
@@ -65,12 +58,7 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
 
 
 def _search(question: Search, thread: WorkerThread) -> Page:
-    """Read all lanes in small steps, by rotation, until each has a full page or is read to its end,
-    or ``SEARCH_S`` has passed; return one page, merged from those of the lanes.
-
-    Raises:
-        DelayServiceError: a slice is busy, a lane was closed, or other searches take too long.
-    """
+    # In small steps, by rotation: the loop waits during each of them.
     if not _searching.acquire(timeout=SEARCH_WAIT_S):
         raise DelayServiceError("other searches are under way; try again in a moment")
     try:
@@ -115,11 +103,6 @@ def _precise(lanes: Mapping[str, AnyLane]) -> list[PreciseLane]:
 
 @contextmanager
 def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, AnyLane]]:
-    """Give access to the lanes of slice ``number``, by delay topic, while the worker's loop waits.
-
-    Raises:
-        DelayServiceError: the slice is busy or no longer kept here; the message names it.
-    """
     try:
         with thread.looking(number, LOOK_TIMEOUT_S) as lanes:
             yield lanes

@@ -22,10 +22,10 @@ from delayservice.contract.codes import CRON_INVALID, ZONE_INVALID, RecordRefuse
 
 _SECOND: Final = timedelta(seconds=1)
 _DAY: Final = timedelta(days=1)
+# Largest number of results in each cache: most schedules share a few expressions and due times.
 _CACHED: Final = 1_024
-"""Largest number of results in each cache: most schedules share a few expressions and due times."""
+# Length of the search for a match, months.
 _MONTHS_MAX: Final = 50 * 12
-"""Length of the search for a match, months."""
 _FIELDS_WITH_SECONDS: Final = 6
 _ANY_DAY: Final = datetime(2000, 1, 1)  # noqa: DTZ001  # cronsim only reads fields here
 
@@ -50,9 +50,8 @@ class _Days:
         self._by_kind: dict[tuple[int, int], list[int]] = {}
 
     def of(self, year: int, month: int) -> list[int]:
-        """Return the matching days of a month. They follow from its length and the weekday of its
-        first day, so there are 28 kinds of months.
-        """
+        # They follow from its length and the weekday of its first day, so there are 28 kinds of
+        # months.
         if month not in self._read.months:
             return []
         kind = calendar.monthrange(year, month)
@@ -63,7 +62,6 @@ class _Days:
         return found
 
     def after(self, day: date) -> date | None:
-        """Return the first matching day after ``day``; None: there is none within fifty years."""
         first = 12 * day.year + day.month - 1
         after = day.day
         for number in range(first, first + _MONTHS_MAX):
@@ -79,11 +77,7 @@ _days = lru_cache(_CACHED)(_Days)
 
 
 class _Expression:
-    """Times of the clock that a cron expression matches.
-
-    Args:
-        cron: the expression; ``CronSimError`` is raised if it is none.
-    """
+    """Times of the clock that a cron expression matches."""
 
     def __init__(self, cron: str) -> None:
         read, fields = CronSim(cron, _ANY_DAY), cron.split()
@@ -91,11 +85,10 @@ class _Expression:
         self._hours, self._minutes = sorted(read.hours), sorted(read.minutes)
         self._seconds = sorted(read.seconds)
         self._first = time(self._hours[0], self._minutes[0], self._seconds[0])
+        # Whether it matches every instant at which the local clock shows one of its times.
         self.is_shown = len(fields) == _FIELDS_WITH_SECONDS or "*" in (fields[0][0], fields[1][0])
-        """Whether it matches every instant at which the local clock shows one of its times."""
 
     def after(self, local: datetime) -> datetime | None:
-        """Return the first match after ``local``; None: there is none within fifty years."""
         start = local + _SECOND
         if start.day in self._days.of(start.year, start.month):
             found = self._time_from(start.hour, start.minute, start.second)
@@ -129,11 +122,9 @@ def _expression(cron: str) -> _Expression:
 @lru_cache(_CACHED)
 def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
     """Return the first instant after ``after_ms`` that the cron expression matches in the time
-    zone, both epoch milliseconds; None: there is none within fifty years, so it never matches, as
-    for the 30th of February, or it is beyond the calendar.
-
-    Raises:
-        RecordRefusedError: with code ``cron-invalid`` or ``zone-invalid``.
+    zone, both epoch ms; None: there is none within fifty years, as for the 30th of February, or it
+    is beyond the calendar. ``RecordRefusedError`` has the code ``cron-invalid`` or
+    ``zone-invalid``.
     """
     clock, expression = _zone(zone), _expression(cron)
     match = _next_shown if expression.is_shown else _next_once
@@ -168,7 +159,6 @@ def _next_shown(expression: _Expression, zone: tzinfo, after: datetime) -> datet
 def _first_shown(
     expression: _Expression, zone: tzinfo, local: datetime, after: datetime
 ) -> datetime | None:
-    """Return the first instant after ``after`` that shows a match after ``local``."""
     wanted = expression.after(local)
     while wanted is not None:
         shown = _instants(wanted, zone)
@@ -195,13 +185,11 @@ def _instants(local: datetime, zone: tzinfo) -> list[datetime]:
 
 
 def _end_of_gap(local: datetime, zone: tzinfo) -> datetime:
-    """Return the instant at which the clock of a zone skips ``local``."""
     late, early = (local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     return _change(early, late, zone)
 
 
 def _change(before: datetime, after: datetime, zone: tzinfo) -> datetime:
-    """Return the instant between the two at which the clock of a zone changes."""
     while after - before > _SECOND:
         middle = before + (after - before) // (2 * _SECOND) * _SECOND
         if _offset(middle, zone) == _offset(before, zone):

@@ -15,28 +15,25 @@ from multiprocessing.process import BaseProcess
 from typing import Final
 
 CONTEXT: Final = multiprocessing.get_context("forkserver")
-"""Context of the worker processes and of what they share with the supervisor."""
+# Modules that each worker imports: those of its main function and of the command ``run``.
 _PRELOADED: Final = ["delayservice.cli", "delayservice.process.worker_entry"]
-"""Modules that each worker imports: those of its main function and of the command ``run``."""
 CONTEXT.set_forkserver_preload(_PRELOADED)
 _HELD_BACK: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 def start_server() -> None:
-    """Start the process that workers are forked from, without waiting for its imports."""
     resource_tracker.ensure_running()  # it would end the mask
     with _signals_held_back():
         forkserver.ensure_running()
 
 
 def start(process: BaseProcess) -> None:
-    """Start a worker process. SIGTERM and SIGINT wait until it calls ``accept_signals``."""
+    # SIGTERM and SIGINT wait until the process calls ``accept_signals``.
     with _signals_held_back():
         process.start()
 
 
 def accept_signals() -> None:
-    """Let the handlers of this process receive SIGTERM and SIGINT, also those sent before."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
 
 

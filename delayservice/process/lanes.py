@@ -1,10 +1,15 @@
-"""Creation of lanes from the settings: their stores, limits, and topics of outputs."""
+"""Makes what a worker's loop needs from the settings: lanes, and its Kafka clients for writing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.clients import KafkaAdmin
+from connectors.kafka.sink import SinkOptions
 from connectors.kafka.source import KafkaSource
+from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
@@ -21,14 +26,8 @@ from delayservice.store.base import Store
 
 
 class LaneMaker:
-    """Factory of lanes: with a store for a shard of a normal delay topic, else for a level topic.
-
-    Args:
-        settings: settings of the node.
-        stores: stores of the worker.
-        source: consumer of the delay topics.
-        routes: topics to which outputs are written, and the cluster secrets.
-        targets: checks of which target topics can be written to.
+    """Factory of lanes: with a store for a shard of a normal delay topic, else for a level
+    topic.
     """
 
     def __init__(
@@ -46,9 +45,7 @@ class LaneMaker:
         self._targets = targets
 
     def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
-        """Return a new lane for a partition of a delay topic. The slice is added to ``loop`` if it
-        is missing; the lane is not, the caller has to add it.
-        """
+        # The slice is added to ``loop`` if it is missing; the lane is not.
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
         self._source.serve(topic.name, topic.topic_id)
@@ -71,7 +68,7 @@ class LaneMaker:
 def flow_rules(settings: Settings, slices: int) -> FlowRules:
     """Return the limits of delivery of one slice: an even share of the cluster's rates, in records
     per s, and undivided, the largest number of records of a shard that are delivered in the second
-    in which they are due. ``slices``: number of slices of the cluster.
+    in which they are due.
     """
     shares = max(slices, 1)
     return FlowRules(
@@ -82,9 +79,7 @@ def flow_rules(settings: Settings, slices: int) -> FlowRules:
 
 
 def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
-    """Return topics and rules for outputs. ``secrets``: the first one signs requeued records and
-    envelopes, all of them verify.
-    """
+    # The first secret signs requeued records and envelopes, all of them verify.
     return Routes(
         dead_letter=settings.topics.dead_letter,
         outcomes=settings.topics.outcomes,
@@ -97,4 +92,36 @@ def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
         accepted=secrets[1:],
         allowlist=partial(allowlist_for, settings),
         parks_missing=settings.delivery.missing_target == "park",
+    )
+
+
+def sink_options(settings: Settings, name: str, checkpoints: KafkaCheckpoints) -> SinkOptions:
+    topics, kafka = settings.topics, settings.kafka
+    return SinkOptions(
+        name_prefix=f"{kafka.transactional_id_prefix}-{name}",
+        checkpoint_topic=topics.checkpoint,
+        claims_topic=topics.claims_topic,
+        checkpoint_partition=checkpoints.partition,
+        exactly_once=settings.delivery.mode == "exactly_once",
+        partitioner=settings.delivery.partitioner,
+        client=kafka.client_config("producer"),
+    )
+
+
+def succession_of(
+    settings: Settings,
+    checkpoints: KafkaCheckpoints,
+    admin: KafkaAdmin,
+    confirm: Callable[[Iterable[int]], frozenset[int]],
+) -> KafkaSuccession:
+    topics, kafka = settings.topics, settings.kafka
+    return KafkaSuccession(
+        checkpoints,
+        admin,
+        consumer=kafka.client_config("consumer"),
+        producer=kafka.client_config("producer"),
+        checkpoint_topic=topics.checkpoint,
+        claims_topic=topics.claims_topic,
+        legacy_prefix=kafka.transactional_id_prefix,
+        confirm=confirm,
     )

@@ -34,11 +34,11 @@ HINTS: Final[Mapping[str, str]] = {
     "clock_in_doubt": "delivery stops until this machine's clock is right",
     "command_done": "a repair order for this copy is done; frames is the number of records",
     "command_failed": (
-        "a repair order for this copy failed; the copy is as before. Mend what why says, and give "
-        "the order again"
+        "a repair order for this copy failed; the copy is as before. Remove the cause that why "
+        "names, and send the order again"
     ),
     "consumers_renewed": (
-        "the old consumers keep former leaders of a topic, which they don't read on"
+        "the former consumers had outdated leaders of a topic, from which they got no records"
     ),
     "contract_extended": (
         "new settings apply to records from from_offset on; if few records come, a restart of the "
@@ -52,11 +52,11 @@ HINTS: Final[Mapping[str, str]] = {
     "digest_not_written": "comparisons of copies lack this digest until the next one",
     "disk_fills_up": "free or add disk space; from stop_percent on, nothing more is stored",
     "disk_full": "above disk.full_percent the stores are no longer synced; free or add disk space",
-    "disk_not_seen": "the fill level of the disk can't be read; the last one stays in force",
+    "disk_not_seen": "the use of the disk can't be read; the last known value is used",
     "ensemble_not_reached": "ZooKeeper did not answer; tried again",
     "fetch_error": "a read from Kafka failed; tried again",
     "foreign_checkpoint": "the record is ignored; let only the delay service write to that topic",
-    "handed_over": "this worker delivers the slice no more; its cursor is committed",
+    "handed_over": "this worker no longer delivers the slice; its cursor is committed",
     "handing_over": "the owner entry names the next owner (to), which prepares to take over",
     "ids_damaged": "the store of this shard is rebuilt from Kafka",
     "header_names_not_checked": (
@@ -72,7 +72,7 @@ HINTS: Final[Mapping[str, str]] = {
     "log_end_not_known": "the end of this partition is not known; asked again",
     "log_ends_not_known": "lag, and how far to catch up, are not known; asked again",
     "log_moved": (
-        "the log was truncated, or lost records to retention; the shard is fitted to it again"
+        "the log was truncated, or lost records to retention; the shard goes on where the log does"
     ),
     "loop_did_not_stop": "the process ends without a hand-over; other nodes take over its slices",
     "loop_failed": (
@@ -89,8 +89,8 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "ownership_failed": "the worker process ends and is replaced; report the traceback",
     "ownership_lost": (
-        "another writer took over; what this worker is to own is claimed again. If it repeats, "
-        "look for a second service with the same topics"
+        "another writer took over; this worker claims its slices again. If it repeats, look for a "
+        "second service with the same topics"
     ),
     "ownership_not_confirmed": "claims of these slices wait until ZooKeeper answers",
     "ownership_unpinned": "slices move between nodes as usual again",
@@ -100,9 +100,9 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "question_failed": "a query of the admin API to this worker failed; the service goes on",
     "registration_gone": "this node's entry in ZooKeeper was deleted; it is written again",
-    "repair_topic_not_read": "this node takes no repair orders until the topic can be read",
+    "repair_topic_not_read": "this node gets no repair orders until the topic can be read",
     "request_failed": "the admin API answered with status 500; the traceback says why",
-    "resigned": "this worker gave the slices up; why says for what reason",
+    "resigned": "this worker gave up the slices; why is the reason",
     "shard_dropped": "the topic was deleted, created again, or is no longer served",
     "slice_interrupted": (
         "the slice is given up; delivery goes on once the cause is gone, or on another node. "
@@ -110,11 +110,10 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "slice_retired": "other nodes keep its copies now; its stores here are removed",
     "slot_condemned": (
-        "the file is put aside in quarantine; its records are read again from Kafka. Look at "
-        "the disk"
+        "the file is moved to quarantine; its records are read again from Kafka. Check the disk"
     ),
     "slot_damaged": (
-        "a part of the store can't be read; its records are read again from Kafka. Look at the disk"
+        "a part of the store can't be read; its records are read again from Kafka. Check the disk"
     ),
     "slot_rebuilt": "frames is the number of records that were read again from Kafka",
     "slots_missing": (
@@ -150,14 +149,14 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "topic_served_again": "the problems of this delay topic are solved",
     "topics_not_refreshed": (
-        "known topics are served on; changes are not seen until a look succeeds"
+        "known topics are still served; changes take effect when topics can be read again"
     ),
     "settings_not_readable": (
-        "whether Kafka may lose what it acknowledged is not known of this resource; the right "
-        "DescribeConfigs on it, or on the cluster for a broker, lets the service look"
+        "settings by which Kafka may lose acknowledged records were not checked here; give the "
+        "service DescribeConfigs on the topic, or on the cluster for a broker"
     ),
     "topics_small": "topics with too few replicas or partitions for these brokers: why names them",
-    "unused_shard_removed": "this store held a slice that the worker serves no more",
+    "unused_shard_removed": "this store held a slice that the worker no longer serves",
     "waiting_for_kafka": (
         "the worker starts when Kafka answers; check address, rights and missing topics"
     ),
@@ -168,8 +167,8 @@ HINTS: Final[Mapping[str, str]] = {
     "worker_electable": "this worker may own slices again",
     "worker_failed": "the worker process ends and is replaced; report the traceback",
     "worker_hung": (
-        "the worker's loop has not moved for hung_s seconds; the process is killed and "
-        "replaced. Look at the disk"
+        "the worker's loop has made no progress for hung_s seconds; the process is killed and "
+        "replaced. Check the disk"
     ),
     "worker_not_electable": "this worker owns no slice until the cause is gone",
     "worker_session_ended": "other workers take its slices over without waiting for the session",
@@ -178,13 +177,13 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "worker_silent": (
         "the worker has not reported for silent_s seconds; the process is killed and replaced. "
-        "Look at memory and processors"
+        "Check memory and CPU"
     ),
     "writer_blocks": (
         "an open transaction of this writer holds up readers; the writer is fenced. If its node "
-        "did not die, look at that node"
+        "did not die, check that node"
     ),
-    "writer_fenced": "open transactions of a former owner were ended; it can't write any more",
+    "writer_fenced": "open transactions of a former owner were aborted; it can no longer write",
     "writer_ended": (
         "its open transaction has no effect; a new writer takes the slices over and delivers the "
         "records. If it repeats, the reason names the topic or the connection"

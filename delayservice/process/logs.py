@@ -1,8 +1,7 @@
 """Structured logs on standard error: readable text on a terminal, JSON lines elsewhere.
 
 One pipeline formats all lines: those of structlog, the standard library (kazoo) and librdkafka
-(give its clients ``logger=librdkafka_logger()``). Its last step redacts secrets, whatever wrote the
-line.
+(its clients have ``clients.LOGGER``). Its last step redacts secrets, whatever wrote the line.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from typing import Any, TextIO
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
+from delayservice.config.reference import HIDDEN
 from delayservice.config.settings import LogSettings
 from delayservice.process.log_hints import HINTS
-
-HIDDEN = "(hidden)"
-"""Text that replaces a secret in the log."""
 
 _SECRET_NAME = re.compile(
     r"password|passwd|secret|token|credential|jaas|\bpem\b|(ssl|api|private)[._-]?key",
@@ -32,12 +29,11 @@ _SECRET_TEXT = re.compile(
     re.IGNORECASE,
 )
 _BRACKETS = re.compile(r"\[[^]]*\]|\([^)]*\)")
+# Time for which repeats of a message of librdkafka are dropped, in s.
 _REPEAT_S = 10.0
-"""Time for which repeats of a message of librdkafka are dropped, in s."""
 _REPEATS_MAX = 1_000
-"""Largest number of messages that are kept to recognise repeats."""
+# Shortest secret to redact in texts, in characters; shorter ones would match ordinary words.
 _SECRET_CHARS_MIN = 4
-"""Shortest secret to redact in texts, in characters; shorter ones would match ordinary words."""
 
 
 def configure(
@@ -48,14 +44,8 @@ def configure(
     secrets: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Set up logging of this process. Call it once, before anything is logged.
-
-    Args:
-        log: level and format.
-        node_id: written to every line as field ``node``.
-        worker: number of the worker, written to every line; None in the supervisor.
-        secrets: texts that are replaced in every line (``reference.secret_values``).
-        stream: where lines are written; None: standard error.
+    """Set up logging of this process. Call it once, before anything is logged. ``secrets``: texts
+    that are replaced in every line; ``stream``: None for standard error.
     """
     out = stream or sys.stderr
     level = logging.getLevelNamesMapping()[log.level.upper()]
@@ -74,7 +64,7 @@ def configure(
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    librdkafka_logger().filters = [_Repeats()]
+    logging.getLogger("librdkafka").filters = [_Repeats()]
     # A reconnecting client repeats itself several times a second at these levels.
     logging.getLogger("kazoo").setLevel(max(level, logging.INFO))
     structlog.configure(
@@ -90,11 +80,6 @@ def configure(
     )
 
 
-def librdkafka_logger() -> logging.Logger:
-    """Return the logger to pass to librdkafka's clients as ``logger``."""
-    return logging.getLogger("librdkafka")
-
-
 class _Repeats(logging.Filter):
     """Filter that drops repeats of a message within ``_REPEAT_S``: a client that can't connect logs
     the same message many times a second, with differences in brackets only.
@@ -105,9 +90,7 @@ class _Repeats(logging.Filter):
         self._said_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log the message: False if the same one, apart from the text in
-        brackets, was logged within ``_REPEAT_S``.
-        """
+        # The text in brackets is not compared.
         said = _BRACKETS.sub("", record.getMessage())
         before_s = self._said_s.get(said, -_REPEAT_S)
         if record.created - before_s < _REPEAT_S:
@@ -119,9 +102,7 @@ class _Repeats(logging.Filter):
 
 
 def _bind(bound: Mapping[str, object]) -> Processor:
-    """Return a processor that adds the fields ``bound`` to the lines of all threads. Context
-    variables would add them for one thread only.
-    """
+    # Context variables would add them for one thread only.
 
     def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {**bound, **event}
@@ -130,7 +111,6 @@ def _bind(bound: Mapping[str, object]) -> Processor:
 
 
 def _explain(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Add the hint of ``HINTS`` for this event to the log line, unless the line has one."""
     hint = HINTS.get(event["event"])
     return event if hint is None or "hint" in event else {**event, "hint": hint}
 

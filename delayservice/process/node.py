@@ -24,8 +24,8 @@ from typing import IO, Final
 
 import structlog
 
-from connectors.kafka.acknowledged import warn_of_losses
 from connectors.kafka.clients import admin_client
+from connectors.kafka.topic_configs import warn_of_losses
 from connectors.kafka.topics import TopicKeeper
 from delayservice.admin.http_server import HttpServer, make_metrics_app
 from delayservice.admin.server import AdminServer
@@ -41,30 +41,27 @@ from delayservice.process.stores import remove_strangers
 from delayservice.process.waiting import STOPPED, wait_for_kafka
 from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
-from ha.shared_session import SharedSession
+from ha.zookeeper_session import SharedSession
 
+# Longest pause before a worker is started again, in s. The pause doubles each time that the worker
+# ends within ``STEADY_S`` of its start.
 RESTART_WAIT_S_MAX = 30.0
-"""Longest pause before a worker is started again, in s. The pause doubles each time that the worker
-ends within ``STEADY_S`` of its start."""
+# Age from which a worker that ends is started again after the shortest pause, in s.
 STEADY_S = 60.0
-"""Age from which a worker that ends is started again after the shortest pause, in s."""
 
 _TURN_S: Final = 1.0
+# Time from when a worker counts as silent (no report for ``SILENT_S_MAX``) to its kill, in s.
 _GRACE_S: Final = 5.0
-"""Time from when a worker counts as silent (no report for ``SILENT_S_MAX``) to its kill, in s."""
+# Longest wait for the first report of a worker before its kill, in s, for busy machines.
 _FIRST_REPORT_S_MAX: Final = 60.0
-"""Longest wait for the first report of a worker before its kill, in s, for busy machines."""
+# Time for which a worker's loop may hang before the worker is killed, in s. It hangs when one
+# iteration takes longer than ``TURN_S_MAX``; opening large stores on a slow disk takes a few
+# minutes.
 HUNG_S_MAX: Final = 300.0
-"""Time for which a worker's loop may hang before the worker is killed, in s. It hangs when one
-iteration takes longer than ``TURN_S_MAX``; opening large stores on a slow disk takes a few minutes.
-"""
 _log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Run a node until SIGTERM or Ctrl-C; return the exit status of the process: 0: all workers
-    ended in good order; else 1.
-    """
     logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,11 +110,6 @@ def _prepare_topics(settings: Settings, stopping: threading.Event, hub: MetricsH
 
 
 def _lock_state_dir(settings: Settings) -> IO[bytes]:
-    """Lock the state folder for this process until the returned file is closed.
-
-    Raises:
-        SettingsError: another node has the lock, or the folder can't be written.
-    """
     folder = settings.node.state_dir
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,9 +157,6 @@ def node_instance(settings: Settings) -> str:
     A copy of the folder is another node, because its file has another place on the disk. A folder
     that is moved within its file system stays the same node. A restored folder is a new node, which
     waits for the end of the old one's ZooKeeper session.
-
-    Raises:
-        SettingsError: the state folder can't be written.
     """
     path = settings.node.state_dir / "instance"
     try:
@@ -194,24 +183,17 @@ class _Child:
     session: SharedSession
     client: WorkerClient
     started_s: float
+    # Time since the worker's last report, in s, except while the supervisor is suspended.
     silent_s: float = 0.0
-    """Time since the worker's last report, in s, except while the supervisor is suspended."""
+    # Time for which the worker's loop has hung, in s, except while the supervisor is suspended.
     hung_s: float = 0.0
-    """Time for which the worker's loop has hung, in s, except while the supervisor is suspended."""
     has_reported: bool = False
+    # Whether the worker was killed because its loop hung.
     is_ended: bool = False
-    """Whether the worker was killed because its loop hung."""
 
 
 class Supervisor:
-    """Process that starts, watches and restarts the worker processes.
-
-    Args:
-        settings: settings of the node.
-        cluster_secrets: secrets that verify requeued records; the first signs them.
-        instance: identity of this node among nodes of the same name.
-        hub: receiver of the workers' reports.
-    """
+    """Process that starts, watches and restarts the worker processes."""
 
     def __init__(
         self, settings: Settings, cluster_secrets: tuple[bytes, ...], instance: str, hub: MetricsHub
@@ -221,18 +203,16 @@ class Supervisor:
         self._cluster_secrets = cluster_secrets
         self._hub = hub
         self._children: dict[int, _Child] = {}
+        # Reports of workers by their numbers; None: the worker has ended.
         self._reports: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
-        """Reports of workers by their numbers; None: the worker has ended."""
         self._due_s: dict[int, float] = {}
         self._restarts: dict[int, int] = {}
 
     @property
     def clients(self) -> list[WorkerClient]:
-        """Return the clients by which the workers are queried. Any thread may use them."""
         return [child.client for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:
-        """Start the workers, and watch them until ``stopping`` is set; kill them if that fails."""
         try:
             for index in range(self._settings.node.workers):
                 self._start(index)
@@ -284,9 +264,6 @@ class Supervisor:
         self._reports.put((index, None))
 
     def _listen(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for reports of workers, and pass them to the hub. Clean up after
-        workers that have ended, and schedule their restart.
-        """
         with suppress(Empty):
             index, report = self._reports.get(timeout=timeout_s)
             if report is None:
@@ -297,9 +274,7 @@ class Supervisor:
             self._children[index].has_reported = True
 
     def _end_hung(self, elapsed_s: float) -> None:
-        """Kill workers that are silent or whose loops hang, which is as safe as any crash.
-        ``elapsed_s``: time since the last call, in s.
-        """
+        # Killing is as safe as any crash.
         for index, child in self._children.items():
             child.silent_s += elapsed_s
             hangs = self._hub.turn_s(index) > TURN_S_MAX
@@ -335,9 +310,7 @@ class Supervisor:
         )
 
     def _end_session(self, index: int, child: _Child) -> None:
-        """Start to end a dead worker's ZooKeeper session, so that other workers take its slices
-        over before the session timeout.
-        """
+        # Other workers take its slices over before the session timeout.
 
         def run() -> None:
             try:
@@ -359,15 +332,11 @@ class Supervisor:
                 self._start(index)
 
     def kill(self) -> None:
-        """Kill all workers at once, which is as safe as any crash, and wait for their end."""
         for child in self._children.values():
             child.process.kill()
             child.process.join()
 
     def stop(self) -> int:
-        """Send SIGTERM to the workers and wait for their end; kill those that take too long. Return
-        the exit status: 0 if all ended in good order.
-        """
         _log.info("stopping")
         for child in self._children.values():
             child.process.terminate()

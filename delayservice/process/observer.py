@@ -24,41 +24,36 @@ class Sampled:
     """Metrics of one slice, with what is needed to update them and to log the slice's progress."""
 
     metrics: SliceMetrics
+    # ``metrics`` as last encoded by ``encode_slice``; other threads send it to the supervisor.
     published: bytes
-    """``metrics`` as last encoded by ``encode_slice``; other threads send it to the supervisor."""
+    # Time by which the copy is behind the owner's, seconds; infinite: unknown.
     lag_s: float = float("inf")
-    """Time by which the copy is behind the owner's, seconds; infinite: unknown."""
+    # Whether the last log line about the slice's progress said that the copy catches up.
     was_behind: bool = False
-    """Whether the last log line about the slice's progress said that the copy catches up."""
+    # Time of the last log line about the slice's progress, monotonic seconds.
     told_s: float = float("-inf")
-    """Time of the last log line about the slice's progress, monotonic seconds."""
+    # Whether the slice has no lag, and got no record or checkpoint since the last update.
     is_quiet: bool = False
-    """Whether the slice has no lag, and got no record or checkpoint since the last update."""
+    # At the last update: S by delay topic, and the newest checkpoint; None: no update yet.
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
-    """At the last update: S by delay topic, and the newest checkpoint; None: no update yet."""
+    # Numbers of pending records, by delay topic.
     counts: dict[str, LaneCounts] = field(default_factory=dict)
-    """Numbers of pending records, by delay topic."""
+    # Time from which pending records are counted again, monotonic seconds.
     count_again_s: float = float("-inf")
-    """Time from which pending records are counted again, monotonic seconds."""
 
 
 class MetricsObserver:
-    """Receiver of the numbers that the loop reports, once per batch, for metrics.
-
-    Attributes:
-        sampled: metrics of each slice, by its number.
-        worker: metrics of the whole worker.
-    """
+    """Receiver of the numbers that the loop reports, once per batch, for metrics."""
 
     def __init__(self) -> None:
+        # Metrics of each slice, by its number.
         self.sampled: dict[int, Sampled] = {}
+        # Metrics of the whole worker.
         self.worker = WorkerMetrics()
         self._keeping = itertools.count(1)
 
     def of(self, slice_no: int) -> SliceMetrics:
-        """Return the metrics of slice ``slice_no``; if it is new, they are created, with zeros and
-        not electable.
-        """
+        # A new one begins with zeros, and not electable.
         found = self.sampled.get(slice_no)
         if found is None:
             unknown = electability(WorkerFacts(), CopyFacts())
@@ -74,13 +69,9 @@ class MetricsObserver:
         return found.metrics
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Add ``records`` to the number of stored source records of a slice."""
         self.of(slice_no).counters.ingested += records
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Add the committed outputs of a slice, and their lateness, to its metrics. ``tally``: sums
-        over the outputs; ``now_ms``: time of the commit, epoch ms.
-        """
         metrics = self.of(slice_no)
         settled, rejected = metrics.counters.settled, metrics.counters.rejected
         for outcome, count in zip(OUTCOME_NAMES, tally.counts, strict=True):
@@ -96,15 +87,12 @@ class MetricsObserver:
             rejected[code] = rejected.get(code, 0) + 1
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Record the duration of a committed transaction, in s. If it was aborted (or its result is
-        unknown), count that in the metrics of one slice, the lowest number of ``slices``.
-        ``slices``: those whose checkpoints the transaction carried.
-        """
+        # An aborted one, or one with an unknown result, is counted once: in the slice with the
+        # lowest number.
         if committed:
             observe_s(self.worker.transactions, seconds)
         elif slices:
             self.of(min(slices)).counters.aborts += 1
 
     def turned(self, seconds: float) -> None:
-        """Record the duration of an iteration of the loop, without waiting for records, in s."""
         observe_s(self.worker.turns, seconds)

@@ -17,18 +17,13 @@ from delayservice.replicas.digest_rows import Place, retired_row
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 
+# Largest number of repair commands that wait for their slice; the oldest are dropped.
 COMMANDS_KEPT: Final = 10_000
-"""Largest number of repair commands that wait for their slice; the oldest are dropped."""
 
 
 class SliceCopies:
     """Factory of a ``CopyKeeper`` for each slice of a worker, and distributor of repair commands to
     them.
-
-    Args:
-        settings: settings of the node.
-        checkpoints: the checkpoint topic; digests are published at some of the checkpoints.
-        clock: clock for the times of digests and for the expiry of commands.
     """
 
     def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: NodeClock) -> None:
@@ -37,20 +32,17 @@ class SliceCopies:
         self._clock = clock
         self._scanning = threading.Lock()
         self._keepers: dict[int, CopyKeeper] = {}
+        # Newest repair commands for this node; other workers may have their slices.
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
-        """Newest repair commands for this node; other workers may have their slices."""
         topics = settings.topics
+        # Producer of the digest and repair topics; None: digests are off.
         self._log = (
             CopyLog(settings.kafka.client_config("producer"), topics.digests, topics.repairs)
             if settings.digests.enabled
             else None
         )
-        """Producer of the digest and repair topics; None: digests are off."""
 
     def keeper_of(self, slice_no: int) -> CopyKeeper | None:
-        """Return a new keeper of the digests and repairs of a slice that this worker begins to
-        keep, and pass it the commands that wait for the slice; None: digests are off.
-        """
         settings, log = self._settings, self._log
         if log is None:
             return None
@@ -70,12 +62,6 @@ class SliceCopies:
         return keeper
 
     def watcher(self, attend: Callable[[int], None]) -> RepairWatcher | None:
-        """Return a reader of the repair topic, which passes each command for this node to the
-        keeper of its slice, or keeps it until there is one; None: digests are off.
-
-        Args:
-            attend: called with the number of the slice of each command for this worker.
-        """
         if self._log is None:
             return None
 
@@ -89,29 +75,23 @@ class SliceCopies:
         return RepairWatcher(self._settings.topics.repairs, self._settings.node.node_id, ask)
 
     def forget(self, slice_no: int) -> None:
-        """Drop the keeper of a slice that this worker no longer keeps."""
         self._keepers.pop(slice_no, None)
 
     def retire(self, topic: str, slice_no: int) -> None:
-        """Write to the digest topic that this node no longer keeps a copy of the shard of delay
-        topic ``topic`` and slice ``slice_no``.
-        """
+        # Other nodes no longer compare their copies with it.
         if self._log is not None:
             place = Place(self._settings.node.node_id, topic, "", slice_no, "")
             self._log.write(retired_row(place), lambda: None)
 
     def serve(self) -> None:
-        """Process Kafka's delivery reports of written digests, without waiting for any."""
         if self._log is not None:
             self._log.serve()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all digests are written to Kafka, at most for ``timeout_s``."""
         if self._log is not None:
             self._log.flush(timeout_s)
 
     def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
-        """Move all commands for slice ``slice_no`` that wait here to its keeper."""
         for command in [one for one in self._unplaced if one.partition == slice_no]:
             with suppress(ValueError):  # another thread was faster
                 self._unplaced.remove(command)

@@ -30,10 +30,6 @@ class Stores:
     All shards of a worker share one wheel or one RocksDB; in memory each has a store of its own.
     Folders are named by the worker's number, so that no topic name becomes a path. A hash of the
     topic's id identifies a shard, so that a recreated topic gets a new store.
-
-    Args:
-        settings: settings of the node.
-        index: number of the worker on its node, from 0.
     """
 
     def __init__(self, settings: Settings, index: int) -> None:
@@ -44,7 +40,6 @@ class Stores:
         self._rocks = RocksDatabase(self._path, _rocks_options(settings))
 
     def shard(self, topic_id: str, partition: int) -> Store:
-        """Return the store of one shard, not opened yet."""
         if self._kind == "memory":
             return MemoryStore()
         if self._kind == "rocksdb":
@@ -52,23 +47,19 @@ class Stores:
         return WheelStore(self._wheel, shard_name(topic_id), partition)
 
     def remove(self, topic_id: str, partition: int) -> None:
-        """Remove a shard's closed store from the disk; its records are still in Kafka."""
+        # Its records are still in Kafka.
         if self._kind == "wheel":
             self._wheel.remove(shard_name(topic_id), partition)
         elif self._kind == "rocksdb":
             self._rocks.remove((shard_name(topic_id), partition))
 
     def kept_slices(self) -> frozenset[int]:
-        """Return the numbers of the slices of which this worker has stores on the disk."""
         return frozenset(shard.partition for shard in kept_shards(self._path))
 
 
 def remove_strangers(settings: Settings) -> None:
     """Remove stores of workers that this node no longer has, and stores of older formats, which had
     a folder for each shard. They are rebuilt from Kafka. Call this before the workers start.
-
-    Raises:
-        StoreError: a store to be removed is in use by another process, or of a newer format.
     """
     kind = settings.node.store
     home = settings.node.state_dir / kind

@@ -29,7 +29,6 @@ class _Stopped(Enum):
 
 
 STOPPED: Final = _Stopped.STOPPED
-"""Result of a wait for Kafka that ended because the process is to stop."""
 
 
 def wait_for_kafka(
@@ -40,9 +39,6 @@ def wait_for_kafka(
     """Call ``ask`` until it no longer raises ``KafkaEdgeError``, with growing pauses; return its
     result, or ``STOPPED`` once ``stopping`` is set. ``waits``: called with the reason for each
     pause.
-
-    Raises:
-        DelayServiceError: an error of ``ask`` other than ``KafkaEdgeError``.
     """
 
     def tell(state: RetryCallState) -> None:
@@ -70,11 +66,8 @@ def wait_for_kafka(
 @contextmanager
 def reporting(publish: Callable[[bytes], None]) -> Iterator[Callable[[str], None]]:
     """Report to the supervisor every second, within this context, that this worker is alive and why
-    it waits for Kafka. Another thread calls ``publish`` with encoded snapshots, because the waiting
-    one may be blocked.
-
-    Yields:
-        A function that sets the reason for the wait.
+    it waits for Kafka; yield a function that sets the reason. Another thread calls ``publish`` with
+    encoded snapshots, because the waiting one may be blocked.
     """
     reason, over = "it has not answered yet", threading.Event()
 

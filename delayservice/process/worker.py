@@ -5,12 +5,15 @@ The supervisor (``node``) starts it, reads its metrics from a pipe and replaces 
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -33,59 +36,77 @@ from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.metrics.status import pause_facts
 from delayservice.process.answering import answer
-from delayservice.process.disk import DiskWatch, used_percent
-from delayservice.process.garbage import GarbageCollector
-from delayservice.process.lanes import LaneMaker, flow_rules, routes_of
+from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, sink_options, succession_of
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
 from delayservice.process.stores import Stores
-from delayservice.process.target_watch import TargetWatch
-from delayservice.process.topic_watch import TopicWatcher
-from delayservice.process.turns import Turns
-from delayservice.process.worker_thread import WorkerThread
-from delayservice.process.worker_watch import WorkerWatch
-from delayservice.process.writing import sink_options, succession_of
+from delayservice.process.watches import (
+    DiskWatch,
+    TargetWatch,
+    TopicWatcher,
+    WorkerWatch,
+    used_percent,
+)
+from delayservice.process.worker_thread import Turns, WorkerThread
 from delayservice.slices.edges import Edges
 from delayservice.slices.limits import limits_of
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
-from ha.leaders import StableLeaders
 from ha.ownership import Ownership
-from ha.placement import SliceFacts
+from ha.placement import SliceFacts, StableLeaders
 
+COLLECT_INTERVAL_S: Final = 30.0
+
+
+class GarbageCollector:
+    """Collector of reference cycles at a fixed interval, not after a number of new objects.
+
+    Every record is some ten small tuples and lists until its batch ends. Python's collector counts
+    those as new objects and visits all of them again and again: it took 60 % of the hot path's time
+    (``bench whole``). Yet they are never in a cycle, and are freed with the last reference. Cycles
+    come only from rare objects, such as exceptions.
+    """
+
+    def __init__(self) -> None:
+        gc.disable()
+        gc.freeze()  # without a collection: it takes a tenth of a second, and finds little
+        self._collected_s = time.monotonic()
+
+    def collect_when_time(self) -> None:
+        # It takes milliseconds in which no thread of the process runs. Surviving objects are
+        # excluded from later collections, because visiting those of a thousand slices takes a tenth
+        # of a second; they are still freed with their last reference.
+        now_s = time.monotonic()
+        if now_s - self._collected_s >= COLLECT_INTERVAL_S:
+            self._collected_s = now_s
+            gc.collect()
+            gc.freeze()
+
+
+# Interval at which a worker checks its threads, assigns slices and reports its metrics, in s.
 TURN_S = 1.0
-"""Interval at which a worker checks its threads, assigns slices and reports its metrics, in s."""
+# Number of slices whose metrics are reported per second; with more slices, reports are rarer.
 PUBLISHED_PER_S = 200
-"""Number of slices whose metrics are reported per second; with more slices, reports are rarer."""
+# Longest interval between two reports of metrics to the supervisor, in s.
 PUBLISHED_EVERY_S_MAX = 5.0
-"""Longest interval between two reports of metrics to the supervisor, in s."""
+# Longest wait for the end of the loop's thread when the worker stops, in s.
 STOP_TIMEOUT_S = 20.0
-"""Longest wait for the end of the loop's thread when the worker stops, in s."""
+# Longest wait for the last digests to be written when the worker stops, in s.
 FLUSH_TIMEOUT_S = 2.0
-"""Longest wait for the last digests to be written when the worker stops, in s."""
+# Largest number of idle slices whose log ends are queried each time the topics are read.
 QUIET_MEASURED = 64
-"""Largest number of idle slices whose log ends are queried each time the topics are read."""
+# Number of threads for take-overs and other blocking calls to Kafka.
 HELPERS = 4
-"""Number of threads for take-overs and other blocking calls to Kafka."""
+# Exit status of a worker process after a failure.
 EXIT_FAILED = 70
-"""Exit status of a worker process after a failure."""
+# Exit status of a worker process whose supervisor has ended.
 EXIT_ORPHANED = 71
-"""Exit status of a worker process whose supervisor has ended."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Worker:
-    """The slices of one process, with their Kafka clients and the threads that maintain them.
-
-    Args:
-        settings: settings of the node.
-        secrets: cluster secrets; the first signs requeued records, all verify them.
-        index: number of the worker on its node, from 0.
-        ownership: decides which slices this worker keeps and owns.
-        layout: partition counts of the service's own topics.
-        crashes: consecutive earlier processes of this worker that ended soon after their start.
-    """
+    """The slices of one process, with their Kafka clients and the threads that maintain them."""
 
     def __init__(
         self,
@@ -94,6 +115,7 @@ class Worker:
         index: int,
         ownership: Ownership,
         layout: Layout,
+        # Consecutive earlier processes of this worker that ended soon after their start.
         crashes: int,
     ) -> None:
         self._settings = settings
@@ -118,8 +140,8 @@ class Worker:
         self._audits = AuditWatcher(settings.topics.audit) if hears_audits else None
         self._slices_there = range(0)
         self._published_s = float("-inf")
+        # Slices kept, and topics served, as last passed to the loop; None: nothing yet.
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
-        """Slices kept, and topics served, as last passed to the loop; None: nothing yet."""
         self._topics = TopicWatcher(
             lambda: self._keeper.look(layout),
             self._has_checkpoint,
@@ -146,7 +168,6 @@ class Worker:
         )
 
     def begin(self) -> None:
-        """Read the topics from Kafka, which may take some seconds, and start all threads."""
         self._checkpoints.start()
         self._refresh()
         self._thread.start()
@@ -180,11 +201,6 @@ class Worker:
         return self._stop()
 
     def answer(self, question: Question) -> Answer:
-        """Answer a query about this worker's slices. Any thread may call this.
-
-        Raises:
-            DelayServiceError: the query can't be answered now.
-        """
         if isinstance(question, Standings):
             return self._ownership.survey()
         if isinstance(question, HeldTopics):
@@ -203,9 +219,7 @@ class Worker:
     def _repeat(
         self, name: str, every_s: float, ask: Callable[[], object], *, first_s: float = 0.0
     ) -> None:
-        """Call ``ask`` after ``first_s`` and then every ``every_s`` seconds on a new daemon thread
-        ``name``: it may block.
-        """
+        # On a thread of its own, as ``ask`` may block.
         turn = threading.Event()
 
         def run() -> None:
@@ -268,7 +282,6 @@ class Worker:
         )
 
     def _refresh(self) -> None:
-        """Read the delay topics, the brokers of their partitions, and the ends of their logs."""
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
@@ -303,7 +316,6 @@ class Worker:
         return False
 
     def _place(self) -> None:
-        """Pass the slices to keep, with their topics, to the loop if they have changed."""
         kept = self._ownership.serve(self._facts)
         topics = self._topics.fit
         placed = kept, {(topic.name, topic.topic_id, topic.partitions) for topic in topics}
@@ -319,7 +331,6 @@ class Worker:
         self._thread.want(wanted)
 
     def _measure(self, fit: list[ServedTopic]) -> None:
-        """Query the log ends of the busy slices and some idle ones, and pass them to the loop."""
         slices = self._thread.to_measure(QUIET_MEASURED)
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
@@ -344,9 +355,7 @@ class Worker:
         return facts
 
     def _retired(self, slice_no: int) -> None:
-        """Remove the stores of a slice that this worker no longer keeps, and write to the digest
-        topic that the copy is gone. A node that keeps it again fills its store from the log.
-        """
+        # A node that keeps the slice again fills its store from the log.
         self._copies.forget(slice_no)
         for topic in self._topics.topics:
             if not topic.topic_id:  # the topic is gone

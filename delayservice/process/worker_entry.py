@@ -26,11 +26,11 @@ from delayservice.process.worker import EXIT_FAILED, EXIT_ORPHANED, Worker
 from ha.elected_ownership import ElectedOwnership
 from ha.notes import NodeNote
 from ha.ownership import Ownership, Standalone
-from ha.shared_session import SharedSession
+from ha.zookeeper_session import SharedSession
 
+# Time from the naming of an heir (next owner) to the stop of the present owner, in s: enough for
+# the heir's loop to notice and to begin opening a writer.
 ALERT_S = 0.3
-"""Time from the naming of an heir (next owner) to the stop of the present owner, in s: enough for
-the heir's loop to notice and to begin opening a writer."""
 
 _log = structlog.get_logger(__name__)
 
@@ -46,17 +46,9 @@ def run_worker(
     session: SharedSession,
 ) -> None:
     """Run worker ``index`` as the main function of its process, and exit: with status 0 after
-    SIGTERM, with another one after a failure.
-
-    Args:
-        settings: settings of the node.
-        secrets: cluster secrets; the first signs requeued records, all verify them.
-        instance: identity of this node among nodes of the same name.
-        index: number of the worker on its node, from 0.
-        crashes: consecutive earlier processes of this worker that ended soon after their start.
-        pipe: connection to the supervisor for reports; this process ends when it is closed.
-        questions: connection on which queries come and are answered.
-        session: this worker's ZooKeeper session, for the supervisor.
+    SIGTERM, with another one after a failure. ``crashes``: consecutive earlier processes of this
+    worker that ended soon after their start; ``pipe``: reports to the supervisor; ``questions``:
+    queries and their answers.
     """
     hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
     logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
@@ -84,9 +76,7 @@ def run_worker(
 
 
 def _end_with_supervisor(pipe: Connection) -> None:
-    """Start a thread that ends this process at once when the supervisor has ended, because it could
-    then be neither restarted nor stopped. That is as safe as any crash.
-    """
+    # It could then be neither restarted nor stopped. Ending at once is as safe as any crash.
 
     def watch() -> None:
         with suppress(EOFError, OSError):
@@ -102,14 +92,9 @@ def make_ownership(
     index: int,
     noted: Callable[[int, bytes], None] = lambda *_: None,
 ) -> Ownership:
-    """Return the object that decides which slices worker ``index`` keeps and owns, by election in
-    ZooKeeper or alone, and start it.
-
-    Args:
-        settings: settings of the node; without ``zookeeper.hosts`` the worker owns all its slices.
-        instance: identity of this node among nodes of the same name.
-        index: number of the worker on its node, from 0.
-        noted: called with id and password of each ZooKeeper session; must return at once.
+    """Start and return the ownership of worker ``index``: by election in ZooKeeper, or alone
+    without ``zookeeper.hosts``. ``noted``: called with id and password of each ZooKeeper session;
+    must return at once.
     """
     node = settings.node
     me = NodeNote(

@@ -1,4 +1,4 @@
-"""Thread that runs a worker's loop, with the metrics of its slices."""
+"""Thread that runs a worker's loop, with its lock and the metrics of its slices."""
 
 from __future__ import annotations
 
@@ -14,29 +14,70 @@ import structlog
 
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.base.clock import NodeClock
+from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
 from delayservice.process.observer import MetricsObserver, Sampled
-from delayservice.process.turns import BusyError, Turns
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, SliceStanding
 
+
+class BusyError(DelayServiceError):
+    """The working thread made no pause in time, or has ended, so its data could not be read."""
+
+
+class Turns:
+    """Lock that a working thread holds except in its pauses, in which other threads may take it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        # After the context has ended, ``looking`` always fails.
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._is_over = True
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+
+    @contextmanager
+    def looking(self, timeout_s: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=timeout_s):
+            raise BusyError(f"it was busy for {timeout_s:g} s; try again")
+        try:
+            if self._is_over:
+                raise BusyError("it has ended; another node or worker may serve it")
+            yield
+        finally:
+            self._lock.release()
+
+
+# Time by which a copy is behind the owner's from which it counts as catching up, in s.
 CATCHING_UP_S = 5.0
-"""Time by which a copy is behind the owner's from which it counts as catching up, in s."""
+# Interval between two log lines about the progress of a copy that is catching up, in s.
 PROGRESS_S = 5.0
-"""Interval between two log lines about the progress of a copy that is catching up, in s."""
+# Age of log ends, in s, from which they are not used to calculate the lag.
 ENDS_AGE_S_MAX = 10.0
-"""Age of log ends, in s, from which they are not used to calculate the lag."""
+# Largest share of a core that counting pending records may use. The longer a count takes, because
+# it reads the disk, the less often it is repeated.
 COUNTING_SHARE = 0.02
-"""Largest share of a core that counting pending records may use. The longer a count takes, because
-it reads the disk, the less often it is repeated."""
+# Interval at which the metrics of the whole worker are copied for other threads, in s.
 SAMPLE_S = 1.0
-"""Interval at which the metrics of the whole worker are copied for other threads, in s."""
+# Longest wait for the release of the slices when the thread ends, in s.
 STOP_WAIT_S = 15.0
-"""Longest wait for the release of the slices when the thread ends, in s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,8 +92,8 @@ class _LogEnds(NamedTuple):
 _NOT_ASKED: Final = _LogEnds(float("-inf"), {})
 
 
+# Shards that a worker is to keep: by slice, the delay topics by name.
 Wanted: TypeAlias = Mapping[int, Mapping[str, ServedTopic]]
-"""Shards that a worker is to keep: by slice, the delay topics by name."""
 
 
 class WorkerThread:
@@ -60,23 +101,12 @@ class WorkerThread:
 
     After a corrupt store or an unexpected error the thread ends and sets ``failure``. The worker
     process ends, and the supervisor starts another.
-
-    Args:
-        make_loop: makes the loop. Its argument updates the metrics of a slice, and returns whether
-            to call it again in a second.
-        observer: receives what the loop does, for metrics.
-        ownership: ownership of slices, which gets the state of each copy.
-        clock: monotonic and wall clock.
-        make_lane: returns the lane of a delay topic and a partition.
-        close_edges: closes the consumer of the delay topics, when the thread ends.
-        disk_alarm: returns why storing has stopped; empty: it has not.
-        checkpoint_alarm: returns the problem of a slice's checkpoints; empty: no problem.
-        retired: called with the number of each slice that is no longer kept.
-        turns: lock by which other threads read the lanes while the loop waits.
     """
 
     def __init__(
         self,
+        # Makes the loop. Its argument updates the metrics of a slice, and returns whether to call
+        # it again in a second.
         make_loop: Callable[[Callable[[Slice], bool]], WorkerLoop],
         observer: MetricsObserver,
         ownership: Ownership,
@@ -110,13 +140,10 @@ class WorkerThread:
         ownership.on_change(self.loop.wake)
 
     def start(self) -> None:
-        """Start the thread, which runs the loop."""
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
-        """Set the slices to keep from now on, with their topics. The loop adds what is missing, and
-        drops all others.
-        """
+        # The loop adds what is missing, and drops all others.
         for number in wanted:  # shown in metrics at once, even if serving fails
             self._observer.of(number)
         self._wanted = wanted
@@ -124,7 +151,6 @@ class WorkerThread:
 
     @property
     def slices(self) -> list[int]:
-        """Return the numbers of the slices that are kept here now."""
         return sorted(self.loop.slices.copy())
 
     def to_measure(self, quiet_max: int) -> list[int]:
@@ -137,33 +163,28 @@ class WorkerThread:
         return sorted(set(numbers).difference(quiet[quiet_max:]))
 
     def measured(self, asked_s: float, ends: Mapping[int, Mapping[str, int]]) -> None:
-        """Set the log ends, by slice and delay topic, queried at ``asked_s`` (monotonic s)."""
         for number, its_ends in ends.items():
             self._log_ends[number] = _LogEnds(asked_s, its_ends)
 
     @property
     def turn_s(self) -> float:
-        """Return how long the loop's current iteration has lasted, in s; 0: it does not run."""
         since_s = self._turn_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
     @property
     def worker_metrics(self) -> WorkerMetrics:
-        """Return the metrics of the whole worker, as copied at most about a second ago."""
+        # As copied at most about a second ago.
         return self._worker_metrics
 
     @property
     def published(self) -> list[bytes]:
-        """Return the metrics of each slice, as last encoded by ``encode_slice``."""
         return [one.published for one in list(self._observer.sampled.values())]
 
     def stop(self) -> None:
-        """Request that the loop releases its slices and the thread ends; do not wait for it."""
         self._stopping.set()
         self.loop.wake()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread; return False if it has not ended within ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -171,10 +192,6 @@ class WorkerThread:
     def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
         """Wait up to ``timeout_s`` seconds for a pause of the loop, and give another thread access
         to the lanes of a slice, by delay topic, within this context. Delivery waits meanwhile.
-
-        Raises:
-            BusyError: the loop made no pause within ``timeout_s``, or the slice is no longer kept
-                here.
         """
         with self._turns.looking(timeout_s):
             slice_ = self.loop.slices.get(slice_no)
@@ -209,9 +226,7 @@ class WorkerThread:
         self.loop.close()
 
     def _serve_wanted(self) -> None:
-        """Add and remove slices and lanes as last requested by ``want``. A removal that has to wait
-        for a release is tried again in the next iteration of the loop.
-        """
+        # A removal that has to wait for a release is tried again in the next iteration of the loop.
         wanted = self._wanted
         if wanted is self._served:
             return
@@ -246,7 +261,6 @@ class WorkerThread:
     # --- metrics -------------------------------------------------------------------------------
 
     def _sample_worker(self) -> None:
-        """Copy the metrics of the whole worker once a second, for other threads to read."""
         now_s = self._clock.monotonic_s()
         if now_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = now_s
@@ -276,7 +290,6 @@ class WorkerThread:
         return ends if self._clock.monotonic_s() - asked_s < ENDS_AGE_S_MAX else {}
 
     def _tell_progress(self, slice_: Slice, sampled: Sampled) -> None:
-        """Log the progress of a copy that is catching up, and once that it has caught up."""
         now_s = self._clock.monotonic_s()
         is_late = sampled.lag_s >= CATCHING_UP_S and sampled.metrics.source_lag > 0
         is_behind = is_late and not slice_.follower.refusal
@@ -335,7 +348,6 @@ class WorkerThread:
 
 
 def _memory_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0: the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except OSError:

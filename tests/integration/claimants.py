@@ -9,8 +9,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
-from connectors.kafka.sink import KafkaSink
-from connectors.kafka.sink_options import SinkOptions
+from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import SystemClock

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connectors.kafka.repairs import RepairDesk
+from connectors.kafka.copies import RepairDesk
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.contracts import Contracts

@@ -18,8 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 from structlog.testing import capture_logs
 
-from connectors.kafka.acknowledged import warn_of_losses
 from connectors.kafka.source import KafkaSource
+from connectors.kafka.topic_configs import warn_of_losses
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import LastRead

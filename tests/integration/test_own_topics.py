@@ -133,7 +133,7 @@ def test_where_the_service_makes_no_topics_only_what_needs_the_missing_one_waits
     delete(bench, traffic.gone)
     traffic.after()
     traffic.await_what_does_not_need_it()
-    await_true(lambda: "shards wait that need it" in problems(bench, service), "it is reported")
+    await_true(lambda: "shards that need it wait" in problems(bench, service), "it is reported")
     assert f"{traffic.gone} does not exist" in problems(bench, service)
     bench.grow(bench.any, 3)  # a slice that was never served is served all the same
     await_true(lambda: bench.partitions_of(bench.any) == 3, "the partition is known")
@@ -158,7 +158,7 @@ def test_a_topic_of_the_service_that_takes_too_little_aborts_nothing_and_is_repo
     bench.alter(traffic.gone, max_message_bytes="60")
     traffic.after()
     traffic.await_what_does_not_need_it()
-    await_true(lambda: "shards wait that need it" in problems(bench, service), "it is reported")
+    await_true(lambda: "shards that need it wait" in problems(bench, service), "it is reported")
     assert f"max.message.bytes of {traffic.gone} is 60" in problems(bench, service)
     assert b"behind" not in [one.key for one in bench.read_all(traffic.target)]
     bench.alter(traffic.gone, max_message_bytes="2097152")

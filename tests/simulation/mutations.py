@@ -21,12 +21,11 @@ from msgspec.structs import replace
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.log_ends import log_bounds
-from connectors.kafka.record_limits import RecordLimits
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.target_limits import RecordLimits, TopicTerms
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_terms import TopicTerms
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.contract import recurrence as recurrence_module

@@ -10,8 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.sink import KafkaSink
-from connectors.kafka.sink_options import SinkOptions
+from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaSuccession
 from connectors.kafka.targets import TargetTopics

@@ -78,9 +78,7 @@ def silenced() -> Iterator[None]:
             "source",
             "succession",
             "targets",
-            "target_log",
             "checkpoints",
-            "rights",
             "log_ends",
         ):
             if hasattr(importlib.import_module(f"connectors.kafka.{module}"), "_log"):

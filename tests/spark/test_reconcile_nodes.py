@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.kafka.repairs import RepairDesk, cluster_id
+from connectors.kafka.copies import RepairDesk, cluster_id
 from connectors.spark.reconcile import repair_plan
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import (

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
-from ha import effect_runner, elected_ownership, election_thread
+from ha import elected_ownership, election_thread
 from ha.elected_ownership import ElectedOwnership
 from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
@@ -281,7 +281,6 @@ class World:
         with (
             patch.object(election_thread, "_log", log),
             patch.object(elected_ownership, "_log", log),
-            patch.object(effect_runner, "_log", log),
         ):
             yield
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.batch_size import batch_bytes
+from connectors.kafka.target_limits import batch_bytes
 from delayservice.contract.entry import Headers
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from delayservice.config.flow import Disk
+from delayservice.config.stores import Disk
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.disk import DiskLevel, Watermarks
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.process.disk import DiskWatch, used_percent
+from delayservice.process.watches import DiskWatch, used_percent
 from delayservice.slices.lane import Lane
 from delayservice.slices.limits import Limits
 from delayservice.store.memory import MemoryStore

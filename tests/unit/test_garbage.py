@@ -7,17 +7,17 @@ import sys
 
 SCRIPT = """
 import gc, weakref
-from delayservice.process import garbage
+from delayservice.process import worker
 
 class Ring:
     def __init__(self):
         self.me = self
 
-collector = garbage.GarbageCollector()
+collector = worker.GarbageCollector()
 held = [weakref.ref(Ring()) for _ in range(10_000)]
 collector.collect_when_time()
 assert all(ring() is not None for ring in held), "collected by count or before its time"
-garbage.COLLECT_INTERVAL_S = 0.0
+worker.COLLECT_INTERVAL_S = 0.0
 collector.collect_when_time()
 assert all(ring() is None for ring in held), "cycles are never collected"
 """

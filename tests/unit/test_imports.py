@@ -40,7 +40,6 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     CLIENT: CONTRACT
     | {
         "connectors.kafka.clients",
-        "connectors.kafka.existing",
         "connectors.kafka.outcomes",
         CLIENT,
     },

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ha.leaders import StableLeaders
-from ha.placement import SliceFacts
+from ha.placement import SliceFacts, StableLeaders
 
 
 def settle(leaders: StableLeaders, leader: int | None, now_s: float) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayservice.engine.role import Role
-from ha.lease import Lease, RoleViews
+from ha.election_state import Lease, RoleViews
 
 
 class Clock:

@@ -61,7 +61,9 @@ def test_every_explained_event_exists() -> None:
 
 def test_librdkafka_and_kazoo_go_the_same_way_from_any_thread() -> None:
     stream = configured()
-    thread = threading.Thread(target=lambda: logs.librdkafka_logger().warning("broker %s", "down"))
+    thread = threading.Thread(
+        target=lambda: logging.getLogger("librdkafka").warning("broker %s", "down")
+    )
     thread.start()
     thread.join()
     logging.getLogger("kazoo.client").warning("lost")
@@ -109,7 +111,7 @@ def test_people_get_no_json() -> None:
 
 def test_a_client_that_repeats_itself_is_heard_once_and_others_still_are() -> None:
     stream = configured()
-    client = logs.librdkafka_logger()
+    client = logging.getLogger("librdkafka")
     for attempt in range(50):
         client.warning("FAIL [rdkafka#producer-%d] broker: refused (after %d ms)", attempt, attempt)
     client.warning("FAIL [rdkafka#producer-1] broker: no such host (after 1 ms)")

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.kafka import control_topics, log_ends
-from connectors.kafka import pauses as pauses_topic
-from connectors.kafka.control_topics import ControlReader
-from connectors.kafka.pauses import PauseWatcher
+from connectors.kafka.control_topics import ControlReader, PauseWatcher
 from delayservice.engine.pauses import (
     KINDS,
     Pause,
@@ -61,8 +59,8 @@ def test_until_they_are_heard_of_everything_is_held_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(log_ends, "ASK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(control_topics, "_RETRY_S", 0.02)
-    monkeypatch.setattr(pauses_topic, "_COMPLAIN_S", 0.1)
-    monkeypatch.setattr(pauses_topic, "_WAIT_AT_START_S", 1.0)
+    monkeypatch.setattr(control_topics, "_COMPLAIN_S", 0.1)
+    monkeypatch.setattr(control_topics, "_WAIT_AT_START_S", 1.0)
     news = PauseWatcher("delay_pauses")
     ControlReader([news], NOBODY, "test")
     assert news.holds("delay_topic_any")

@@ -20,7 +20,7 @@ from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process import node
 from delayservice.process.fork_server import CONTEXT
-from ha.shared_session import SharedSession
+from ha.zookeeper_session import SharedSession
 
 ROOT = Path(__file__).parents[2]
 NODE = """

@@ -16,10 +16,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     AdminClient,
 )
 
-from connectors.kafka import target_log
 from connectors.kafka import targets as module
+from connectors.kafka.target_limits import TopicTerms, compresses
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_terms import TopicTerms, compresses
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
     TARGET_ASKED,
@@ -31,6 +30,7 @@ from delayservice.contract.codes import (
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
+from delayservice.engine.outcome import DELIVERED, Output
 
 ORDERS = ("orders", -1)
 
@@ -184,7 +184,7 @@ def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_want
     assert stage.targets.problems() == [], "no record has wanted it"
     assert (stage.code("outcomes"), stage.code("mails")) == (TARGET_UNAUTHORIZED,) * 2
     (told,) = stage.targets.problems()
-    assert told.startswith("outcomes takes nothing")
+    assert told.startswith("outcomes can't be written to")
     assert "give it Write" in told
     stage.now_s += 5
     assert stage.targets.problems() == []
@@ -202,7 +202,7 @@ def test_a_partition_of_a_delay_topic_that_takes_nothing_is_a_problem_while_it_i
     assert stage.targets.problems() == []
     assert stage.code("delay_topic_any", 1) == TARGET_DOWN
     (told,) = stage.targets.problems()
-    assert told.startswith("delay_topic_any:1 takes nothing")
+    assert told.startswith("delay_topic_any:1 can't be written to")
     stage.now_s += 5
     assert stage.targets.problems() == []
 
@@ -424,8 +424,7 @@ def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_m
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in (module, target_log):
-        monkeypatch.setattr(one, "KNOWN_MAX", 100)
+    monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     for number in range(1_000):
         stage.now_s += 0.001
@@ -446,8 +445,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_sought_while_the_cluster_is_silent_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for one in (module, target_log):
-        monkeypatch.setattr(one, "KNOWN_MAX", 100)
+    monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.cluster.is_silent = True
     for number in range(1_000):
@@ -471,8 +469,7 @@ def test_many_are_looked_up_in_several_requests(monkeypatch: pytest.MonkeyPatch)
 def test_targets_that_do_not_exist_make_nobody_forget_one_that_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for one in (module, target_log):
-        monkeypatch.setattr(one, "KNOWN_MAX", 100)
+    monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.known(orders=[3])
     assert stage.code() is None
@@ -527,6 +524,10 @@ def why_not(stage: Stage, size: int, topic: str = "orders", key: bytes | None = 
     return None if found is None else found[0]
 
 
+def output_of(size: int) -> Output:
+    return (DELIVERED, "orders", -1, b"k", b"x" * size, [], 0, 7)
+
+
 def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     stage = taking(max_message_bytes="1000")
     assert stage.targets.fit == {("mails", -1)}
@@ -534,6 +535,25 @@ def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     assert why_not(stage, 400, "mails") is None
     stage.targets.flushed()
     assert why_not(stage, 400) is None
+
+
+def test_records_that_are_checked_and_not_sent_take_no_room() -> None:
+    stage = taking(max_message_bytes="1000")
+    for _ in range(9):
+        assert why_not(stage, 600) is None
+        stage.targets.counted([])
+    assert why_not(stage, 600) is None
+    stage.targets.counted([output_of(600)])
+    assert why_not(stage, 600) == TARGET_LATER
+
+
+def test_outputs_of_one_record_that_exceed_the_limit_together_do_not_wait_for_ever() -> None:
+    stage = taking(max_message_bytes="1000")
+    assert [why_not(stage, 600) for _ in range(2)] == [None, TARGET_LATER]
+    stage.targets.counted([])  # the record waits, and none of its outputs is sent
+    assert [why_not(stage, 600) for _ in range(2)] == [None, None]
+    stage.targets.counted([output_of(600)] * 2)
+    assert why_not(stage, 600) == TARGET_LATER
 
 
 def test_a_record_that_its_topic_never_takes_is_refused_before_it_is_sent() -> None:

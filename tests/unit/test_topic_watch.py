@@ -10,7 +10,7 @@ import structlog
 
 from connectors.kafka.topic_facts import Look, ServedTopic
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.process.topic_watch import TopicWatcher
+from delayservice.process.watches import TopicWatcher
 
 GOOD = ServedTopic("delay_topic_any", "id-1", 2, ())
 RISKY = replace(GOOD, risks=("retention.ms is 1",))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from delayservice.process.turns import BusyError, Turns
+from delayservice.process.worker_thread import BusyError, Turns
 
 
 def test_others_look_in_a_pause_and_only_then() -> None:

@@ -13,8 +13,7 @@ from connectors.kafka.source import KafkaSource
 from delayservice.base.clock import SystemClock
 from delayservice.engine.ports import Run
 from delayservice.process.observer import MetricsObserver
-from delayservice.process.turns import Turns
-from delayservice.process.worker_thread import WorkerThread
+from delayservice.process.worker_thread import Turns, WorkerThread
 from delayservice.slices.any_lane import AnyLane
 from ha.notes import NodeNote
 from ha.ownership import Standalone

@@ -12,8 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from connectors.kafka.client.base import DeliveryCallback
 from connectors.kafka.client.producer import DelayProducer
-from connectors.kafka.clients import FORCED_CONSUMER
-from connectors.kafka.existing import partitions_of
+from connectors.kafka.clients import FORCED_CONSUMER, partitions_of
 from connectors.kafka.outcomes import Outcomes, RecordPlace, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text

@@ -12,7 +12,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
-from connectors.kafka.existing import partitions_of
+from connectors.kafka.clients import partitions_of
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
 

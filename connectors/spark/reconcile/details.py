@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import KafkaAdmin, admin_client
+from connectors.kafka.copies import RepairDesk
 from connectors.kafka.log_ends import LATEST, offsets_of
-from connectors.kafka.repairs import RepairDesk
 from connectors.spark.common.topics import Span, native_options, read_topic
 from connectors.spark.reconcile.compare import COPY
 from connectors.spark.reconcile.digest_rows import from_hex

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from connectors.kafka.repairs import RepairDesk, cluster_id
+from connectors.kafka.copies import RepairDesk, cluster_id
 from connectors.spark.common.progress import Say, each_interval
 from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.topics import native_options

@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import admin_client
+from connectors.kafka.copies import cluster_id
 from connectors.kafka.log_ends import offsets_since
-from connectors.kafka.repairs import cluster_id
 from connectors.spark.common.cut import Cut, ShardCut, take_cut
 from connectors.spark.common.files import delete, write_text
 from connectors.spark.common.frames import counts_by, kept

@@ -1,0 +1,349 @@
+"""State of what a worker depends on: disk, delay topics, target topics, and the worker itself.
+
+Each watch is refreshed by one thread, because the answers may take long; any thread may read it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+import structlog
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.broker_clock import BrokerClock
+from connectors.kafka.clients import admin_client
+from connectors.kafka.control_topics import PauseWatcher
+from connectors.kafka.reach import CONNECTION, KafkaReach
+from connectors.kafka.target_limits import compresses
+from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_facts import Look, ServedTopic
+from connectors.kafka.topics import MADE_AGAIN
+from delayservice.base.clock import NOT_COMPARED, ClockWatch, NodeClock
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.config.settings import Settings
+from delayservice.engine.disk import DiskLevel, Watermarks
+from delayservice.engine.electability import ELECTABLE, Verdict, WorkerFacts
+from ha.ownership import Ownership
+
+
+def used_percent(folder: Path) -> float:
+    # Like ``df``, this leaves out the space that is reserved for root.
+    usage = shutil.disk_usage(folder)
+    return 100 * usage.used / max(usage.used + usage.free, 1)
+
+
+class DiskWatch:
+    """Watch of how full the stores' disk is. One thread calls ``look``, because the disk may hang;
+    others read the results.
+    """
+
+    def __init__(
+        self,
+        marks: Watermarks,
+        look: Callable[[], float],
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._marks = marks
+        self._look = look
+        self._monotonic_s = monotonic_s
+        self._looking_since_s: float | None = None
+        # How full the disk was at the last measurement: room, warning, storing stopped, or full.
+        self.level = DiskLevel.ROOM
+        # Used percent of the disk at the last measurement.
+        self.used = 0.0
+
+    def look(self) -> None:
+        # If the disk can't be read, that is logged, and nothing changes.
+        self._looking_since_s = self._monotonic_s()
+        try:
+            self.used = self._look()
+        except OSError as exc:
+            _log.warning("disk_not_seen", why=str(exc))
+            return
+        finally:
+            self._looking_since_s = None
+        before, self.level = self.level, self._marks.level(self.level, self.used)
+        self._log_change(before)
+
+    def _log_change(self, before: DiskLevel) -> None:
+        if self.level == before:
+            return
+        used = round(self.used, 1)
+        if self.level >= DiskLevel.STOP > before:
+            _log.error("storing_stopped", used_percent=used, stop_percent=self._marks.stop)
+        elif self.level < DiskLevel.STOP <= before:
+            _log.info("storing_resumed", used_percent=used)
+        if self.level == DiskLevel.WARN > before:
+            _log.warning("disk_fills_up", used_percent=used, stop_percent=self._marks.stop)
+        elif self.level == DiskLevel.FULL:
+            _log.error("disk_full", used_percent=used)
+
+    @property
+    def waiting_s(self) -> float:
+        since_s = self._looking_since_s
+        return 0.0 if since_s is None else self._monotonic_s() - since_s
+
+    @property
+    def alarm(self) -> str:
+        if self.level < DiskLevel.STOP:
+            return ""
+        return (
+            f"the disk of the stores is {self.used:.0f} % full, so nothing more is stored; what is "
+            "stored is delivered"
+        )
+
+
+_LOOKS_MISSED: Final = 3
+# Time without a successful refresh from which a problem is reported, in s, or three intervals of
+# the refresh if they are longer: a broker's restart makes one or two refreshes fail.
+_OLD_S_MIN: Final = 15.0
+# Time for which it is reported that a topic was deleted and created again, in s.
+_TOLD_AGAIN_S: Final = 600.0
+
+_log = structlog.get_logger(__name__)
+
+
+class TopicWatcher:
+    """Watch of the delay topics, which a thread refreshes at intervals."""
+
+    def __init__(
+        self,
+        look: Callable[[], Look],
+        # Returns whether a checkpoint names a topic, so that records of it may be pending.
+        is_pending: Callable[[ServedTopic], bool],
+        monotonic_s: Callable[[], float],
+        every_s: float,
+        # Called by ``refresh`` with the name of each topic, delay topic or one of the service's
+        # own, that was deleted and created again, and whether it was seen missing.
+        made_again: Callable[[str, bool], None] = lambda _name, _was_missing: None,
+    ) -> None:
+        self._look = look
+        # Topics, and problems of the service's other topics, as of the last successful refresh.
+        self.seen = Look(())
+        self._is_pending = is_pending
+        self._monotonic_s = monotonic_s
+        self._old_s = max(_LOOKS_MISSED * every_s, _OLD_S_MIN)
+        self._looked_s = monotonic_s()
+        self._has_looked = False
+        self._failure = ""
+        self._on_made_again = made_again
+        # Id of each topic, by name, as last seen.
+        self._ids: dict[str, str] = {}
+        # When a topic was found to have been created again, monotonic s, by name; without those
+        # that were seen, and reported, as missing before another program created them.
+        self._made_again_s: dict[str, float] = {}
+        self._said: tuple[str, ...] = ()
+        # Ids of topics that were served before, by this process or an owner with a checkpoint.
+        self._begun: set[str] = set()
+        # Every delay topic, served or not, as of the last successful refresh.
+        self.topics: Sequence[ServedTopic] = ()
+
+    @property
+    def fit(self) -> list[ServedTopic]:
+        return [topic for topic in self.topics if not topic.problems]
+
+    @property
+    def age_s(self) -> float:
+        return self._monotonic_s() - self._looked_s
+
+    def problems(self) -> list[str]:
+        found = []
+        if self._failure and not self._has_looked:
+            found.append(f"the delay topics could not be looked at yet: {self._failure}")
+        elif self._failure and self.age_s > self._old_s:
+            found.append(
+                f"the delay topics were last looked at {self.age_s:.0f} s ago: {self._failure}"
+            )
+        found += self._own_problems()
+        for topic in self.topics:
+            found += [f"{topic.name} is not served: {problem}" for problem in topic.problems]
+            found += [f"{topic.name} may lose records: {risk}" for risk in topic.risks]
+        return found
+
+    def _own_problems(self) -> tuple[str, ...]:
+        found = [*self.seen.own_problems, *self.seen.outlet_problems]
+        now_s = self._monotonic_s()
+        again = [n for n, s in self._made_again_s.items() if now_s - s < _TOLD_AGAIN_S]
+        return tuple(dict.fromkeys([*found, *(f"{name} {MADE_AGAIN}" for name in again)]))
+
+    def _note_ids(self, before: Mapping[str, str], seen: Look) -> None:
+        now_s = self._monotonic_s()
+        for name, topic_id in seen.ids.items():
+            known, self._ids[name] = self._ids.get(name, topic_id), topic_id
+            if known != topic_id:
+                if name in before:
+                    self._made_again_s[name] = now_s
+                self._on_made_again(name, name not in before)
+        made = (n for n in self._ids if f"{n} {MADE_AGAIN}" in seen.outlet_problems)
+        self._made_again_s.update(dict.fromkeys(made, now_s))
+
+    def refresh(self) -> bool:
+        # After a failure the topics stay as they were. A topic that may lose records is not served,
+        # unless it was served before.
+        try:
+            seen = self._look()
+            found = [self._judged(topic) for topic in seen.topics]
+        except KafkaEdgeError as exc:
+            self._failure = str(exc)
+            _log.warning("topics_not_refreshed", why=self._failure)
+            return False
+        except Exception as exc:  # noqa: BLE001  # the next refresh may succeed
+            self._failure = f"{type(exc).__name__}: {exc}"
+            _log.exception("topics_not_refreshed", why=self._failure)
+            return False
+        self._failure, self._has_looked = "", True
+        self._looked_s = self._monotonic_s()
+        ids_before, self.seen = self.seen.ids, seen
+        self._note_ids(ids_before, seen)
+        before, self._said = self._said, self._own_problems()
+        if self._said and self._said != before:
+            _log.error("own_topics_at_risk", problems=self._said)
+        _tell_changes(self.topics, found)
+        self.topics = found
+        self._begun |= {topic.topic_id for topic in self.fit}
+        return True
+
+    def _judged(self, topic: ServedTopic) -> ServedTopic:
+        if not topic.risks or topic.topic_id in self._begun or self._is_pending(topic):
+            return topic
+        return topic.at_risk_refused()
+
+
+def _tell_changes(before: Sequence[ServedTopic], found: Sequence[ServedTopic]) -> None:
+    known = {topic.name: (topic.problems, topic.risks) for topic in before}
+    for topic in found:
+        if (topic.problems, topic.risks) == known.get(topic.name, ((), ())):
+            continue
+        if topic.problems:
+            _log.error("topic_not_served", topic=topic.name, problems=topic.problems)
+        elif topic.risks:
+            _log.error("topic_at_risk", topic=topic.name, problems=topic.risks)
+        else:
+            _log.info("topic_served_again", topic=topic.name)
+
+
+class TargetWatch:
+    """Watch of the target topics: combines their state in Kafka, pauses, and which brokers
+    answer.
+    """
+
+    def __init__(self, settings: Settings, admin: AdminClient) -> None:
+        self._names = settings.topics
+        kafka = settings.kafka
+        # Reader of the pauses topic.
+        self.pauses = PauseWatcher(settings.topics.pauses, self._changed)
+        # Check of which brokers answer.
+        self.reach = KafkaReach(
+            admin_client(kafka.client_config("admin") | CONNECTION), self._changed
+        )
+        # Check of which targets can be written to, repeated when a pause begins or ends, or a
+        # broker stops or starts to answer.
+        self.topics = TargetTopics(
+            admin,
+            why_paused=self._why_paused,
+            compresses=compresses(kafka.client_config("producer")),
+            own=(settings.topics.dead_letter, settings.topics.outcomes),
+            silent=lambda: self.reach.silent,
+            is_delay_topic=self._is_delay_topic,
+        )
+
+    def _changed(self) -> None:
+        self.topics.changed()
+
+    def _why_paused(self, topic: str) -> str | None:
+        # The service's own topics, delay topics included, are never paused as targets.
+        if topic in self._names.own or self._is_delay_topic(topic):
+            return None
+        return self.pauses.why(topic)
+
+    def _is_delay_topic(self, topic: str) -> bool:
+        return fnmatchcase(topic, self._names.pattern) or topic in self._names.delay
+
+
+_JUDGED_EVERY_S: Final = 0.1
+_ASKED_EVERY_S: Final = 0.5
+_DISK_EVERY_S: Final = 1.0
+
+
+class WorkerWatch:
+    """Watch of one worker: gathers facts about it, and asks its ownership whether it may own
+    slices.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        reach: KafkaReach,
+        ownership: Ownership,
+        clock: NodeClock,
+        clock_watch: ClockWatch,
+        disk: DiskWatch,
+        turn_s: Callable[[], float],
+        writer_trouble: Callable[[], str],
+        # Consecutive earlier processes of this worker that ended soon after their start.
+        crashes: int,
+    ) -> None:
+        # Last verdict on whether the worker may own slices.
+        self.verdict: Verdict = ELECTABLE
+        self._has_disk = settings.node.store != "memory"
+        self._ownership = ownership
+        self._clock = clock
+        self._clock_watch = clock_watch
+        self._disk = disk
+        self._turn_s = turn_s
+        self._writer_trouble = writer_trouble
+        self._crashes = crashes
+        self._started_s = clock.monotonic_s()
+        self._reach = reach
+        client: Mapping[str, str] = settings.kafka.client_config("producer")
+        self._broker_clock = BrokerClock(client, settings.topics.claims_topic, name, self._heard)
+        self.judge()
+
+    def start(self, repeat: Callable[[str, float, Callable[[], object]], None]) -> None:
+        if self._has_disk:
+            repeat("disk", _DISK_EVERY_S, self._disk.look)
+        repeat("kafka-reach", _ASKED_EVERY_S, self._reach.check)
+        repeat("broker-clock", _ASKED_EVERY_S, self._ask_the_time)
+        repeat("verdict", _JUDGED_EVERY_S, self.judge)
+
+    def judge(self) -> None:
+        # From the latest facts, without waiting.
+        doubt = self._clock_watch.doubt()
+        facts = WorkerFacts(
+            kafka=self._reach.trouble,
+            turn_s=self._turn_s(),
+            disk_s=self._disk.waiting_s,
+            writer=self._writer_trouble(),
+            clock=doubt or "",
+            is_clock_known=doubt != NOT_COMPARED,
+            broker=self._reach.broker,
+            broker_s=self._reach.silent_s,
+            crashes=self._crashes,
+            lived_s=self._clock.monotonic_s() - self._started_s,
+        )
+        before, self.verdict = self.verdict, self._ownership.judge(facts)
+        if self.verdict.cause is not before.cause:
+            cause, why = self.verdict.cause.value, self.verdict.reason
+            if self.verdict.may_own:
+                _log.info("worker_electable", was=before.cause.value)
+            else:
+                _log.warning("worker_not_electable", cause=cause, why=why)
+
+    def _ask_the_time(self) -> None:
+        """Query a broker's time if the wall clock is not trusted. If it is, close the client that
+        queries, because the boot clock is enough to check the wall clock.
+        """
+        if self._clock_watch.doubt() is None:
+            self._broker_clock.close()
+        else:
+            self._broker_clock.ask()
+
+    def _heard(self, broker_ms: int, sent_s: float, acknowledged_s: float) -> None:
+        boot_ms = int(self._clock.boot_s() * 1000)
+        self._clock_watch.heard_answer(broker_ms, boot_ms, sent_s, acknowledged_s)
