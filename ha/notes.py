@@ -23,8 +23,8 @@ WorkerId: TypeAlias = tuple[str, str, int]
 """Node, instance and worker number: identity of a worker process over all of its sessions."""
 
 
-UNADVERTISED_VERSION: Final = 3
-"""Contract version assumed for nodes whose note has none, as they run an older release."""
+CONTRACT_VERSION_MIN: Final = 1
+"""Contract version that every node knows, also one whose note was not read yet."""
 
 
 class NodeNote(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class NodeNote(msgspec.Struct, frozen=True):
     broker_id: int | None = None
     rack: str = ""
     address: str = ""
-    contract_version: int = UNADVERTISED_VERSION
+    contract_version: int = CONTRACT_VERSION_MIN
 
 
 class _WorkerNote(msgspec.Struct, frozen=True):

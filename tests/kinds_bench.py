@@ -31,7 +31,7 @@ import psutil
 from delay_devtools.bench.sampling import cpu_s
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
-from delayservice.contract.contracts import HOMES_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers, Row
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
@@ -47,7 +47,7 @@ from delayservice.store.memory import MemoryStore
 from tests.integration.asked import metrics_of
 from tests.integration.bench import Bench, await_true, now_ms
 from tests.rocks import LoneRocks
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 from tests.wheels import LoneStore
 
 CASES = ("ids", "cancel", "foreign", "again", "through", "recurring", "plain")
@@ -120,13 +120,15 @@ class Owner:
     """A shard with its store, as its owner runs it."""
 
     def __init__(self, store: Store, partition: int = 0, homes: int = 0) -> None:
-        routes = Routes("dead", "outcomes", SECRET, 3 * SPREAD_MS, 0, (), cron_time)
-        contract = Contract(HOMES_VERSION, 3 * SPREAD_MS, id_partitions=homes)
+        routes = Routes(
+            "dead", "outcomes", SECRET, 3 * SPREAD_MS, 0, (), cron_time, allowlist=any_target
+        )
+        contract = Contract(roll_window_ms=3 * SPREAD_MS, id_partitions=homes)
         contracts = Contracts([(0, contract)])
         self.reader = RecordReader(TOPIC, partition, contracts, (SECRET,))
         self.store = store
         settler = Settler(TOPIC, partition, routes, Verdicts(), KnownTargets(fit=[("orders", -1)]))
-        settler.contracts = contracts
+        settler.requeuer.contracts = contracts
         self.shard = Shard(settler, store.open())
         self.shard.take_over(Cursor((START_MS - 1, 0), 0), [], 0)
         self.outputs = 0

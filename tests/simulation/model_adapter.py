@@ -132,7 +132,7 @@ class Walk:
         self._cfg = model.Cfg(script, ("freeK",), T=horizon, W=window, canon=False, **budget)
         self._state = model.init_state(self._cfg)
         self._window = window
-        contract = Contract(roll_window_ms=window or _FOREVER, allow=("*",))
+        contract = Contract(roll_window_ms=window or _FOREVER)
         self._reader = RecordReader(TOPIC, 0, Contracts([(0, contract)]), (SECRET,))
         self._log: list[Entry] = []
         self._nodes = [Node(window or _FOREVER) for _ in "AB"]

@@ -47,9 +47,7 @@ NEAR = 5
 HOURLY = WheelOptions(slot_ms=3_600_000)
 WINDOW_MS = 2 * 86_400_000
 AGED_MS = 5 * WINDOW_MS
-CONTRACTS = Contracts(
-    [(0, Contract(allow=("orders",), roll_window_ms=WINDOW_MS, max_delay_ms=2**40))]
-)
+CONTRACTS = Contracts([(0, Contract(roll_window_ms=WINDOW_MS, max_delay_ms=2**40))])
 BUSY = 1_500
 """Commits of a slice after which another's newest checkpoint lies far behind the end."""
 

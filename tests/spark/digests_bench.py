@@ -92,7 +92,7 @@ def fill(bootstrap: str, hours: int) -> dict[str, str]:
         {**options, "enable.idempotence": True, "linger.ms": 50, "compression.type": "zstd"}
     )
     now_ms = int(time.time() * 1_000)
-    contracts = Contracts([(0, Contract(allow=("orders",)))])
+    contracts = Contracts([(0, Contract())])
     for number in range(SHARDS):
         shard = ShardCheckpoint(topic_id, Cursor((now_ms, 0), 1), contracts)
         written = Checkpoint(number, "n1", 1, "", {names["delay"]: shard}, commit=1)

@@ -22,7 +22,7 @@ from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import Lost
 
-CONTRACTS = Contracts([(0, Contract(allow=("orders*",))), (40, Contract(allow=("mails",)))])
+CONTRACTS = Contracts([(0, Contract()), (40, Contract(clamp=True))])
 SHARDS = {"delay_topic_any": ShardCheckpoint("id", Cursor((5, 7), 42), CONTRACTS)}
 
 

@@ -78,7 +78,7 @@ class DrillOptions:
         bootstrap: brokers of a cluster; empty: a cluster is started.
         keep: whether to keep topics and folders.
         checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
-            one for each slice, as in older clusters.
+            one for each slice.
         cuts: number of audits of the world ``follow``, of which the last runs when the history is
             written, the others before; 0: no such audit.
     """

@@ -35,7 +35,7 @@ class TopicNames:
         partitions: number of partitions of the delay topic and of each target.
         secret: cluster secret, which signs requeued records and envelopes.
         checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
-            one for each slice and checkpoints of version 1, as in older clusters.
+            one for each slice.
     """
 
     run: str
