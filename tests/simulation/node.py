@@ -186,7 +186,6 @@ class Node:
             producer={},
             checkpoint_topic=CHECKPOINTS,
             claims_topic=CLAIMS,
-            legacy_prefix="delayservice",
             confirm=self._confirm,
             clients=kafka.clients,
             fencing=InOrder(),

@@ -147,7 +147,7 @@ class World:
         producer: Producer,
         slices: Iterable[int],
         cursor: Cursor,
-        tenure: Tenure | None = None,
+        tenure: Tenure = Tenure("w", 0),  # noqa: B008  # immutable
     ) -> None:
         def note(_: KafkaError | None, message: Message) -> None:
             self.cuts[int(message.key() or b"")] = message.offset() or 0

@@ -286,7 +286,6 @@ class Heritage:
         self.denies: set[int] = set()
         self.fenced: list[str] = []
         self.calls: list[str] = []
-        self.legacy: dict[int, str] = {}
         self.refuses_to: dict[str, Exception] = {}
         self.while_fencing: Callable[[], None] = lambda: None
 
@@ -321,9 +320,6 @@ class Heritage:
         self._called("newest")
         found = self._writer.checkpoints.get(slice_no)
         return None if found is None else found.data
-
-    def legacy_writer(self, slice_no: int) -> str | None:
-        return self.legacy.get(slice_no)
 
     def fence(self, writers: Collection[str]) -> None:
         self.while_fencing()
