@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-FORMAT: Final = 4
+FORMAT: Final = 1
 DATABASE: Final = "db"
 """Name of the database's folder in the worker's folder."""
 

@@ -7,7 +7,6 @@ No file is locked, written, or opened for writing.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,8 +20,6 @@ from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_hor
 __all__ = ["ShardFolder", "find_shards", "find_stores", "kept_shards", "user_of", "wheel_shards"]
 
 KINDS: Final = ("wheel", "rocksdb")
-_SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
-"""Pattern of the results of ``folder.shard_name``."""
 _LOCKS: Final = Path("/proc/locks")
 
 
@@ -54,7 +51,7 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     if (root / "VERSION").is_file():
         return [root]
     homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
-    found = [path for home in homes for path in (*home.glob("*"), *home.glob("*/*"))]
+    found = [path for home in homes for path in home.glob("*")]
     folders = sorted(path for path in found if path.name.isdecimal() and _may_be_store(path))
     if not folders:
         raise StoreError(
@@ -65,20 +62,15 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _may_be_store(path: Path) -> bool:
-    """Return whether a folder contains files of a store, or its parent is named like a shard. Its
-    own name is not enough, because other programs also name folders by numbers.
+    """Return whether a folder contains files of a store. Its name is not enough, because other
+    programs also name folders by numbers.
     """
-    is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
     names = ("VERSION", NAME, DATABASE)
-    return path.is_dir() and (is_named or any((path / name).exists() for name in names))
+    return path.is_dir() and any((path / name).exists() for name in names)
 
 
 def _shards_of(folder: Path) -> list[ShardFolder]:
-    whole = folder.resolve()
-    if _SHARD_NAME.fullmatch(whole.parent.name) is None:
-        return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
-    partition = int(whole.name) if whole.name.isdecimal() else -1
-    return [ShardFolder(str(folder), whole.parent.name, partition)]
+    return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
 
 
 def kept_shards(folder: Path) -> list[ShardFolder]:

@@ -125,6 +125,7 @@ def test_an_audit_is_clean_where_slices_share_a_partition_of_checkpoints(
         checkpoint=history.checkpoint,
         dead_letter=history.dead_letter,
         outcomes=history.outcomes,
+        allow=tuple(history.allow),
     )
     result = audit(spark, options)
     assert result.records == 201
@@ -165,6 +166,7 @@ def test_an_audit_at_a_cut_finds_dead_letters_and_outcomes_by_the_names_in_its_o
         history.checkpoint,
         history.dead_letter,
         history.outcomes,
+        allow=tuple(history.allow),
     )
     with pytest.raises(InvalidRequestError, match="the cut leaves out delay_dead_letter_"):
         audit_at(spark, options, cut_of(history))

@@ -11,7 +11,7 @@ from connectors.spark.common.cut import Cut
 from connectors.spark.common.failures import exit_status
 
 SAMPLE_ROWS: Final = 20
-VERSION: Final = 2
+VERSION: Final = 1
 """Version of the format of findings and summaries."""
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 HEADER = Struct("<IIIBBHII")
 HEADER_BYTES: Final = 24
-VERSION: Final = 6
+VERSION: Final = 1
 ROWS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
 """Largest number of payload bytes of a block. A run with more bytes, or more than ``ROWS_MAX``

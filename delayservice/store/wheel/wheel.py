@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
-FORMAT: Final = 6
+FORMAT: Final = 1
 IDS_FOLDER: Final = "ids"
 _BODIES_SHARE: Final = 8
 """Divisor of ``near_bytes_max`` that gives the memory for cached blocks of several shards."""
