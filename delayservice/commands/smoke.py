@@ -40,6 +40,3 @@ def smoke(
             as_json=common.as_json,
         )
     )
-
-
-dev.command("load", epilog=EPILOG, help="The former name of smoke.", hidden=True)(smoke)

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from connectors.kafka.client import DelayProducer, OutcomeReader
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.partitioner import partition_for
+from kafka_delay_client import DelayProducer, OutcomeReader
 from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_by_id
 
 pytestmark = pytest.mark.cluster

@@ -36,8 +36,6 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     "delayservice.smoke": BASE | {"delayservice.smoke"},
     # Offline sources read the stores' files.
     "connectors.spark": CONFIG | {"delayservice.store", "connectors"},
-    # The client under its former name.
-    "connectors.kafka.client": frozenset({CLIENT}),
     # engine.ports holds the interfaces that the connectors fill.
     "connectors": CONFIG | {"delayservice.metrics", "connectors"},
     "ha": CONFIG | {"ha"},
@@ -154,7 +152,7 @@ def test_no_two_packages_import_each_other() -> None:
         for other in known
         if one < other and one in knows.get(other, ())
     }
-    assert circles <= {("connectors.kafka", CLIENT)}, "the client's former name is the only one"
+    assert not circles
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-import kafka_delay_client
-from connectors.kafka import client as former
 from delayservice import __version__
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.cluster import ZooKeeper
@@ -124,23 +122,6 @@ def test_modules_of_one_name_end_the_build(build: ModuleType, tmp_path: Path) ->
     (tmp_path / "user.py").write_text(text, "utf-8")
     with pytest.raises(ValueError, match="have one name"):
         build.add_carried(tmp_path)
-
-
-def test_the_former_name_gives_the_same_objects() -> None:
-    assert set(former.__all__) == set(kafka_delay_client.__all__)
-    for name in former.__all__:
-        assert getattr(former, name) is getattr(kafka_delay_client, name)
-
-
-def test_the_former_name_says_what_to_install_where_the_client_is_not() -> None:
-    code = (
-        "import sys; sys.modules['kafka_delay_client'] = None\n"
-        "try:\n    import connectors.kafka.client\n"
-        "except ModuleNotFoundError as exc:\n    print(exc.name, exc)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("kafka_delay_client ")
-    assert "install the wheel kafka_delay_client" in done.stdout
 
 
 def test_service_and_client_have_one_version_licence_and_build_backend() -> None:
