@@ -63,8 +63,7 @@ class World:
     bootstrap: str
     make_topic: MakeTopic
     shares: bool = False
-    """All slices share one partition of the checkpoint topic; else each has one, as in older
-    clusters."""
+    """All slices share one partition of the checkpoint topic; else each has one."""
     aged: int = 0
     """Records below this offset were written long ago, and are settled."""
     cuts: dict[int, int] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class CutRow:
         role: ``owner`` or ``replica``: role of the node in the slice.
         store: kind of the copy's store, such as ``wheel``.
         damaged: ranges of the copy that the node could not read.
-        pending: approximate number of pending records in the copy; None: a row of an older version.
+        pending: approximate number of pending records in the copy; None: not stated.
     """
 
     node: str
