@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ha.notes import UNADVERTISED_VERSION, LifeNote, NodeNote
+from ha.notes import CONTRACT_VERSION_MIN, LifeNote, NodeNote
 from ha.placement import PlacedMember, SliceFacts, place, rank_owners
 
 
@@ -50,12 +50,12 @@ class ClusterView:
     @property
     def contract_version(self) -> int:
         """Return the newest contract version that every live node supports. A live node without a
-        note, or any node before the members were read, counts as one that advertises no version.
+        note, or any node before the members were read, counts as one that knows only the first.
         """
         live = {self._me.node_id, *self.live}
         known = [self.nodes[name].contract_version for name in live & self.nodes.keys()]
         if not self.is_informed or live - self.nodes.keys():
-            known.append(UNADVERTISED_VERSION)
+            known.append(CONTRACT_VERSION_MIN)
         return min(known)
 
     def rank(self, *, without_me: bool) -> None:

@@ -23,8 +23,8 @@ _Note = TypeVar("_Note", bound=msgspec.Struct)
 WorkerId: TypeAlias = tuple[str, str, int]
 
 
-UNADVERTISED_VERSION: Final = 3
-"""Contract version assumed for nodes whose note has none, as they run an older release."""
+CONTRACT_VERSION_MIN: Final = 1
+"""Contract version that every node knows, also one whose note was not read yet."""
 
 
 class NodeNote(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class NodeNote(msgspec.Struct, frozen=True):
     rack: str = ""
     # Host name, for people.
     address: str = ""
-    contract_version: int = UNADVERTISED_VERSION
+    contract_version: int = CONTRACT_VERSION_MIN
 
 
 class _WorkerNote(msgspec.Struct, frozen=True):

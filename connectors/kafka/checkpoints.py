@@ -76,7 +76,6 @@ _TAIL_WAIT_S: Final = 0.5
 _RETRY_S: Final = 1.0
 # Time for which checkpoints can't be read before that is reported, in s.
 _COMPLAIN_S: Final = 3.0
-_LEGACY: Final = b'{"v":1,'
 
 _log = structlog.get_logger(__name__)
 
@@ -139,9 +138,6 @@ class KafkaCheckpoints:
         self._clients = clients
         self._consumer: Consumer | None = None
         self._changed = clients.changed()
-        self.has_legacy = False
-        """Whether a checkpoint of version 1 was read (one transactional id for each slice)."""
-        # Whether tailing has failed for good: pruning stores and comparing copies have stopped.
         self.has_failed = False
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
@@ -422,7 +418,6 @@ class KafkaCheckpoints:
         if is_new and before is not None:
             self._cuts.note(slice_no, before, read_back)
         self._tailed[slice_no] = read_back
-        self.has_legacy = self.has_legacy or value.startswith(_LEGACY)
         self._news.add(slice_no)
 
     def _believed(self, slice_no: int, value: bytes | None) -> tuple[Standing, bytes]:

@@ -21,7 +21,6 @@ from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.entry import Row
-from delayservice.engine.checkpoint import decode_checkpoint
 from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
 
@@ -51,7 +50,6 @@ class KafkaSuccession:
         producer: librdkafka options from the settings, for producers.
         checkpoint_topic: name of the checkpoint topic.
         claims_topic: name of the claims topic.
-        legacy_prefix: prefix of the transactional ids of version 1, ``PREFIX-SLICE``.
         confirm: returns which of the given slices this node is certain to own.
         clients: makes producers and consumers.
         fencing: threads that fence in parallel; None: ``FENCES_AT_ONCE`` threads of its own.
@@ -66,7 +64,6 @@ class KafkaSuccession:
         producer: Mapping[str, str],
         checkpoint_topic: str,
         claims_topic: str,
-        legacy_prefix: str,
         confirm: Callable[[Collection[int]], frozenset[int]],
         clients: Clients = KAFKA,
         fencing: Executor | None = None,
@@ -77,7 +74,6 @@ class KafkaSuccession:
         self._producer = producer
         self._checkpoint_topic = checkpoint_topic
         self._claims_topic = claims_topic
-        self._legacy_prefix = legacy_prefix
         self._confirm = confirm
         self._clients = clients
         self._fencing = fencing or ThreadPoolExecutor(FENCES_AT_ONCE, "fence")
@@ -93,12 +89,6 @@ class KafkaSuccession:
             self._given_up.add(self._me)
         self._me = writer
         self._checkpoints.enter(writer)
-
-    def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id that version 1 uses for a slice; None: no checkpoint of
-        version 1 was read, of any slice.
-        """
-        return f"{self._legacy_prefix}-{slice_no}" if self._checkpoints.has_legacy else None
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
         return self._confirm(slices)
@@ -151,11 +141,9 @@ class KafkaSuccession:
                     f"writer {writer} could not be fenced: {error_of(exc)}; the service needs "
                     "Write on the transactional ids of every node of its cluster"
                 ) from exc
-        is_legacy = writer.removeprefix(f"{self._legacy_prefix}-").isdigit()
         with self._lock:
             self._given_up.discard(writer)
-            if not is_legacy:
-                self._fenced[writer] = None
+            self._fenced[writer] = None
             if len(self._fenced) > _FENCED_MAX:
                 del self._fenced[next(iter(self._fenced))]
         took_ms = round((self._clients.monotonic_s() - started_s) * 1000)
@@ -225,11 +213,5 @@ class KafkaSuccession:
         return None
 
     def _writer_of(self, row: Row) -> str | None:
-        _, _, _, value, headers = row
-        named = dict(headers or ()).get(WRITER)
-        if named is not None:
-            return named.decode(errors="replace")
-        if value is None:
-            return None
-        checkpoint = decode_checkpoint(value)  # of version 1, which has no such header
-        return f"{self._legacy_prefix}-{checkpoint.slice_no}"
+        named = dict(row[4] or ()).get(WRITER)
+        return None if named is None else named.decode(errors="replace")

@@ -24,7 +24,7 @@ _EPILOG: Final = (
 
 _PIN_EPILOG: Final = (
     'Example: [bold]delayservice zookeeper pin --why "upgrade to 2.1"[/]'
-    "\n\nThe run-book: docs/operations.md, Upgrade and rollback."
+    "\n\nThe run-book: docs/operations.md, Rolling update."
 )
 
 app = typer.Typer(help="Operator commands for ZooKeeper.", no_args_is_help=True)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from delayservice.config.settings import Settings
-from delayservice.contract.contracts import (
-    CONTRACT_VERSION,
-    HOMES_VERSION,
-    NAMES_VERSION,
-    PATTERNS_VERSION,
-    TARGETS_BY_SETTINGS_VERSION,
-    Contract,
-)
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract
 from delayservice.contract.targets import Allowlist
-from delayservice.contract.topic_names import is_pattern, is_reserved
+from delayservice.contract.topic_names import is_reserved
 
 
 def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VERSION) -> Contract:
@@ -29,13 +20,9 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
     Raises:
         ContractError: settings contradict each other.
     """
-    rules = settings.targets_for(topic)
-    reserved = reserved_topics(settings)
-    has_patterns = version_max >= PATTERNS_VERSION and any(map(is_pattern, reserved))
-    if not has_patterns:
-        reserved = tuple(name for name in reserved if not is_pattern(name))
-    contract = Contract(
-        version=PATTERNS_VERSION if has_patterns else NAMES_VERSION,
+    level_ms = settings.levels.by_topic.get(topic, 0)
+    return Contract(
+        version=version_max,
         roll_window_ms=settings.roll_window_ms,
         roll_spread_ms=settings.roll_spread_ms,
         max_delay_ms=settings.delivery.max_delay_ms,
@@ -43,17 +30,10 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
         past_due=settings.delivery.past_due,
         header_bytes_max=int(settings.delivery.header_bytes_max),
         id_bytes_max=int(settings.delivery.id_bytes_max),
-        default_target=rules.default_target,
-        level_ms=settings.levels.by_topic.get(topic, 0),
-        allow=rules.allow,
-        reserved=reserved,
+        default_target=settings.targets_for(topic).default_target,
+        level_ms=level_ms,
+        id_partitions=0 if level_ms else settings.delivery.id_partitions,
     )
-    if version_max < TARGETS_BY_SETTINGS_VERSION:
-        return contract
-    contract = replace(contract, version=TARGETS_BY_SETTINGS_VERSION, allow=(), reserved=())
-    if version_max < HOMES_VERSION or contract.level_ms:
-        return contract
-    return replace(contract, version=HOMES_VERSION, id_partitions=settings.delivery.id_partitions)
 
 
 def allowlist_for(settings: Settings, topic: str) -> Allowlist:
@@ -79,5 +59,5 @@ def reserved_topics(settings: Settings) -> tuple[str, ...]:
     delay = [*topics.delay, *settings.levels.by_topic]
     if topics.discover:
         delay.append(topics.pattern)
-    # Names with a reserved prefix need no entry, and an entry would change the contract.
+    # Names with a reserved prefix need no entry.
     return (*topics.own, *sorted({name for name in delay if not is_reserved(name)}))

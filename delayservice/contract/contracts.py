@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
@@ -19,41 +18,9 @@ import msgspec
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.topic_names import is_legal_topic, is_reserved
 
-CONTRACT_VERSION: Final = 5
+CONTRACT_VERSION: Final = 1
 """Newest contract version. A version fixes how records are read, so a node that does not know the
-version of a slice must not store or serve it.
-
-1: no fire, no window, no recurring schedules, no level topics; rolls are not spread.
-2: adds these, and spreads rolls. ``reserved`` holds names only. 3: it may hold patterns.
-4: durations with units; instants that look like seconds, and times on level topics, are refused.
-   No ``allow`` and ``reserved``: settings decide at settling which targets are allowed.
-5: ids have a home partition."""
-
-NAMES_VERSION: Final = 2
-"""Newest contract version in which ``reserved`` holds names only; default version of a contract."""
-
-PATTERNS_VERSION: Final = 3
-"""First contract version in which ``reserved`` may hold patterns."""
-
-UNITS_VERSION: Final = 4
-"""First contract version that reads durations with units, and refuses instants that look like
-seconds."""
-
-TARGETS_BY_SETTINGS_VERSION: Final = 4
-"""First contract version without an allowlist: settings decide at settling which targets are
-allowed."""
-
-HOMES_VERSION: Final = 5
-"""First contract version in which ids may have a home partition."""
-
-_SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2, "id_partitions": HOMES_VERSION}
-"""First contract version that has a parameter, by its name; all others exist since version 1."""
-
-_BEFORE: Final = {
-    "allow": TARGETS_BY_SETTINGS_VERSION,
-    "reserved": TARGETS_BY_SETTINGS_VERSION,
-}
-"""First contract version that no longer has a parameter, by its name."""
+version of a slice must not store or serve it."""
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
@@ -78,7 +45,7 @@ class Contract:
     that of the next contract.
     """
 
-    version: int = NAMES_VERSION
+    version: int = CONTRACT_VERSION
     roll_window_ms: int = 7_200_000
     """Time after its append at which a pending record is rolled, ms (design rule 12)."""
     roll_spread_ms: int = 0
@@ -93,15 +60,7 @@ class Contract:
     """Treatment of records that were due before they were written: ``deliver`` or
     ``dead-letter``."""
     default_target: str | None = None
-    """Target of records without a target header, allowed without a pattern in ``allow``; None: such
-    records are dead-lettered."""
-    allow: tuple[str, ...] = ()
-    """Shell-style patterns of allowed targets, matching whole names, case-sensitive; empty: no
-    target is allowed. Always empty from version 4 on."""
-    reserved: tuple[str, ...] = ()
-    """Topics of the service, other delay topics included, which are never targets, even if
-    ``allow`` matches them. From version 3 on also patterns as in ``allow``. Always empty from
-    version 4 on."""
+    """Target of records without a target header; None: such records are dead-lettered."""
     header_bytes_max: int = 4_096
     """Longest value of one input header, bytes; at least 256, so that topic names fit."""
     id_bytes_max: int = 512
@@ -114,11 +73,8 @@ class Contract:
 
     def __post_init__(self) -> None:
         """Raise ``ContractError`` if a parameter is out of bounds or the version is unknown."""
-        if not 1 <= self.version <= CONTRACT_VERSION:
-            raise ContractError(
-                f"contract version {self.version} is unknown to this version of the service, which "
-                f"reads 1 to {CONTRACT_VERSION}: upgrade this node before it serves the slice"
-            )
+        if self.version not in PARAMETERS:
+            raise _unknown(self.version)
         _check_range("roll_window_ms", self.roll_window_ms, 1, MAX_DELAY_MS_MAX)
         _check_range("roll_spread_ms", self.roll_spread_ms, 0, self.roll_window_ms - 1)
         _check_range("level_ms", self.level_ms, 0, MAX_DELAY_MS_MAX)
@@ -128,38 +84,13 @@ class Contract:
         _check_range("id_bytes_max", self.id_bytes_max, 1, self.header_bytes_max)
         if self.past_due not in (PAST_DUE_DELIVER, PAST_DUE_DEAD_LETTER):
             raise ContractError(f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'")
-        if self.id_partitions and self.version < HOMES_VERSION:
-            raise ContractError(f"a contract of version {self.version} has no id_partitions")
-        if not self.has_allowlist and (self.allow or self.reserved):
-            raise ContractError(
-                f"a contract of version {self.version} has neither allow nor reserved"
-            )
-        self._check_default_target()
-
-    @property
-    def has_allowlist(self) -> bool:
-        """Return whether targets are checked by ``allow`` when a record is decoded."""
-        return self.version < TARGETS_BY_SETTINGS_VERSION
-
-    def _check_default_target(self) -> None:
         topic = self.default_target
-        if topic is None:
-            return
-        if not is_legal_topic(topic) or self.reserves(topic):
+        if topic is not None and (not is_legal_topic(topic) or is_reserved(topic)):
             raise ContractError(f"default_target {topic!r} is no legal topic name, or is reserved")
-
-    def reserves(self, topic: str) -> bool:
-        """Return whether this contract forbids ``topic`` as a target, even if ``allow`` matches."""
-        if is_reserved(topic) or topic in self.reserved:
-            return True
-        if self.version < PATTERNS_VERSION:
-            return False
-        return any(fnmatchcase(topic, pattern) for pattern in self.reserved)
 
     def to_json(self) -> dict[str, object]:
         """Return the parameters by name, as JSON types, for the checkpoint."""
-        names = _parameters(self.version)
-        return {name: _plain(getattr(self, name)) for name in names}
+        return {name: getattr(self, name) for name in _NAMES if name in PARAMETERS[self.version]}
 
     @classmethod
     def from_json(cls, data: object) -> Contract:
@@ -171,23 +102,25 @@ class Contract:
         """
         if not isinstance(data, Mapping):
             raise ContractError(f"a contract is a JSON object, not {type(data).__name__}")
-        version = data.get("version", NAMES_VERSION)
-        known = _parameters(version if type(version) is int else CONTRACT_VERSION)
-        is_followed = type(version) is int and 1 <= version <= CONTRACT_VERSION
-        if is_followed and data.keys() != set(known):
-            odd = ", ".join(sorted(str(name) for name in data.keys() ^ set(known)))
-            raise ContractError(f"a contract of version {version} differs in: {odd}")
-        known_part = {name: value for name, value in data.items() if name in known}
+        version = data.get("version")
+        if type(version) is not int:
+            raise ContractError(f"a contract's version is a whole number, not {version!r:.100}")
+        if version not in PARAMETERS:
+            raise _unknown(version)
+        odd = data.keys() ^ PARAMETERS[version]
+        if odd:
+            names = ", ".join(sorted(str(name) for name in odd))
+            raise ContractError(f"a contract of version {version} differs in: {names}")
         try:
-            return msgspec.convert(known_part, cls)
+            return msgspec.convert(data, cls)
         except msgspec.ValidationError as exc:
             raise ContractError(f"a contract can't be read: {exc}") from exc
 
 
-def _parameters(version: int) -> list[str]:
-    """Return the names of the parameters that a contract of this version has."""
-    names = (field.name for field in fields(Contract))
-    return [n for n in names if _SINCE.get(n, 1) <= version < _BEFORE.get(n, version + 1)]
+_NAMES: Final = [field.name for field in fields(Contract)]
+
+PARAMETERS: Final[dict[int, frozenset[str]]] = {1: frozenset(_NAMES)}
+"""Names of a contract's parameters, by contract version. A version that adds one gets an entry."""
 
 
 class Contracts:
@@ -261,14 +194,10 @@ class Contracts:
         Args:
             end: end offset of the log, read after the earlier owners were fenced.
             contract: the new contract. It gets the number of home partitions of these contracts,
-                if they have one; if it is of a version without homes, these contracts are returned
-                unchanged.
+                if they have one.
             ahead: number of offsets from ``end`` on for which the old contract still applies.
         """
-        wanted = self._with_homes(contract)
-        if wanted is None:
-            return self
-        contract = wanted
+        contract = replace(contract, id_partitions=self.id_partitions or contract.id_partitions)
         if end == 0:
             return Contracts([(0, contract)])
         begun = max(bisect_left(self._starts, end), 1)  # the first holds below its start as well
@@ -279,16 +208,6 @@ class Contracts:
         if coming and coming[0][1] == contract and coming[0][0] <= start:
             return Contracts((*kept, coming[0]))
         return Contracts((*kept, (start, contract)))
-
-    def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return ``contract`` with the number of home partitions of these contracts, which never
-        changes; ``contract`` unchanged if they have no such number yet. None: they have one, but
-        ``contract`` is of a version without homes.
-        """
-        count = self.id_partitions
-        if count and contract.version < HOMES_VERSION:
-            return None
-        return replace(contract, id_partitions=count) if count else contract
 
     @property
     def id_partitions(self) -> int:
@@ -341,13 +260,16 @@ class Contracts:
         return cls(_entry_from_json(item) for item in data)
 
 
+def _unknown(version: int) -> ContractError:
+    return ContractError(
+        f"contract version {version} is unknown to this version of the service, which reads 1 to "
+        f"{max(PARAMETERS)}: upgrade this node, or the Spark job that reads it"
+    )
+
+
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise ContractError(f"{name} is {value}: it must be {low} to {high}")
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _entry_from_json(item: object) -> tuple[int, Contract]:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from delayservice.contract import names
 from delayservice.contract.codes import OP_INVALID, RecordRefusedError
 from delayservice.contract.entry import Headers
-from delayservice.contract.times import Readings
+from delayservice.contract.times import parse_checked_instant_ms, parse_duration_ms
 
 CANCEL_OP = "cancel"
 FIRE_OP = "fire"
@@ -41,7 +41,6 @@ class Draft:
         "keys",
         "ops",
         "partitions",
-        "readings",
         "rocketmq",
         "spare_id",
         "targets",
@@ -51,13 +50,10 @@ class Draft:
         "zones",
     )
 
-    def __init__(self, key: bytes | None, value: bytes | None, readings: Readings) -> None:
-        """Start without headers. ``key`` and ``value`` are those of the record; ``readings`` are
-        the parsers of its time headers.
-        """
+    def __init__(self, key: bytes | None, value: bytes | None) -> None:
+        """Start without headers. ``key`` and ``value`` are those of the record."""
         self.key = key
         self.value = value
-        self.readings = readings
         self.times: list[tuple[str, bytes | None, TimeParser]] = []
         self.targets: Headers = []
         self.partitions: Headers = []
@@ -78,18 +74,6 @@ class Draft:
         self.spare_id: bytes | None = None
         """Value of RocketMQ's header ``UNIQ_KEY``; None: not given."""
 
-    def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
-        """Return the due time, epoch ms, in ``value``, the instant that the header ``name`` gives.
-        A ``TimeParser``.
-        """
-        return self.readings.instant_ms(name, value)
-
-    def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
-        """Return the due time, epoch ms: ``timestamp_ms``, the append time, plus ``value``, the
-        delay that the header ``name`` gives. A ``TimeParser``.
-        """
-        return timestamp_ms + self.readings.duration_ms(name, value)
-
     def mentions_delivery(self) -> bool:
         """Return whether a header gives a time, a target or a recurrence."""
         where = self.targets or self.partitions or self.keys
@@ -99,6 +83,20 @@ class Draft:
     def recurs(self) -> bool:
         """Return whether a header of a recurring schedule was given."""
         return bool(self.every or self.cron or self.zones or self.counts)
+
+
+def due_at_ms(name: str, value: bytes | None, _timestamp_ms: int) -> int:
+    """Return the due time, epoch ms, in ``value``, the instant that the header ``name`` gives. A
+    ``TimeParser``.
+    """
+    return parse_checked_instant_ms(name, value)
+
+
+def due_after_ms(name: str, value: bytes | None, timestamp_ms: int) -> int:
+    """Return the due time, epoch ms: ``timestamp_ms``, the append time, plus ``value``, the delay
+    that the header ``name`` gives. A ``TimeParser``.
+    """
+    return timestamp_ms + parse_duration_ms(name, value)
 
 
 Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
@@ -119,11 +117,11 @@ def into(group: str) -> Rule:
 
 
 def _at(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.times.append((name, value, draft.due_at_ms))
+    draft.times.append((name, value, due_at_ms))
 
 
 def _after(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.times.append((name, value, draft.due_after_ms))
+    draft.times.append((name, value, due_after_ms))
 
 
 target_topic = into("targets")

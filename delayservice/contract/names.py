@@ -92,8 +92,7 @@ signed it."""
 
 HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
 """Headers of envelopes, in which the service sends a record to the home partition of its id
-(``contract.home``). From contract version 5 on, a record with one of them is dead-lettered unless
-the service signed it."""
+(``contract.home``). A record with one of them is dead-lettered unless the service signed it."""
 
 
 def misspelt(name: str) -> str | None:

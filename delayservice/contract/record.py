@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN
 from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID, RecordRefusedError
-from delayservice.contract.contracts import HOMES_VERSION, MAX_DELAY_MS_MAX, Contracts
+from delayservice.contract.contracts import MAX_DELAY_MS_MAX, Contracts
 from delayservice.contract.entry import (
     COPY,
     HOMEBOUND,
@@ -32,6 +32,7 @@ from delayservice.contract.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_T
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import read_copy
+from delayservice.contract.times import SURELY_MS
 from delayservice.contract.user_record import PARTITION_BY_KEY, Origin, UserRecords
 
 PLAIN_DIGITS_MAX = 15
@@ -142,7 +143,7 @@ class RecordReader:
             ):
                 due_ms = int(text) + since_ms or 1
                 if (
-                    due_ms >= self._surely_ms or since_ms
+                    due_ms >= SURELY_MS or since_ms
                 ) and self._delay_ms_min <= due_ms - timestamp_ms <= self._delay_ms_max:
                     if identity is not None and self._id_partitions:
                         home = self._home(identity)
@@ -203,15 +204,12 @@ class RecordReader:
         count = self._id_partitions
         return partition_for(identity, count) if count else self._partition
 
-    def _come_home(self, original: Original) -> Sent | None:
-        """Return the record in the envelope ``original``; None: the contract has no envelopes, so
-        ``original`` is a user's record that has a header ``delay-home`` by chance.
-
-        Raises:
-            RecordRefusedError: the contract has envelopes, and no secret signed this one.
+    def _come_home(self, original: Original) -> Sent:
+        """Return the record in the envelope ``original``; raise ``RecordRefusedError`` if no secret
+        signed it.
         """
         sent = read_envelope(self._topic, self._partition, self._secrets, original)
-        if sent is None and self._contract.version >= HOMES_VERSION:
+        if sent is None:
             raise self._forged(names.DELAY_HOME, names.DELAY_HOME_MAC)
         return sent
 
@@ -234,7 +232,6 @@ class RecordReader:
         self._plain_window_ms = contract.roll_window_ms - contract.roll_spread_ms
         self._id_bytes_max = contract.id_bytes_max
         self._id_partitions = contract.id_partitions
-        self._surely_ms = user_records.readings.surely_ms
         self._delay_ms_max = contract.max_delay_ms
         self._delay_ms_min = user_records.delay_ms_min
 

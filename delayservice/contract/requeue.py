@@ -5,7 +5,7 @@ A requeued record keeps the key, value and headers of the pending record byte fo
 headers::
 
     delay-copy      JSON: v, settles, source, base, at, due, target, partition, id, attempt,
-                    expires; with v 2 also recur, shard or turn
+                    expires, and perhaps recur, shard or turn
     delay-copy-mac  HMAC-SHA256 (hex) over where it was written, delay-copy, key, value and headers
 
 The module ``signing`` says why requeued records are signed.
@@ -24,10 +24,7 @@ from delayservice.contract.names import DELAY_COPY, DELAY_COPY_MAC
 from delayservice.contract.signing import Signer
 from delayservice.contract.times import DUE_STOP_MS
 
-COPY_VERSION: Final = 2
-"""Newest format version of requeued records. It is used for recurring schedules, records of level
-topics, and records with a turn (``codec``). All others are written as version 1, which every
-version of the service reads."""
+COPY_VERSION: Final = 1
 
 CONTINUES: Final = -1
 """Value of ``settles`` of a requeued record that holds a schedule's next occurrence and settles no
@@ -100,7 +97,7 @@ def write_copy(
     identity, _, attempt, expires_ms, *more = meta or (None, None, 1, None)
     recur, turn_ms = (*more, None, None)[:2]
     fields = _Fields(
-        v=1 if recur is None and shard is None and turn_ms is None else COPY_VERSION,
+        v=COPY_VERSION,
         settles=settles,
         source=source,
         base=base,
@@ -157,7 +154,7 @@ def read_claim(original: Original) -> Claim | None:
         fields = _decode(text)
     except (msgspec.DecodeError, ValueError):
         return None
-    if not 1 <= fields.v <= COPY_VERSION or not 1 <= fields.at < DUE_STOP_MS:
+    if fields.v != COPY_VERSION or not 1 <= fields.at < DUE_STOP_MS:
         return None
     meta: Meta = (fields.id, fields.source, fields.attempt, fields.expires)
     if fields.turn is not None:

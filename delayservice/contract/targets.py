@@ -5,8 +5,7 @@ let any producer write anywhere (the confused deputy).
 
 Rules that never change are checked when a record is read: a target has a legal name, which is not
 reserved for Kafka or the service, and is not the delay topic itself. All other rules are checked at
-settling, by the settings of the node that settles the record; but under a contract with an
-allowlist (``Contract.has_allowlist``), that list decided when the record was read.
+settling, by the settings of the node that settles the record.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from collections.abc import Iterable
 from fnmatch import translate
 
 from delayservice.contract.codes import TARGET_DENIED, TARGET_INVALID, RecordRefusedError
-from delayservice.contract.contracts import PATTERNS_VERSION, Contract
-from delayservice.contract.topic_names import TOPIC_NAME, is_pattern, is_reserved
+from delayservice.contract.topic_names import TOPIC_NAME, is_reserved
 
 _CACHE_ENTRIES_MAX = 1024
 
@@ -47,19 +45,6 @@ class Allowlist:
         self._allow = _compiled(allow)
         self._reserved = _compiled([*reserved, delay_topic])
 
-    @classmethod
-    def of_contract(cls, contract: Contract, delay_topic: str) -> Allowlist:
-        """Return the allowlist of a contract, by which targets are checked when a record is read. A
-        contract of version 4 or later has no allowlist; then only ``delay_topic`` and names that
-        are always reserved are denied.
-        """
-        if not contract.has_allowlist:
-            return cls(delay_topic, ["*"])
-        reserved: Iterable[str] = contract.reserved
-        if contract.version < PATTERNS_VERSION:
-            reserved = [name for name in reserved if not is_pattern(name)]
-        return cls(delay_topic, contract.allow, reserved, contract.default_target)
-
     def denial(self, topic: str) -> str | None:
         """Return why a topic is denied as a target, as text; None: it is allowed."""
         if topic in self.good:
@@ -75,23 +60,22 @@ class Allowlist:
 
 
 class TargetReader:
-    """Reader of the header that names the target topic, under one contract of one delay topic. It
-    caches the topics that it has allowed.
+    """Reader of the header that names the target topic, for one delay topic, which is never a
+    target. It caches the topics that it has allowed.
     """
 
-    def __init__(self, contract: Contract, delay_topic: str) -> None:
-        """Prepare to read target headers by ``contract``; ``delay_topic`` is never a target."""
+    def __init__(self, delay_topic: str) -> None:
         self.allowed: dict[bytes | None, str] = {}
         """Cache of up to 1,024 allowed topics, by the value of the header. Other values may be
         allowed as well."""
-        self._allowlist = Allowlist.of_contract(contract, delay_topic)
+        self._allowlist = Allowlist(delay_topic, ["*"])
 
     def check(self, name: str, value: bytes | None) -> str:
         """Return the target topic in the value of the header ``name``.
 
         Raises:
             RecordRefusedError: ``target-invalid`` for an illegal topic name, ``target-denied`` for
-                a reserved topic or one that the contract does not allow.
+                a reserved topic.
         """
         topic = _legal_topic(name, value)
         denial = self._allowlist.denial(topic)

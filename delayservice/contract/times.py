@@ -11,10 +11,8 @@ Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Final
 
 from delayservice.contract import names
 from delayservice.contract.codes import (
@@ -59,8 +57,7 @@ _PART_MS = {
     b"w": 604_800_000,
     b"y": 31_536_000_000,
 }
-_ISO_EXPECTED = "milliseconds or an ISO 8601 duration is expected"
-_UNITS_EXPECTED = "milliseconds, 30s, 1h30m or an ISO 8601 duration (PT30S) is expected"
+_DURATION_EXPECTED = "milliseconds, 30s, 1h30m or an ISO 8601 duration (PT30S) is expected"
 _FRACTION_DIGITS = 12
 _CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
 _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
@@ -141,16 +138,14 @@ def check_is_ms(name: str, instant_ms: int) -> int:
     return instant_ms
 
 
-def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED) -> int:
-    """Return the delay in a header's value: milliseconds, or an ISO 8601 duration of weeks to
-    seconds.
-
-    Years and months are refused: their length depends on a calendar and a time zone.
+def parse_duration_ms(name: str, value: bytes | None) -> int:
+    """Return the delay in a header's value: milliseconds, an ISO 8601 duration of weeks to seconds,
+    or numbers with units from ``ms`` to ``y`` (``1h30m``); a year has 365 days. ISO 8601 years and
+    months are refused: their length depends on a calendar and a time zone.
 
     Args:
         name: name of the header, for the error.
         value: value of the header.
-        expected: description of valid texts, for the error.
 
     Returns:
         Milliseconds, 0 to ``DUE_STOP_MS``.
@@ -160,33 +155,18 @@ def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED
     """
     if value is not None and value.isdigit():
         return _bounded(value)
+    if _PARTS.fullmatch(value or b""):
+        return min(sum(_part_ms(*part) for part in _PART.findall(value or b"")), DUE_STOP_MS)
     match = _DURATION.fullmatch(value or b"")
     if match is None:
         if _CALENDAR.fullmatch(value or b""):
             raise _refused(name, value, "years and months have no fixed length, use days")
-        raise _refused(name, value, expected)
+        raise _refused(name, value, _DURATION_EXPECTED)
     *counts, fraction = match.groups()
     total = sum(
         _bounded(count) * unit for count, unit in zip(counts, _UNIT_MS, strict=True) if count
     )
     return min(total + _fraction_ms(fraction), DUE_STOP_MS)
-
-
-def parse_duration_ms(name: str, value: bytes | None) -> int:
-    """Return the delay in a header's value: milliseconds, an ISO 8601 duration of weeks to seconds,
-    or numbers with units from ``ms`` to ``y`` (``1h30m``); a year has 365 days. ``name``: name of
-    the header, for the error.
-
-    Returns:
-        Milliseconds, 0 to ``DUE_STOP_MS``.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``, any other text.
-    """
-    if not _PARTS.fullmatch(value or b""):
-        return parse_delay_ms(name, value, _UNITS_EXPECTED)
-    total = sum(_part_ms(*part) for part in _PART.findall(value or b""))
-    return min(total, DUE_STOP_MS)
 
 
 def parse_cron(value: bytes | None) -> str:
@@ -232,29 +212,6 @@ def check_every(every_ms: int) -> int:
             CRON_INVALID, f"{names.DELAY_EVERY} is {every_ms} ms: {EVERY_MS_MIN} is the least"
         )
     return every_ms
-
-
-_Parser: TypeAlias = Callable[[str, bytes | None], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """Parsers of the time headers under a version of the contract. Each takes name and value of a
-    header; ``instant_ms`` returns epoch milliseconds, ``duration_ms`` a length in milliseconds.
-    """
-
-    instant_ms: _Parser
-    duration_ms: _Parser
-    surely_ms: int
-    """Smallest number that is surely epoch milliseconds, not epoch seconds; 0: numbers are not
-    checked."""
-
-
-FIRST_READINGS: Final = Readings(parse_instant_ms, parse_delay_ms, 0)
-"""Parsers of contracts before version 4: no units, and all numbers are milliseconds."""
-UNIT_READINGS: Final = Readings(parse_checked_instant_ms, parse_duration_ms, SURELY_MS)
-"""Parsers of contracts since version 4: they read durations with units (``1h30m``), and refuse
-instants that look like epoch seconds."""
 
 
 def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:

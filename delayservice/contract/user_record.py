@@ -25,7 +25,6 @@ from delayservice.contract.codes import (
 from delayservice.contract.contracts import (
     MAX_DELAY_MS_MAX,
     PAST_DUE_DELIVER,
-    UNITS_VERSION,
     Contract,
 )
 from delayservice.contract.draft import CANCEL_OP, FIRE_OP, RULES, SCHEDULE_OP, Draft, Rule
@@ -46,21 +45,17 @@ from delayservice.contract.spread import spread_ms
 from delayservice.contract.targets import TargetReader
 from delayservice.contract.times import (
     DUE_STOP_MS,
-    FIRST_READINGS,
-    UNIT_READINGS,
     check_every,
     check_times,
+    parse_checked_instant_ms,
     parse_count,
     parse_cron,
+    parse_duration_ms,
     parse_zone,
 )
 
 PARTITION_BY_KEY: Final = -1
 _PARTITION_MAX: Final = 2**31 - 1
-FIRE_SINCE: Final = 2
-"""First version of the contract that serves fires."""
-_WINDOW_SINCE: Final = 2
-_RECURRING_SINCE: Final = 2
 _ID_AND_OP: Final = 2
 _CONTROLS: Mapping[bytes | None, int] = {CANCEL_OP.encode(): CANCEL, FIRE_OP.encode(): FIRE}
 _ANY_PAST_MS: Final = -DUE_STOP_MS
@@ -89,7 +84,6 @@ class UserRecords:
 
     Attributes:
         targets: the reader of target headers.
-        readings: the parsers of time headers.
         delay_ms_min: shortest accepted delay, ms: 0, or negative if past due times are accepted.
     """
 
@@ -97,9 +91,7 @@ class UserRecords:
         self._topic = topic
         self._contract = contract
         self._provenance = provenance
-        self.targets = TargetReader(contract, topic)
-        has_units = contract.version >= UNITS_VERSION
-        self.readings = UNIT_READINGS if has_units else FIRST_READINGS
+        self.targets = TargetReader(topic)
         self.delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
 
     def read(self, origin: Origin, original: Original) -> Entry:
@@ -126,14 +118,14 @@ class UserRecords:
         contract = self._contract
         if not record_id or kind is None or len(record_id) > contract.id_bytes_max:
             return None
-        if contract.level_ms or contract.version < FIRE_SINCE:
+        if contract.level_ms:
             return None
         return (origin.offset, kind, 0, record_id, original, origin.source)
 
     def _read_headers(self, origin: Origin, original: Original, known: Headers) -> Entry:
         """Return the entry (decoded record); raise ``RecordRefusedError`` if it is invalid."""
         key, value, headers = original
-        draft = Draft(key, value, self.readings)
+        draft = Draft(key, value)
         for name, text in known:
             if text is not None and len(text) > self._contract.header_bytes_max:
                 self._check_size(name, len(text))
@@ -166,8 +158,6 @@ class UserRecords:
         """Return the entry (decoded record) of a recurring schedule. One with a period is due at
         its first occurrence, one with cron at once, so that the owner computes the first.
         """
-        if self._contract.version < _RECURRING_SINCE:
-            raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
         offset, _, written_ms, source = origin
         start_ms = 0
         if draft.times:
@@ -208,7 +198,7 @@ class UserRecords:
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
             )
         names_of_times = {name for name, _, _ in draft.times} & {names.DELAY_AT, names.DELAY_AFTER}
-        if names_of_times and self._contract.version >= UNITS_VERSION:
+        if names_of_times:
             raise RecordRefusedError(
                 TIME_AMBIGUOUS,
                 f"{' and '.join(sorted(names_of_times))} given, but all records of the level topic "
@@ -231,8 +221,6 @@ class UserRecords:
         identity: bytes | None,
         original: Original,
     ) -> Entry:
-        if operation == FIRE_OP and self._contract.version < FIRE_SINCE:
-            raise RecordRefusedError(OP_INVALID, f"{operation} was not served yet")
         if identity is None:
             raise RecordRefusedError(OP_INVALID, f"{operation} needs {names.DELAY_ID}")
         self._check_id(identity)
@@ -291,7 +279,7 @@ class UserRecords:
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
-        if not windows or self._contract.version < _WINDOW_SINCE:
+        if not windows:
             return 0
         return spread_ms(offset, min(windows.pop(), self._contract.max_delay_ms))
 
@@ -364,7 +352,7 @@ def _expires_ms(draft: Draft) -> int | None:
     """Return the instant in ``delay-expires-at``, epoch milliseconds; None: it is not given."""
     if not draft.expiries:
         return None
-    instants = {draft.readings.instant_ms(name, text) for name, text in draft.expiries}
+    instants = {parse_checked_instant_ms(name, text) for name, text in draft.expiries}
     if len(instants) > 1:
         raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
     return instants.pop()
@@ -384,7 +372,7 @@ def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
             f"{names.DELAY_TIMEZONE}",
         )
     if draft.every:
-        every_ms = check_every(draft.readings.duration_ms(*_agreed(draft.every, CRON_INVALID)))
+        every_ms = check_every(parse_duration_ms(*_agreed(draft.every, CRON_INVALID)))
         return Recurrence(every_ms, left=left, shift_ms=shift_ms)
     zone = parse_zone(_agreed(draft.zones, ZONE_INVALID)[1]) if draft.zones else "UTC"
     cron = parse_cron(_agreed(draft.cron, CRON_INVALID)[1])

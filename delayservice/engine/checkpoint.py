@@ -2,7 +2,7 @@
 
 One JSON object, written in the transaction that carries the outputs it accounts for::
 
-    {"v": 2, "slice": 3, "node": "n1", "writer": "delayservice-n1-0-5c…", "claim": 17,
+    {"v": 1, "slice": 3, "node": "n1", "writer": "delayservice-n1-0-5c…", "claim": 17,
      "epoch": 7, "commit": 42, "secret": "9f0c…",
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
                                     "contracts": [[from_offset, {…}], …],
@@ -12,12 +12,11 @@ One JSON object, written in the transaction that carries the outputs it accounts
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one ownership, so each
 checkpoint is unique and names its commit. ``secret`` is a fingerprint of the secret by which its
 writer signs requeued records: a node without this secret can't verify them, so it stores and serves
-nothing of the slice. ``writer`` and ``claim`` name the writer and its claim (see ``claims``);
-version 1, which had one transactional id for each slice, has neither, and refuses to follow version
-2. ``last`` is the newest record that the owner had read of the log, which may lie above ``h``: a
-log that was truncated and has grown again holds another record there, or no record. ``lost`` are
-offsets that H skipped because retention had deleted them (see ``losses``). Both are optional, and
-versions that do not know them ignore them. It is JSON because Spark, metrics and people read it.
+nothing of the slice. ``writer`` and ``claim`` name the writer and its claim (see ``claims``).
+``last`` is the newest record that the owner had read of the log, which may lie above ``h``: a log
+that was truncated and has grown again holds another record there, or no record. ``lost`` are
+offsets that H skipped because retention had deleted them (see ``losses``). Both are optional. It is
+JSON because Spark, metrics and people read it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import Lost
 
-VERSION = 2
-_VERSIONS = (1, VERSION)
+VERSION = 1
 _NO_CHECKPOINT = (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError)
 """Errors of reading what another program wrote to the checkpoint topic."""
 
@@ -95,10 +93,10 @@ class Checkpoint:
     """``fingerprint`` of the secret with which the owner signs requeued records."""
     shards: dict[str, ShardCheckpoint]
     """State of each shard by delay topic."""
-    commit: int = 0
+    commit: int
     """Number of the commit among those of the ownership ``epoch``."""
-    tenure: Tenure | None = None
-    """Writer and claim of the owner; None in a checkpoint of version 1."""
+    tenure: Tenure
+    """Writer and claim of the owner."""
 
 
 def fingerprint(secret: bytes) -> str:
@@ -127,15 +125,14 @@ def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of a checkpoint; version 1 if it has no ``tenure`` (writer and claim)."""
-    tenure = checkpoint.tenure
-    named = {} if tenure is None else {"writer": tenure.writer, "claim": tenure.claim}
+    """Return the bytes of a checkpoint."""
     return msgspec.json.encode(
         {
-            "v": 1 if tenure is None else VERSION,
+            "v": VERSION,
             "slice": checkpoint.slice_no,
             "node": checkpoint.node_id,
-            **named,
+            "writer": checkpoint.tenure.writer,
+            "claim": checkpoint.tenure.claim,
             "epoch": checkpoint.epoch,
             "commit": checkpoint.commit,
             "secret": checkpoint.secret_fingerprint,
@@ -162,7 +159,7 @@ class _ShardFacts(msgspec.Struct):
 
 
 class _Facts(msgspec.Struct):
-    """Fields that are checked when a checkpoint is read; version 1 may lack the last two."""
+    """Fields that are checked when a checkpoint is read."""
 
     v: int
     slice: int
@@ -170,8 +167,9 @@ class _Facts(msgspec.Struct):
     epoch: int
     secret: str
     shards: dict[str, _ShardFacts]
-    commit: int = 0
-    writer: str = ""
+    commit: int
+    writer: str
+    claim: int
 
 
 class _Version(msgspec.Struct):
@@ -184,22 +182,19 @@ _decode_version = msgspec.json.Decoder(_Version).decode
 
 class Standing(NamedTuple):
     """Place of a checkpoint in the order of those of its slice: by number of the ownership
-    (``epoch``), then of the commit. ``is_numbered`` is False for version 1, which did not number
-    all commits.
+    (``epoch``), then of the commit.
     """
 
     epoch: int
     commit: int
-    is_numbered: bool
 
     def precedes(self, other: Standing) -> bool:
         """Return whether this checkpoint was certainly written before ``other``."""
-        if not (self.is_numbered and other.is_numbered):
-            return False
-        return (self.epoch, self.commit) < (other.epoch, other.commit)
+        return UNKNOWN_STANDING not in (self, other) and self < other
 
 
-UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
+UNKNOWN_STANDING: Final = Standing(-1, -1)
+"""Place of a checkpoint of a newer version, which may be the newest one."""
 
 
 def standing_of(slice_no: int, data: bytes) -> Standing:
@@ -219,11 +214,11 @@ def standing_of(slice_no: int, data: bytes) -> Standing:
         if _is_newer(data):
             return UNKNOWN_STANDING
         raise ForeignRecordError(f"no checkpoint ({exc})") from exc
-    if facts.v not in _VERSIONS:
+    if facts.v != VERSION:
         return UNKNOWN_STANDING
     if facts.slice != slice_no:
         raise ForeignRecordError(f"a checkpoint of slice {facts.slice}")
-    return Standing(facts.epoch, facts.commit, facts.v > 1)
+    return Standing(facts.epoch, facts.commit)
 
 
 def _is_newer(data: bytes) -> bool:
@@ -257,10 +252,10 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     try:
         raw = msgspec.json.decode(data)
         version = raw["v"]
-        if version not in _VERSIONS:
+        if version != VERSION:
             raise KafkaEdgeError(
-                f"the checkpoint topic holds version {version}, this build reads version {VERSION};"
-                " run the newer build, or none on this cluster"
+                f"the checkpoint topic holds version {version!r}, this build reads version "
+                f"{VERSION}: upgrade this node, or the Spark job that reads it"
             )
         return Checkpoint(
             slice_no=raw["slice"],
@@ -277,8 +272,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
                 )
                 for topic, shard in raw["shards"].items()
             },
-            commit=raw.get("commit", 0),
-            tenure=None if version == 1 else Tenure(raw["writer"], raw["claim"]),
+            commit=raw["commit"],
+            tenure=Tenure(raw["writer"], raw["claim"]),
         )
     except ContractError as exc:
         raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc

@@ -66,15 +66,13 @@ def encode_key(slice_no: int, writer: str) -> bytes:
     return b"%d:%s" % (slice_no, writer.encode())
 
 
-def encode_word(
-    slice_no: int, writer: str, node_id: str, word: str, turn: int | None = None
-) -> bytes:
+def encode_word(slice_no: int, writer: str, node_id: str, word: str, turn: int) -> bytes:
     """Return the value of a claim or release of a slice. ``word``: ``CLAIM`` or ``RELEASE``;
     ``turn``: number of the claim, or of the released one, higher than that of each earlier claim of
-    this writer; None: not numbered.
+    this writer.
     """
     said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
-    return msgspec.json.encode(said if turn is None else said | {"turn": turn})
+    return msgspec.json.encode(said | {"turn": turn})
 
 
 def slice_no_of(key: bytes | None) -> int | None:
@@ -106,8 +104,7 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
     Args:
         claimed: this process's claim as read back, with earlier claims and releases of other
             writers.
-        tenure: writer and claim of the newest committed checkpoint; None: there is no checkpoint,
-            or it was written by a version without claims.
+        tenure: writer and claim of the newest committed checkpoint; None: there is no checkpoint.
         me: the writer of this process.
     """
     # A claim is the newest of its log, unless that was deleted and created again since the tenure.
@@ -157,12 +154,12 @@ class ClaimLog:
         if writer == self._me and not is_release:
             before = {name: said for name, said in words.items() if name != writer}
             claimed = Claimed(offset, before)
-            self._claimed[slice_no] = (offset if turn is None else turn, claimed)
+            self._claimed[slice_no] = (turn, claimed)
         words[writer] = Word(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
         """Return the newest claim of this process's writer for a slice if its number (``turn``) is
-        above ``above``, else None. A claim without a number has its offset as number.
+        above ``above``, else None.
         """
         turn, found = self._claimed.get(slice_no, (-1, None))
         return found if turn > above else None
@@ -171,15 +168,15 @@ class ClaimLog:
 class _Said(msgspec.Struct):
     v: int
     word: str
-    turn: int | None = None
+    turn: int
 
 
 _decode_said = msgspec.json.Decoder(_Said).decode
 
 
-def _read_word(value: bytes) -> tuple[bool, int | None]:
-    """Return whether the value is a release, and the number of the claim (``turn``); None: it has
-    no number. Raise ``KafkaEdgeError`` if the value can't be read, or is of a newer version.
+def _read_word(value: bytes) -> tuple[bool, int]:
+    """Return whether the value is a release, and the number of the claim (``turn``). Raise
+    ``KafkaEdgeError`` if the value can't be read, or is of a newer version.
     """
     try:
         said = _decode_said(value)
@@ -190,7 +187,7 @@ def _read_word(value: bytes) -> tuple[bool, int | None]:
         ) from exc
     if said.v != VERSION or said.word not in {CLAIM, RELEASE}:
         raise KafkaEdgeError(
-            f"the claims topic holds version {said.v}, this build reads version {VERSION}; run "
-            "the newer build on every node"
+            f"the claims topic holds version {said.v}, this build reads version {VERSION}: "
+            "upgrade this node"
         )
     return said.word == RELEASE, said.turn

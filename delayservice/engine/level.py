@@ -127,7 +127,7 @@ class LevelRecords:
         if kind != SCHEDULE:
             original = (row[2], row[3], row[4] or [])
             return self._settler.undelivered.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
-        if plain_text != b"" and self._settler.denial(offset, payload[0]) is None:
+        if plain_text != b"" and self._settler.denial(payload[0]) is None:
             if len(self._targets) >= _TARGETS_MAX:
                 self._targets.clear()
             self._targets[plain_text] = payload[0]

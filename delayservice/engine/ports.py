@@ -273,11 +273,6 @@ class Succession(Protocol):
         served.
         """
 
-    def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id that nodes of version 1 use for a slice; None: no checkpoint
-        of version 1 was read.
-        """
-
     def fence(self, writers: Collection[str]) -> None:
         """Fence these writers (transactional ids), so that they can't commit any more. Writers that
         this process has fenced before are skipped.

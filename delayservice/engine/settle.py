@@ -24,7 +24,6 @@ from delayservice.contract.codes import (
     TOO_LARGE,
     RecordRefusedError,
 )
-from delayservice.contract.contracts import Contracts
 from delayservice.contract.names import DELAY_FIRED_BY
 from delayservice.contract.provenance import Provenance, asked_again, is_large
 from delayservice.contract.recurrence import (
@@ -90,17 +89,6 @@ class Settler:
         self._searches_left = 1
 
     @property
-    def contracts(self) -> Contracts | None:
-        """Return the contracts of the shard's records; None: settings alone decide which targets
-        are allowed.
-        """
-        return self.requeuer.contracts
-
-    @contracts.setter
-    def contracts(self, contracts: Contracts) -> None:
-        self.requeuer.contracts = contracts
-
-    @property
     def has_limits(self) -> bool:
         """Return whether rates or caps (largest numbers per second) are set, which may put a due
         record off.
@@ -113,18 +101,12 @@ class Settler:
         """
         self._searches_left = max(limit // _CALENDAR_COST, 1)
 
-    def denial(self, offset: int, target: str) -> tuple[str, str] | None:
-        """Return why settings deny ``target`` to the record at source offset ``offset``, as code
-        and detail; None: it is allowed, or the contract at ``offset`` has an allowlist, which
-        allowed it when the record was read.
-        """
+    def denial(self, target: str) -> tuple[str, str] | None:
+        """Return why settings deny ``target``, as code and detail; None: it is allowed."""
         if target in self._good:
             return None
         detail = self._allowlist.denial(target)
-        contracts = self.contracts
-        if detail is None or (contracts is not None and contracts.at(offset).has_allowlist):
-            return None
-        return TARGET_DENIED, detail
+        return None if detail is None else (TARGET_DENIED, detail)
 
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
@@ -177,7 +159,7 @@ class Settler:
         if refusal is not None:  # of the record, or of the copy by which it was rolled
             return self.undelivered.dead_letter_of(offset, payload, *refusal)
         if due_ms > now_ms and not was_tried(payload):
-            denied = self.denial(offset, payload[0])
+            denied = self.denial(payload[0])
             letter = None
             if denied is not None:
                 letter = self.undelivered.dead_letter_of(offset, payload, *denied)
@@ -201,7 +183,7 @@ class Settler:
         """
         target, partition, key, value, headers, due_ms, meta = payload
         if target not in self._good:
-            denied = self.denial(offset, target)
+            denied = self.denial(target)
             if denied is not None:
                 return self._end_with_letter(denied, offset, payload, now_ms, base)
         if meta is not None:

@@ -122,6 +122,5 @@ def succession_of(
         producer=kafka.client_config("producer"),
         checkpoint_topic=topics.checkpoint,
         claims_topic=topics.claims_topic,
-        legacy_prefix=kafka.transactional_id_prefix,
         confirm=confirm,
     )

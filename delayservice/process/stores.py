@@ -58,8 +58,8 @@ class Stores:
 
 
 def remove_strangers(settings: Settings) -> None:
-    """Remove stores of workers that this node no longer has, and stores of older formats, which had
-    a folder for each shard. They are rebuilt from Kafka. Call this before the workers start.
+    """Remove stores of workers that this node no longer has. They are rebuilt from Kafka. Call this
+    before the workers start.
     """
     kind = settings.node.store
     home = settings.node.state_dir / kind
@@ -68,15 +68,13 @@ def remove_strangers(settings: Settings) -> None:
         return
     for folder in sorted(home.iterdir()):
         if folder.name not in wanted:
-            stores = [folder, *folder.glob("*/")]
-            for store in stores:
-                _refuse_foreign(store, FORMATS[kind])
+            _refuse_foreign(folder, FORMATS[kind])
             _log.warning(
                 f"{kind}_removed",
                 path=str(folder),
-                formats=sorted({str(read_format(str(store)) or "none") for store in stores}),
-                hint="the store has an older format, or belongs to a worker that is gone; "
-                "its records are rebuilt from Kafka",
+                format=str(read_format(str(folder)) or "none"),
+                hint="the store belongs to a worker that is gone; its records are rebuilt from "
+                "Kafka",
             )
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
 

@@ -62,7 +62,7 @@ class Follower:
         topic.
         """
         newest = self.newest
-        if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
+        if newest is not None and newest.tenure.claim > claim:
             self._follow(newest, lanes, is_owner=False)
 
     def again(self) -> None:

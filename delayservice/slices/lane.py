@@ -89,7 +89,7 @@ class Lane(PreciseLane):
         if self._is_adopted and contracts == self.contracts:
             return
         was_wrong = self._label.is_read_otherwise(self.shard.stored, contracts)
-        self.contracts = self._settler.contracts = contracts
+        self.contracts = self._settler.requeuer.contracts = contracts
         self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
         if was_wrong:
@@ -293,7 +293,7 @@ class Lane(PreciseLane):
 
     def is_denied(self, target: str) -> bool:
         """Return whether settings deny the target topic ``target`` to records written now."""
-        return self._settler.denial(self.shard.stored, target) is not None
+        return self._settler.denial(target) is not None
 
     def _unwalked_ms(self) -> int | None:
         """Return the append time of the first batch not passed by H, epoch ms; None: all passed."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from delayservice.contract.contracts import HOMES_VERSION, Contract
+from delayservice.contract.contracts import Contract
 from delayservice.engine.ports import Bounds
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.parts import LoopParts
@@ -59,7 +59,7 @@ class LaneTaker:
         slices = self._parts.slices.values()
         lanes = [s.lanes[lane.topic] for s in slices if lane.topic in s.lanes]
         count = max(one.contracts.id_partitions for one in [lane, *lanes])
-        if count in (0, wanted.id_partitions) or wanted.version < HOMES_VERSION:
+        if count in (0, wanted.id_partitions) or wanted.level_ms:
             return wanted
         _log.error(
             "id_partitions_kept",

@@ -92,7 +92,7 @@ class LevelLane(AnyLane):
         """
         if contracts == self.contracts:
             return
-        self.contracts = self._settler.contracts = contracts
+        self.contracts = self._settler.requeuer.contracts = contracts
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
 
     def offsets_ahead(self, _end: int, _now_ms: int) -> int:

@@ -204,19 +204,13 @@ class Owning:
         """Process the success of a commit: take over the slices it claimed, serve those whose first
         checkpoint it carried, become a replica of those it released.
         """
-        upgraded = []
         for number in commit.checkpoints:
             slice_ = self._slices.get(number)
-            if slice_ is None or slice_.phase is not Phase.TAKEN:
-                continue
-            if slice_.is_upgrade:
-                upgraded.append(number)
-            else:
+            if slice_ is not None and slice_.phase is Phase.TAKEN:
                 self._serve_from_now(slice_)
         for number in commit.releasing:
             self._released(number)
-        claimed = [n for n in commit.claiming if n in self._slices]
-        self._begin_take_over([*claimed, *upgraded], upgraded)
+        self._begin_take_over([n for n in commit.claiming if n in self._slices])
 
     def _count_failure(self, slice_: Slice, why: str) -> None:
         """Count a failed commit of a slice; after ``_FAILURES_MAX``, leave it to other nodes."""
@@ -226,15 +220,13 @@ class Owning:
             slice_.trouble = why
             self._gate.gave_up(slice_.number, why)
 
-    def _begin_take_over(self, numbers: Collection[int], upgraded: Collection[int]) -> None:
-        """Start to take over slices whose claims are committed. ``upgraded``: those of them whose
-        first checkpoint is committed too, but which a node of version 1 may have served since.
-        """
+    def _begin_take_over(self, numbers: Collection[int]) -> None:
+        """Start to take over slices whose claims are committed."""
         self._transaction.changing -= set(numbers)
         slices = [self._slices[number] for number in numbers]
         for slice_ in slices:
             slice_.move(Step.FENCE)
-        self._take_overs.begin(slices, self._transaction.writer, upgraded)
+        self._take_overs.begin(slices, self._transaction.writer)
 
     def _hear_take_over(self, job: TakeOver) -> None:
         waiting = [

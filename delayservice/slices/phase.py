@@ -29,7 +29,7 @@ class Step(Enum):
 
     CLAIM = "the ensemble wants this node to own it"
     WITHDRAW = "the claim is not wanted any more, and no commit carries it"
-    FENCE = "the claim is committed, or the first checkpoint of an upgrade"
+    FENCE = "the claim is committed"
     TAKE = "the last checkpoint of the previous owner was read"
     SERVE = "the first checkpoint is committed"
     JOIN = "a shard was added, or begins anew: its contract is committed before it is used"
@@ -46,7 +46,6 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
     (Phase.CLAIMING, Step.WITHDRAW): Phase.REPLICA,
     (Phase.CLAIMING, Step.FENCE): Phase.TAKING,
     (Phase.TAKING, Step.TAKE): Phase.TAKEN,
-    (Phase.TAKEN, Step.FENCE): Phase.TAKING,
     (Phase.TAKEN, Step.SERVE): Phase.OWNER,
     (Phase.OWNER, Step.JOIN): Phase.TAKEN,
     # While the first checkpoint or the release is due, another shard does not change the phase.

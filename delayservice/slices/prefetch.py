@@ -38,11 +38,11 @@ class Prefetch:
                 turn_ms = turn_of(payload[6])
                 if turn_ms is not None:
                     flow.observe(payload[0], turn_ms)
-        named = {entry[4][:2]: entry[0] for entry in entries if entry[1] <= COPY}
+        named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
         unknown = [
             target
-            for target, offset in named.items()
-            if target not in targets.fit and self._settler.denial(offset, target[0]) is None
+            for target in named
+            if target not in targets.fit and self._settler.denial(target[0]) is None
         ]
         if unknown:
             targets.expect(unknown)

@@ -31,7 +31,6 @@ class Slice:
             process. -1 before the first.
         claim: offset of this node's claim in the claims topic, from its take-over on; -1 before.
         fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
-        is_upgrade: whether a node of version 1 served it before; see ``take_over.Taken``.
         uncommitted: sums, for metrics, over its outputs since the last commit.
         failures: number of failed commits in a row.
         setbacks: number of failed take-overs in a row.
@@ -56,7 +55,6 @@ class Slice:
         self.turn = -1
         self.claim = -1
         self.fenced: frozenset[str] = frozenset()
-        self.is_upgrade = False
         self.uncommitted = Tally()
         self.failures = 0
         self.setbacks = 0
@@ -158,7 +156,6 @@ class Slice:
         checkpoint = taken.checkpoint
         self.claim = taken.claim
         self.fenced = taken.fenced
-        self.is_upgrade = taken.is_upgrade
         self.epoch = max(epoch_min, 1 + (checkpoint.epoch if checkpoint else 0))
         self._unserved = dict(checkpoint.shards) if checkpoint else {}
         self.move(Step.TAKE)

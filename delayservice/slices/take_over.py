@@ -42,16 +42,12 @@ class Taken:
             none, the slice was never served.
         bounds: start and end of the logs of its shards, queried after former writers were fenced.
         fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
-        is_upgrade: whether a node of version 1 served it last. Such a node may come back and write
-            between the fence and the first checkpoint. So the take-over is repeated after the first
-            checkpoint, until no node of version 1 has written since.
     """
 
     claim: int
     checkpoint: Checkpoint | None
     bounds: Mapping[Place, Bounds]
     fenced: frozenset[str]
-    is_upgrade: bool
 
 
 def take_over(
@@ -60,7 +56,6 @@ def take_over(
     slices: Mapping[int, int],
     places: Collection[Place],
     secrets: Collection[str],
-    upgraded: Collection[int] = (),
 ) -> dict[int, Taken]:
     """Fence former writers of slices whose claims are committed, and read the last checkpoints.
     Blocks, so it is called on a helper thread.
@@ -71,7 +66,6 @@ def take_over(
         slices: by slice, the ``turn`` (number) of this worker's newest claim of it, minus 1.
         places: the shards of these slices that are served here.
         secrets: fingerprints (hashes) of the secrets by which this node verifies requeued records.
-        upgraded: slices whose first checkpoint is committed, and which version 1 served before.
 
     Returns:
         By slice, the facts about each slice that this node is still to own.
@@ -85,13 +79,7 @@ def take_over(
     # Checked before any writer is fenced: a node with another secret must not fence the owner.
     newest = {n: _own_checkpoint(succession.newest(n), n, secrets) for n in wanted}
     names = {n: names_to_fence(claims[n], _tenure(newest[n]), me) for n in wanted}
-    legacy = {
-        writer
-        for n in wanted
-        if n in upgraded or _tenure(newest[n]) is None
-        if (writer := succession.legacy_writer(n)) is not None
-    }
-    succession.fence(legacy.union(*names.values()))
+    succession.fence(frozenset().union(*names.values()))
     faults.point("take_over")
     found = succession.read_to_end(wanted)
     bounds = succession.bounds([place for place in places if place[1] in wanted])
@@ -99,8 +87,7 @@ def take_over(
     for number in wanted:
         last = _own_checkpoint(found[number], number, secrets)
         mine = {place: bound for place, bound in bounds.items() if place[1] == number}
-        is_upgrade = _tenure(last) is None and succession.legacy_writer(number) is not None
-        taken[number] = Taken(claims[number].offset, last, mine, names[number], is_upgrade)
+        taken[number] = Taken(claims[number].offset, last, mine, names[number])
     return taken
 
 

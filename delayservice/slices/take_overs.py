@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -60,10 +60,9 @@ class TakeOvers:
                 self._jobs.remove(job)
                 yield job
 
-    def begin(self, slices: Iterable[Slice], writer: str, upgraded: Collection[int]) -> None:
+    def begin(self, slices: Iterable[Slice], writer: str) -> None:
         """Start the take-over of slices whose claims are committed, on helper threads. ``writer``:
-        transactional id of this worker; ``upgraded``: numbers of those slices for which this worker
-        has already committed a first checkpoint, after a version of the service without claims.
+        transactional id of this worker.
         """
         for group in _grouped(slices):
             turns = {slice_.number: slice_.turn - 1 for slice_ in group}
@@ -75,7 +74,6 @@ class TakeOvers:
                 turns,
                 stored.keys(),
                 self._secrets,
-                upgraded,
             )
             self._jobs.append(TakeOver(self._background.submit(run), tuple(turns), stored))
 

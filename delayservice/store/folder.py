@@ -8,9 +8,7 @@ r"""Folder of a durable store: its lock, its format, and the quarantine for dama
 ```
 
 The checksum tells a folder of another kind or a newer format from one whose VERSION is damaged. The
-former is refused and left as it is; the latter is emptied and filled again from the log. Services
-up to formats wheel 3 and rocksdb 2 wrote no checksum and ended the line after the number: such a
-line is accepted. They read 64 bytes, so they can read the line that this service writes.
+former is refused and left as it is; the latter is emptied and filled again from the log.
 """
 
 from __future__ import annotations
@@ -54,8 +52,7 @@ def version_text(kind: str, version: int) -> bytes:
 
 def parse_format(data: bytes) -> Format | None:
     words, checksum = data[:_WORDS_BYTES], data[_WORDS_BYTES:]
-    is_unchecked = len(data) < _WORDS_BYTES and data.endswith(b"\n")
-    if not is_unchecked and checksum != _sum_line(words):
+    if checksum != _sum_line(words):
         return None
     try:
         kind, number = words.decode("ascii").split()
@@ -96,8 +93,7 @@ class ShardFolder(NamedTuple):
     """Folder in which one shard is stored.
 
     Attributes:
-        path: folder of the worker's wheel or database, which all its shards share, or the shard's
-            own folder in older formats.
+        path: folder of the worker's wheel or database, which all its shards share.
         shard: ``shard_name`` of the delay topic; empty: unknown.
         partition: partition of the delay topic; -1: unknown.
     """

@@ -8,7 +8,6 @@ last sync, RocksDB in its present state.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +44,6 @@ from delayservice.store.wheel.slots import RunReader
 from delayservice.store.wheel.verifying import verify_wheel
 
 KINDS: Final = ("wheel", "rocksdb")
-_SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
 _LOCKS: Final = Path("/proc/locks")
 
 
@@ -62,7 +60,7 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     if (root / "VERSION").is_file():
         return [root]
     homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
-    found = [path for home in homes for path in (*home.glob("*"), *home.glob("*/*"))]
+    found = [path for home in homes for path in home.glob("*")]
     folders = sorted(path for path in found if path.name.isdecimal() and _may_be_store(path))
     if not folders:
         raise StoreError(
@@ -73,18 +71,13 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _may_be_store(path: Path) -> bool:
-    # Its own name is not enough, because other programs also name folders by numbers.
-    is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
+    # Its name is not enough, because other programs also name folders by numbers.
     names = ("VERSION", NAME, DATABASE)
-    return path.is_dir() and (is_named or any((path / name).exists() for name in names))
+    return path.is_dir() and any((path / name).exists() for name in names)
 
 
 def _shards_of(folder: Path) -> list[ShardFolder]:
-    whole = folder.resolve()
-    if _SHARD_NAME.fullmatch(whole.parent.name) is None:
-        return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
-    partition = int(whole.name) if whole.name.isdecimal() else -1
-    return [ShardFolder(str(folder), whole.parent.name, partition)]
+    return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
 
 
 def kept_shards(folder: Path) -> list[ShardFolder]:

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-FORMAT: Final = 4
+FORMAT: Final = 1
 DATABASE: Final = "db"
 
 # ``(topic, partition)`` of a shard: hash of the delay topic's id, and partition.

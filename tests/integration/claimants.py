@@ -91,29 +91,32 @@ class Worker:
             producer=topics.client,
             checkpoint_topic=topics.checkpoint,
             claims_topic=topics.claims,
-            legacy_prefix="test",
             confirm=frozenset,
         )
 
     def open(self) -> None:
         self.writer = self.sink.open()
         self.succession.enter(self.writer)
+        self.turn = -1
 
     def close(self) -> None:
         self.sink.discard()
         self.tail.close()
 
     def say(self, word: str) -> Control:
-        return Control(SLICE, encode_word(SLICE, self.writer, self.name, word), self.writer)
+        self.turn += 1
+        return Control(
+            SLICE, encode_word(SLICE, self.writer, self.name, word, self.turn), self.writer
+        )
 
     def checkpoint(self, claim: int, commit: int) -> Control:
         written = Checkpoint(SLICE, self.name, 1, SECRET, {}, commit, Tenure(self.writer, claim))
         return Control(SLICE, encode_checkpoint(written))
 
-    def take_over(self, above: int = -1) -> Taken:
+    def take_over(self) -> Taken:
         """Claim the slice and do all that precedes the first checkpoint."""
         self.sink.commit([self.say(CLAIM)])
-        return take_over(self.succession, self.writer, {SLICE: above}, [], SECRET)[SLICE]
+        return take_over(self.succession, self.writer, {SLICE: self.turn - 1}, [], SECRET)[SLICE]
 
     def serve(self, value: bytes, claim: int, commit: int = 1) -> None:
         """Deliver one record, with the checkpoint that settles it."""

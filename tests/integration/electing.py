@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
 from ha.elected_ownership import ElectedOwnership
-from ha.notes import UNADVERTISED_VERSION, NodeNote
+from ha.notes import CONTRACT_VERSION_MIN, NodeNote
 from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 from tests.integration.bench import await_true
@@ -44,7 +44,7 @@ class Worker:
         zookeeper: ZooKeeper,
         node_id: str = "a",
         instance: str = "",
-        version: int = UNADVERTISED_VERSION,
+        version: int = CONTRACT_VERSION_MIN,
     ) -> None:
         me = NodeNote(node_id, instance or f"{node_id}1", 1, ord(node_id), contract_version=version)
         self.ownership = ElectedOwnership(zookeeper, Placement(), me, 0, boot_s=boot_s, alert_s=0.1)
@@ -70,7 +70,7 @@ def working(
     instance: str = "",
     *,
     role: Role | None = Role.OWNER,
-    version: int = UNADVERTISED_VERSION,
+    version: int = CONTRACT_VERSION_MIN,
 ) -> Iterator[Worker]:
     """A worker that runs, once it has this role."""
     worker = Worker(zookeeper, node_id, instance, version)

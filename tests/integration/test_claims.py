@@ -102,7 +102,7 @@ def test_a_writer_that_claims_again_what_it_released_fences_who_claimed_in_betwe
     first.serve(b"1", taken.claim)
     first.sink.commit([first.say(RELEASE)])
     between = second.take_over()
-    again = first.take_over(above=taken.claim)
+    again = first.take_over()
     assert again.fenced == {second.writer}
     first.serve(b"2", again.claim, commit=2)
     with pytest.raises(OwnershipLostError):

@@ -280,7 +280,7 @@ def test_a_transaction_that_can_not_end_stops_its_own_worker_for_a_moment_only(
     try:
         owner.sink.abort()
         owner.open()
-        again = owner.take_over(above=taken.claim)
+        again = owner.take_over()
         assert again.fenced == {first}
         owner.sink.commit([owner.checkpoint(again.claim, 2)])
         with pytest.raises(KafkaEdgeError, match="could not be fenced"):

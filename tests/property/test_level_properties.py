@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.draft import RULES
 from delayservice.contract.entry import INVALID, Headers, Row
 from delayservice.contract.record import RecordReader
@@ -36,9 +36,9 @@ ROUTES = Routes(
     allowlist=lambda topic: Allowlist(topic, ["b"]),
 )
 LEVELS = (
-    Contract(level_ms=100, allow=("a", "b")),
-    Contract(level_ms=40, allow=("b",)),
-    Contract(CONTRACT_VERSION, level_ms=60),
+    Contract(level_ms=100),
+    Contract(level_ms=40),
+    Contract(level_ms=60),
 )
 FIT = (("a", -1), ("b", -1))
 
@@ -76,7 +76,7 @@ class World:
 
     def _own(self, cursor: Cursor) -> None:
         settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets(fit=FIT))
-        settler.contracts = self.contracts
+        settler.requeuer.contracts = self.contracts
         reader = RecordReader(TOPIC, 0, self.contracts, (b"secret",))
         self.shard = LevelShard(5, 10_000)
         records = LevelRecords(reader, self.contracts, settler)
@@ -116,7 +116,7 @@ class World:
 def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
     """Each record by itself, the long way, and with the settler that the precise lane uses."""
     settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets())
-    settler.contracts = contracts
+    settler.requeuer.contracts = contracts
     outputs = []
     for row in rows:
         reader = RecordReader(TOPIC, 0, contracts, (b"secret",))

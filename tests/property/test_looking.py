@@ -84,7 +84,7 @@ class World:
     def _lane(self, topic: str, partition: int, store: Store) -> Lane:
         routes = routes_of(WINDOW_MS, 1_000)
         lane = lane_of(store, QuietSource(), routes, (topic, partition))
-        contract = Contract(roll_window_ms=WINDOW_MS, max_delay_ms=100 * HOUR_MS, allow=TARGETS)
+        contract = Contract(roll_window_ms=WINDOW_MS, max_delay_ms=100 * HOUR_MS)
         lane.adopt(Contracts([(0, contract)]))
         lane.follow(Cursor())
         return lane

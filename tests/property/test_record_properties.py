@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Any
 
 from hypothesis import example, given
@@ -14,7 +13,7 @@ from delayservice.contract import names
 from delayservice.contract.aliases import ALIASES
 from delayservice.contract.codec import Meta, Payload, decode_payload, encode_payload
 from delayservice.contract.codes import EXPLANATIONS
-from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.draft import RULES
 from delayservice.contract.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
 from delayservice.contract.names import Header
@@ -66,12 +65,7 @@ PARAMETERS: dict[str, st.SearchStrategy[Any]] = {
     "default_target": st.sampled_from([None, "elsewhere"]),
     "id_bytes_max": st.integers(1, 256),
 }
-CONTRACTS = st.builds(
-    Contract,
-    version=st.sampled_from([2, 3]),
-    allow=st.sampled_from([(), ("orders*",), ("*",)]),
-    **PARAMETERS,
-) | st.builds(Contract, version=st.just(4), **PARAMETERS)
+CONTRACTS = st.builds(Contract, **PARAMETERS)
 METAS: st.SearchStrategy[Meta | None] = st.none() | st.tuples(
     st.none() | st.binary(max_size=20),
     st.none() | st.binary(min_size=1, max_size=20),
@@ -215,7 +209,7 @@ def test_a_copy_with_any_byte_changed_is_forged(payload: Payload, data: st.DataO
         ((name or b"").decode("utf-8", "replace"), text)
         for name, text in zip(parts[2::2], parts[3::2], strict=True)
     ]
-    assert reader(Contract(allow=("*",))).read(9, 0, parts[0], parts[1], forged)[1] != COPY
+    assert reader(Contract()).read(9, 0, parts[0], parts[1], forged)[1] != COPY
 
 
 def copy_of(payload: Payload, base: int, at_ms: int) -> tuple[bytes | None, bytes | None, Headers]:
@@ -229,31 +223,6 @@ def copy_of(payload: Payload, base: int, at_ms: int) -> tuple[bytes | None, byte
         at_ms=at_ms,
         payload=payload,
     )
-
-
-@given(st.lists(ANY_HEADERS, max_size=3) | LIKELY_HEADERS, INT64, BYTES, st.sampled_from([2, 3]))
-def test_the_readings_of_version_4_change_only_what_they_say(
-    headers: Headers, timestamp_ms: int, value: bytes | None, version: int
-) -> None:
-    """A time that was refused may be read, and one that looks like seconds is refused."""
-    rows = [(7, timestamp_ms, b"key", value, headers)] * 2
-    before, after = (
-        reader(contract).read_batch(rows)
-        for contract in (Contract(version, allow=("*",)), Contract(4))
-    )
-    assert after[0] == after[1], "the short and the long way agree"
-    if before == after or before[0][1] == after[0][1] == INVALID:
-        return
-    texts = [text for name, text in headers if name in TIMED and text is not None]
-    if after[0][1] == INVALID:
-        assert "looks like seconds" in after[0][5][1]
-        assert any(text.isdigit() and 10**8 <= int(text) < 10**11 for text in texts)
-    else:
-        assert before[0][1] == INVALID
-        assert any(text[-1:] in b"smhdwy" for text in texts if text)
-
-
-TIMED = {"delay-at", "delay-after", "delay-every", "delay-expires-at"}
 
 
 PATTERNS = st.lists(st.sampled_from(["orders*", "*2", "denied", "d?nied", "*"]), max_size=2)
@@ -276,28 +245,10 @@ def test_two_nodes_read_a_record_alike_whatever_their_settings_allow(
     assert entries[0] == entries[1]
 
 
-@given(st.sampled_from([1, 2, 3]), PATTERNS, PATTERNS, TARGET_NAMES)
-def test_a_contract_with_an_allowlist_means_what_it_meant(
-    version: int, allow: list[str], reserved: list[str], target: str
-) -> None:
-    """Old logs replay to the same keys: a second description of what such contracts say."""
-    contract = Contract(version, allow=tuple(allow), reserved=tuple(reserved))
-    headers: Headers = [("delay-at", b"9000"), ("delay-target-topic", target.encode())]
-    entry = reader(contract).read(3, 1_000, None, b"v", headers)
-    is_kept = target in reserved or (version > 2 and any(fnmatchcase(target, p) for p in reserved))
-    is_allowed = any(fnmatchcase(target, pattern) for pattern in allow)
-    if target == "a/b":
-        assert entry[5][0] == "target-invalid"
-    elif is_kept or not is_allowed or target.startswith(("delay_", "__")):
-        assert (entry[1], entry[2], entry[5][0]) == (INVALID, 0, "target-denied")
-    else:
-        assert (entry[1], entry[2], entry[4][0]) == (SCHEDULE, 9_000, target)
-
-
 @given(TARGET_NAMES)
-def test_a_contract_without_an_allowlist_judges_what_no_setting_changes(target: str) -> None:
+def test_a_reader_denies_only_targets_that_no_setting_allows(target: str) -> None:
     headers: Headers = [("delay-at", b"9000"), ("delay-target-topic", target.encode())]
-    entry = reader(Contract(CONTRACT_VERSION)).read(3, 1_000, None, b"v", headers)
+    entry = reader(Contract()).read(3, 1_000, None, b"v", headers)
     if target == "a/b":
         assert entry[5][0] == "target-invalid"
     elif target.startswith(("delay_", "__")):

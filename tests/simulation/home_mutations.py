@@ -138,8 +138,8 @@ def home_keeps_first_base(original: Any, records: UserRecords, origin: Any, reco
 
 def home_read_by_its_contract() -> AbstractContextManager[Any]:
     """Where ids have no home yet, an envelope is none."""
-    right = "sent is None and self._contract.version >= HOMES_VERSION"
-    wrong = "sent is None or not self._id_partitions"
+    right = "if sent is None:"
+    wrong = "if sent is None or not self._id_partitions:"
     return _rewritten(RecordReader, "_come_home", right, wrong)
 
 

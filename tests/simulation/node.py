@@ -54,10 +54,6 @@ if TYPE_CHECKING:
 MakeStore = Callable[[str, Place], Store]
 """Node name and shard to a store that survived what came before."""
 
-OLD_VERSION = 4
-"""A node of this version does not know that ids find home."""
-HOMES = 5
-"""The version that does."""
 _GOODBYE_TURNS = 8
 _CUT_EVERY_MS = 40
 _WAITS_MS = (1, 1, 2, 5)
@@ -130,7 +126,7 @@ class Node:
         self.allow: tuple[str, ...] = (*TARGETS, SLOW)
         """What the settings of this life allow."""
         self.skew_ms = 0
-        self.version = OLD_VERSION if world.plan.old_versions else CONTRACT_VERSION
+        self.version = CONTRACT_VERSION
         """Of the contract, that this life knows."""
         self.id_partitions = 0
         """What the settings of this life say."""
@@ -192,7 +188,6 @@ class Node:
             producer={},
             checkpoint_topic=CHECKPOINTS,
             claims_topic=CLAIMS,
-            legacy_prefix="delayservice",
             confirm=self._confirm,
             clients=kafka.clients,
             fencing=InOrder(),
@@ -319,7 +314,7 @@ class Node:
         world, plan = self.world, self.world.plan
         if not plan.homes:
             return
-        self.version = CONTRACT_VERSION if world.is_upgraded else OLD_VERSION
+        self.version = world.newest_version
         self.id_partitions = plan.homes if world.homes_are_on else 0
         if world.flip(plan.other_homes) and world.oracle.have_homes:
             self.id_partitions = world.rng.choice((0, 1, plan.homes + 1))
@@ -329,14 +324,15 @@ class Node:
         """Whether it was started with settings, or by a version, that is not the last."""
         plan = self.world.plan
         wanted = plan.homes if self.world.homes_are_on else 0
-        is_old = self.world.is_upgraded and self.version < CONTRACT_VERSION
+        is_old = self.version < self.world.newest_version
         return self.loop is not None and (is_old or self.id_partitions != wanted)
 
     def _contract_of(self, topic: str, version_max: int) -> Contract:
         is_precise = topic not in LEVELS_MS
+        has_homes = is_precise and version_max >= self.world.homes_since
         return Contract(
             version_max,
-            id_partitions=self.id_partitions if version_max >= HOMES and is_precise else 0,
+            id_partitions=self.id_partitions if has_homes else 0,
             roll_window_ms=self._roll_window_ms,
             roll_spread_ms=self._roll_window_ms // 8,
             max_delay_ms=MAX_DELAY_MS,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.ports import Place
 from tests.simulation.calendar import BAD, instants_after
 from tests.simulation.history import (
@@ -51,8 +52,6 @@ FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending",
 CONTINUES = -1
 """``settles`` of a copy that is the next occurrence of what was delivered; of what was carried home
 or refused beside another record."""
-HOMES_SINCE = 5
-"""The version of the contract that brought homes."""
 
 
 class Tenure(NamedTuple):
@@ -110,7 +109,7 @@ class Oracle:
         last_stable: Callable[[Place, Transaction], int],
         windows: Collection[int],
         homes: int = 0,
-        version_known: Callable[[], int] = lambda: HOMES_SINCE,
+        version_known: Callable[[], int] = lambda: CONTRACT_VERSION,
     ) -> None:
         """``last_stable``: of a shard's log, before the transaction that is being decided;
         ``windows``: the roll windows that nodes ask for; ``homes``: in how many partitions ids are

@@ -121,7 +121,7 @@ class Plan:
     homes_late: bool = False
     """Ids find home only after a third of the schedule, when nodes are started anew."""
     old_versions: bool = False
-    """Nodes know no homes before they are started anew."""
+    """Nodes know no homes before they are started anew: the next contract version adds them."""
     partitions: int = 0
     """Of each delay topic at first, if some are added later."""
     other_homes: float = 0.0

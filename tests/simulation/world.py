@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from random import Random
 from unittest.mock import patch
 
+from delayservice.contract.contracts import CONTRACT_VERSION, PARAMETERS
 from delayservice.engine.ports import Place
 from delayservice.engine.role import Role
 from delayservice.slices.phase import Phase
@@ -82,7 +84,10 @@ class World:
         windows = (plan.roll_window_ms, plan.other_roll_window_ms or plan.roll_window_ms)
         self.homes_are_on = bool(plan.homes and not plan.homes_late)
         """By the settings that a node is started with."""
-        self.is_upgraded = not plan.old_versions
+        self.newest_version = CONTRACT_VERSION
+        """Of contracts, that a node knows which is started now."""
+        self.homes_since = CONTRACT_VERSION + plan.old_versions
+        """Contract version that has homes."""
         self.oracle = Oracle(
             self.places, self._last_stable, set(windows), plan.homes, self.version_known
         )
@@ -298,7 +303,7 @@ class World:
         """What the operator does in the course of a schedule."""
         plan = self.plan
         if number == plan.actions // 4:
-            self.is_upgraded = True
+            self.newest_version = self.homes_since
         if number == plan.actions // 3:
             self.homes_are_on = True
         if number == plan.actions // 2 and plan.partitions:
@@ -467,10 +472,13 @@ class World:
         Raises:
             ViolationError: a promise was broken.
         """
-        if self.plan.large:  # then sizes are compared before records are sent
-            with patch("delayservice.contract.provenance._LARGE_BYTES", 300):
-                self._run()
-        else:
+        with ExitStack() as stack:
+            if self.plan.large:  # then sizes are compared before records are sent
+                stack.enter_context(patch("delayservice.contract.provenance._LARGE_BYTES", 300))
+            if self.plan.old_versions:
+                before = PARAMETERS[CONTRACT_VERSION] - {"id_partitions"}
+                known = {CONTRACT_VERSION: before, self.homes_since: PARAMETERS[CONTRACT_VERSION]}
+                stack.enter_context(patch.dict(PARAMETERS, known))
             self._run()
 
     def _run(self) -> None:

@@ -74,6 +74,7 @@ def main() -> int:
                 checkpoint=history.checkpoint,
                 dead_letter=history.dead_letter,
                 outcomes=history.outcomes,
+                allow=tuple(history.allow),
             )
             spark = open_session("audit bench", master=chosen.master)
             for _ in range(chosen.runs):

@@ -46,9 +46,7 @@ NEAR = 5
 HOURLY = WheelOptions(slot_ms=3_600_000)
 WINDOW_MS = 2 * 86_400_000
 AGED_MS = 5 * WINDOW_MS
-CONTRACTS = Contracts(
-    [(0, Contract(allow=("orders",), roll_window_ms=WINDOW_MS, max_delay_ms=2**40))]
-)
+CONTRACTS = Contracts([(0, Contract(roll_window_ms=WINDOW_MS, max_delay_ms=2**40))])
 BUSY = 1_500
 """Commits of a slice after which another's newest checkpoint lies far behind the end."""
 
@@ -64,8 +62,7 @@ class World:
     bootstrap: str
     make_topic: MakeTopic
     shares: bool = False
-    """All slices share one partition of the checkpoint topic; else each has one, as in older
-    clusters."""
+    """All slices share one partition of the checkpoint topic; else each has one."""
     aged: int = 0
     """Records below this offset were written long ago, and are settled."""
     cuts: dict[int, int] = field(default_factory=dict)
@@ -148,7 +145,7 @@ class World:
         producer: Producer,
         slices: Iterable[int],
         cursor: Cursor,
-        tenure: Tenure | None = None,
+        tenure: Tenure = Tenure("w", 0),  # noqa: B008  # immutable
     ) -> None:
         def note(_: KafkaError | None, message: Message) -> None:
             self.cuts[int(message.key() or b"")] = message.offset() or 0

@@ -31,6 +31,7 @@ from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS, SLOTS, HourRow
 from delayservice.replicas.digest_rows import CutFacts, Place, Row, cut_row, hour_row
@@ -92,10 +93,10 @@ def fill(bootstrap: str, hours: int) -> dict[str, str]:
         {**options, "enable.idempotence": True, "linger.ms": 50, "compression.type": "zstd"}
     )
     now_ms = int(time.time() * 1_000)
-    contracts = Contracts([(0, Contract(allow=("orders",)))])
+    contracts = Contracts([(0, Contract())])
     for number in range(SHARDS):
         shard = ShardCheckpoint(topic_id, Cursor((now_ms, 0), 1), contracts)
-        written = Checkpoint(number, "n1", 1, "", {names["delay"]: shard}, commit=1)
+        written = Checkpoint(number, "n1", 1, "", {names["delay"]: shard}, 1, Tenure("w", 0))
         value = encode_checkpoint(written)
         producer.produce(names["checkpoint"], value, b"%d" % number, number)
         producer.produce(names["delay"], msgspec.json.encode(number), partition=number)

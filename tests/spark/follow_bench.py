@@ -101,6 +101,7 @@ def main() -> int:
             checkpoint=history.checkpoint,
             dead_letter=history.dead_letter,
             outcomes=history.outcomes,
+            allow=tuple(history.allow),
         )
         spark = open_session("follow bench", master=chosen.master)
         following = Following(spark, options)

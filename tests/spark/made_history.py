@@ -41,8 +41,8 @@ class MadeHistory:
     Args:
         bootstrap: the brokers.
         partitions: of the delay topic and of every target.
-        checkpoint_partitions: of the checkpoint topic, which slices share; checkpoints are of
-            version 2 then. None: one for each slice and version 1, as in older clusters.
+        checkpoint_partitions: of the checkpoint topic, which slices share. None: one for each
+            slice.
     """
 
     def __init__(
@@ -51,7 +51,6 @@ class MadeHistory:
         run = uuid.uuid4().hex[:8]
         self.client = {"bootstrap.servers": bootstrap}
         self.partitions = partitions
-        self.version = 1 if checkpoint_partitions is None else 2
         self.checkpoint_partitions = checkpoint_partitions or partitions
         self.delay = f"delay_topic_{run}"
         self.target = f"to_{run}_a"
@@ -315,26 +314,24 @@ class MadeHistory:
             "h": end if h is None else h,
             "contracts": [{"from": 0, "contract": self.contract()}],
         }
-        said = {"v": self.version, "slice": number, "node": "n1", "epoch": 1, "commit": 1}
-        if self.version > 1:
-            said |= {"writer": "delayservice-n1-0-5c", "claim": number}
+        said = {"v": 1, "slice": number, "node": "n1", "epoch": 1, "commit": 1}
+        said |= {"writer": "delayservice-n1-0-5c", "claim": number}
         return json.dumps({**said, "secret": "0", "shards": {self.delay: shard}}).encode()
 
     def contract(self) -> dict[str, object]:
         """How the service would read the records."""
         return {
-            "version": 2,
+            "version": 1,
             "roll_window_ms": 10 * DAY_MS,
             "roll_spread_ms": 0,
             "max_delay_ms": 100 * DAY_MS,
             "clamp": False,
             "past_due": "deliver",
             "default_target": None,
-            "allow": self.allow,
-            "reserved": [],
             "header_bytes_max": 4096,
             "id_bytes_max": 512,
             "level_ms": 0,
+            "id_partitions": 0,
         }
 
     def plain(self, count: int, value: bytes = b"v" * 100) -> None:

@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.schedule.mapping import Fields
 from connectors.spark.schedule.run import Scheduled, ScheduleOptions, schedule
-from delayservice.contract.contracts import CONTRACT_VERSION, Contract
+from delayservice.contract.contracts import Contract
 from delayservice.contract.targets import Allowlist
 from tests.integration.bench import Reader, Seen
 
 PARTITIONS = 5
-CONTRACT = Contract(CONTRACT_VERSION)
+CONTRACT = Contract()
 DUE_MS = 2_000_000_000_000
 
 

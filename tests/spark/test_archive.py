@@ -35,6 +35,7 @@ def options(h: MadeHistory, out: Path) -> AuditOptions:
         checkpoint=h.checkpoint,
         dead_letter=h.dead_letter,
         outcomes=h.outcomes,
+        allow=tuple(h.allow),
         overdue_ms=None,
     )
 

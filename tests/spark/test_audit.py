@@ -159,6 +159,7 @@ def test_what_retention_has_taken_is_not_lost(
             checkpoint=h.checkpoint,
             dead_letter=h.dead_letter,
             outcomes=h.outcomes,
+            allow=tuple(h.allow),
         )
         result = audit(spark, audited)
     assert {one[:4] for one in found_in(spark, result)} == {("lost", h.delay, 0, lost)}

@@ -36,6 +36,7 @@ def options(h: MadeHistory, out: Path, **more: object) -> AuditOptions:
         checkpoint=h.checkpoint,
         dead_letter=h.dead_letter,
         outcomes=h.outcomes,
+        allow=tuple(h.allow),
         overdue_ms=None,
         **more,  # type: ignore[arg-type]  # a test's own
     )

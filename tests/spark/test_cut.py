@@ -17,7 +17,6 @@ from connectors.spark.common import cut
 from connectors.spark.common.cut import Cut, take_cut
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
-from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
 from tests.spark.made_history import MadeHistory
 
 SLICES = 5
@@ -126,6 +125,7 @@ def test_an_audit_is_clean_where_slices_share_a_partition_of_checkpoints(
         checkpoint=history.checkpoint,
         dead_letter=history.dead_letter,
         outcomes=history.outcomes,
+        allow=tuple(history.allow),
     )
     result = audit(spark, options)
     assert result.records == 201
@@ -134,17 +134,13 @@ def test_an_audit_is_clean_where_slices_share_a_partition_of_checkpoints(
     ]
 
 
-def test_an_audit_reads_what_contracts_and_settings_allow(tmp_path: Path) -> None:
+def test_an_audit_reads_what_settings_allow(tmp_path: Path) -> None:
     options = AuditOptions({}, str(tmp_path), allow=("orders*",), never=("own_claims",))
     own = {"delay_dead_letter", "delay_outcomes"}
     topics = {*own, "delay_x", "__x", "own_claims", "orders", "orders2", "mails"}
-    old = Contracts([(0, Contract(allow=("mails",)))])
-    both = Contracts([(0, Contract(allow=("mails",))), (9, Contract(CONTRACT_VERSION))])
-    assert options.choose([old], topics) == {*own, "mails"}
-    assert options.choose([both], topics) == {*own, "mails", "orders", "orders2"}
+    assert options.choose(topics) == {*own, "orders", "orders2"}
     unknown = replace(options, allow=None)
-    assert unknown.choose([old], topics) == {*own, "mails"}
-    assert unknown.choose([both], topics) == {*own, "mails", "orders", "orders2"}
+    assert unknown.choose(topics) == {*own, "delay_x", "orders", "orders2", "mails"}
 
 
 def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> None:
@@ -152,10 +148,10 @@ def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> Non
         {}, str(tmp_path), all_topics=True, topic="findings", never=("delay_pauses",)
     )
     topics = ["delay_checkpoint", "delay_checkpoint_claims", "delay_dead_letter", "delay_outcomes"]
-    chosen = options.choose([], [*topics, "delay_pauses", "findings", "__internal", "orders"])
+    chosen = options.choose([*topics, "delay_pauses", "findings", "__internal", "orders"])
     assert chosen == {"delay_dead_letter", "delay_outcomes", "orders"}
     with pytest.raises(KafkaEdgeError, match="there is no topic findings"):
-        options.choose([], [*topics, "orders"])
+        options.choose([*topics, "orders"])
 
 
 def test_an_audit_at_a_cut_finds_dead_letters_and_outcomes_by_the_names_in_its_options(
@@ -170,6 +166,7 @@ def test_an_audit_at_a_cut_finds_dead_letters_and_outcomes_by_the_names_in_its_o
         history.checkpoint,
         history.dead_letter,
         history.outcomes,
+        allow=tuple(history.allow),
     )
     with pytest.raises(InvalidRequestError, match="the cut leaves out delay_dead_letter_"):
         audit_at(spark, options, cut_of(history))

@@ -20,7 +20,7 @@ Header = tuple[str, str | bytes | None]
 
 DAY_MS = 86_400_000
 SECRET = b"the cluster's secret"
-CONTRACTS = Contracts([(0, Contract(version=2, allow=("orders",), roll_window_ms=DAY_MS))])
+CONTRACTS = Contracts([(0, Contract(roll_window_ms=DAY_MS))])
 
 
 def offsets(sifted: DataFrame) -> list[int]:

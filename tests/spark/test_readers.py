@@ -28,22 +28,22 @@ from connectors.spark.ledger.sources import SourceRows
 from connectors.spark.ledger.unread import ledger_of
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.aliases import KNOWN
-from delayservice.contract.contracts import CONTRACT_VERSION, HOMES_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.names import HOME_NAMES
 from tests.conftest import MakeTopic
 
 DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
 TARGETS = ("to_a", "to_d", "other")  # with hashes above and below 0
 T = 1_790_000_000_000
-OLD = Contract(version=2, roll_window_ms=10**9, allow=("to_*",))
-NEW = Contract(version=CONTRACT_VERSION, roll_window_ms=10**8, roll_spread_ms=10**6)
+OLD = Contract(roll_window_ms=10**9)
+NEW = Contract(roll_window_ms=10**8, roll_spread_ms=10**6)
 STRICT = replace(
     NEW, past_due="dead-letter", max_delay_ms=10**7, header_bytes_max=256, id_bytes_max=64
 )
 CONTRACTS = {
     (DELAY, 0): Contracts([(0, OLD), (100, NEW)]),
     (DELAY, 1): Contracts([(0, STRICT)]),
-    (DELAY, 2): Contracts([(0, replace(NEW, version=HOMES_VERSION, id_partitions=3))]),
+    (DELAY, 2): Contracts([(0, replace(NEW, id_partitions=3))]),
     (LEVEL, 0): Contracts([(0, replace(NEW, level_ms=5_000))]),
 }
 TOPICS = (DELAY, LEVEL, LETTERS, OUTCOMES, *TARGETS)

@@ -18,7 +18,7 @@ from connectors.spark.schedule.mapping import Fields
 from connectors.spark.schedule.run import ScheduleOptions, schedule, served_contracts
 from connectors.spark.schedule.stream import Stream, StreamOptions, start_stream
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.contracts import CONTRACT_VERSION, Contract
+from delayservice.contract.contracts import Contract
 from tests.integration.bench import Reader, await_true
 from tests.integration.secured import Right, SecureCluster, rights_of, secure_cluster
 
@@ -61,7 +61,7 @@ class User:
 
     def contracts(self) -> tuple[Contract, ...]:
         found = served_contracts(self.client, self.names["delay_checkpoint"], self.options.topic)
-        return found or (Contract(CONTRACT_VERSION),)
+        return found or (Contract(),)
 
     def rows(self) -> int:
         rows = self.spark.createDataFrame([("ada",), ("grace",)], "user string")

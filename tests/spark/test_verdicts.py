@@ -31,6 +31,7 @@ def audited(spark: SparkSession, h: MadeHistory, out: Path, **more: object) -> A
         checkpoint=h.checkpoint,
         dead_letter=h.dead_letter,
         outcomes=h.outcomes,
+        allow=tuple(h.allow),
         **more,  # type: ignore[arg-type]  # a test's own
     )
     return audit(spark, options)

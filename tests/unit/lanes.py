@@ -9,7 +9,7 @@ from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC = "delay_topic_any"
 
@@ -28,7 +28,7 @@ class QuietSource:
 
 def routes_of(window_ms: int = 3_600_000, *parks_ms: int, **more: Any) -> Routes:
     """Routes with this roll window and these delays of parked records."""
-    given = {"secret": b"secret", **more}
+    given = {"secret": b"secret", "allowlist": any_target, **more}
     secret = given.pop("secret")
     return Routes("letters", "outcomes", secret, window_ms, 0, parks_ms, cron_time, **given)
 

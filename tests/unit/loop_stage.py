@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import (
-    NAMES_VERSION,
-    TARGETS_BY_SETTINGS_VERSION,
+    CONTRACT_VERSION,
     Contract,
     Contracts,
 )
@@ -32,13 +31,15 @@ from delayservice.slices.limits import Limits
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.memory import MemoryStore
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC = "delay_topic_any"
 NOW_MS = 1_900_000_000_000
 STEP_MS = 10
 """After a step of so long there may be a commit, unless the limits of a test say otherwise."""
-ROUTES = Routes("dead", "outcomes", b"secret", 3_600_000, 0, (100,), cron_time)
+ROUTES = Routes(
+    "dead", "outcomes", b"secret", 3_600_000, 0, (100,), cron_time, allowlist=any_target
+)
 
 Answer = TypeVar("Answer")
 
@@ -285,7 +286,6 @@ class Heritage:
         self.denies: set[int] = set()
         self.fenced: list[str] = []
         self.calls: list[str] = []
-        self.legacy: dict[int, str] = {}
         self.refuses_to: dict[str, Exception] = {}
         self.while_fencing: Callable[[], None] = lambda: None
 
@@ -321,9 +321,6 @@ class Heritage:
         found = self._writer.checkpoints.get(slice_no)
         return None if found is None else found.data
 
-    def legacy_writer(self, slice_no: int) -> str | None:
-        return self.legacy.get(slice_no)
-
     def fence(self, writers: Collection[str]) -> None:
         self.while_fencing()
         self._called("fence")
@@ -343,7 +340,7 @@ class Ensemble:
 
     def __init__(self) -> None:
         self._roles: Mapping[int, Role] = {}
-        self.version = NAMES_VERSION
+        self.version = CONTRACT_VERSION
         self.served: set[int] = set()
         self.told: list[tuple[int, bool]] = []
         self.given_up: list[tuple[int, str]] = []
@@ -403,9 +400,7 @@ class Heard:
 
 
 def contract_of(_topic: str, version_max: int) -> Contract:
-    """All targets are allowed, where a contract can say so."""
-    has_allowlist = version_max < TARGETS_BY_SETTINGS_VERSION
-    return Contract(version_max, allow=("*",) if has_allowlist else ())
+    return Contract(version_max)
 
 
 class Stage:
@@ -448,7 +443,7 @@ class Stage:
     def add(self, number: int, topic: str = TOPIC) -> None:
         """Keep one more shard."""
         lane = Lane(topic, number, topic, MemoryStore(), self.logs, ROUTES, targets=self.targets)
-        lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
+        lane.adopt(Contracts([(0, Contract())]))
         self.loop.add_lanes(number, [lane])
 
     def of(self, number: int) -> Slice:

@@ -23,7 +23,7 @@ from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import SCHEMA, Ledger, LedgerRow, name_hash
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.contract.codec import Payload
-from delayservice.contract.contracts import HOMES_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import SCHEDULE, Headers
 from delayservice.contract.home import (
     SETTLES_NOTHING,
@@ -47,8 +47,8 @@ TOPICS = (LETTERS, OUTCOMES, DELAY, TARGET, OTHER)
 HASHES = {name: name_hash(name) for name in TOPICS}
 SHARDS = {(DELAY, number): name_hash(f"{DELAY}:{number}") for number in (0, 1)}
 SECRET = b"the cluster's secret"
-CONTRACT = Contract(version=2, roll_window_ms=10**9, allow=("to_*",))
-HOMES = replace(CONTRACT, version=HOMES_VERSION, id_partitions=2, allow=())
+CONTRACT = Contract(roll_window_ms=10**9)
+HOMES = replace(CONTRACT, id_partitions=2)
 
 Header = tuple[str, bytes | None]
 

@@ -1,4 +1,4 @@
-"""Checkpoints as they lie in the topic: version 2, and version 1 of before there were claims."""
+"""Checkpoints as they lie in the topic."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import Lost
 
-CONTRACTS = Contracts([(0, Contract(allow=("orders*",))), (40, Contract(allow=("mails",)))])
+CONTRACTS = Contracts([(0, Contract()), (40, Contract(clamp=True))])
 SHARDS = {"delay_topic_any": ShardCheckpoint("id", Cursor((5, 7), 42), CONTRACTS)}
 
 
-def checkpoint(tenure: Tenure | None) -> Checkpoint:
+def checkpoint(tenure: Tenure) -> Checkpoint:
     return Checkpoint(3, "n1", 7, fingerprint(b"secret"), SHARDS, 42, tenure)
 
 
-@pytest.mark.parametrize("tenure", [None, Tenure("delayservice-n1-0-5c", 17)])
-def test_what_is_written_is_read(tenure: Tenure | None) -> None:
+def test_what_is_written_is_read() -> None:
+    tenure = Tenure("delayservice-n1-0-5c", 17)
     assert decode_checkpoint(encode_checkpoint(checkpoint(tenure))) == checkpoint(tenure)
 
 
@@ -39,44 +39,28 @@ def test_what_was_read_of_the_log_is_written_where_it_is_known() -> None:
     shard = replace(SHARDS["delay_topic_any"], last_read=LastRead(5, 77))
     said = replace(checkpoint(Tenure("w", 17)), shards={"delay_topic_any": shard})
     raw = json.loads(encode_checkpoint(said))
-    assert raw["v"] == 2
+    assert raw["v"] == 1
     assert raw["shards"]["delay_topic_any"]["last"] == [5, 77]
     assert decode_checkpoint(encode_checkpoint(said)) == said
-    del raw["shards"]["delay_topic_any"]["last"]  # as it was written before
+    del raw["shards"]["delay_topic_any"]["last"]  # not known
     assert decode_checkpoint(json.dumps(raw).encode()) == checkpoint(Tenure("w", 17))
     assert json.loads(encode_checkpoint(checkpoint(Tenure("w", 17)))) == raw
 
 
-def test_version_2_names_its_writer_and_the_claim_under_which_it_served() -> None:
+def test_a_checkpoint_names_its_writer_and_the_claim_under_which_it_served() -> None:
     raw = json.loads(encode_checkpoint(checkpoint(Tenure("w", 17))))
-    assert (raw["v"], raw["writer"], raw["claim"]) == (2, "w", 17)
+    assert (raw["v"], raw["writer"], raw["claim"]) == (1, "w", 17)
     assert (raw["slice"], raw["epoch"], raw["commit"]) == (3, 7, 42)
     assert raw["shards"]["delay_topic_any"]["h"] == 42
 
 
-def test_version_1_has_neither_and_is_written_as_it_always_was() -> None:
-    raw = json.loads(encode_checkpoint(checkpoint(None)))
-    assert raw.keys() == {"v", "slice", "node", "epoch", "commit", "secret", "shards"}
-    assert raw["v"] == 1
-
-
-def test_a_checkpoint_that_version_1_wrote_is_read_without_a_tenure() -> None:
-    data = (
-        b'{"v":1,"slice":3,"node":"n1","epoch":7,"secret":"9f0c","shards":{"delay_topic_any":'
-        b'{"topic_id":"id","k":[5,7],"h":42,"contracts":%s}}}'
-        % json.dumps(CONTRACTS.to_json()).encode()
-    )
-    found = decode_checkpoint(data)
-    assert found == Checkpoint(3, "n1", 7, "9f0c", SHARDS, 0, None)
-
-
 def test_a_newer_version_is_not_guessed_at() -> None:
-    data = encode_checkpoint(checkpoint(Tenure("w", 1))).replace(b'"v":2', b'"v":3')
-    with pytest.raises(KafkaEdgeError, match="holds version 3, this build reads version 2"):
+    data = encode_checkpoint(checkpoint(Tenure("w", 1))).replace(b'"v":1', b'"v":2')
+    with pytest.raises(KafkaEdgeError, match=r"version 2, .* version 1: upgrade this node"):
         decode_checkpoint(data)
 
 
-@pytest.mark.parametrize("lacks", ["writer", "claim", "slice", "secret", "shards"])
+@pytest.mark.parametrize("lacks", ["writer", "claim", "commit", "slice", "secret", "shards"])
 def test_a_checkpoint_that_lacks_something_is_none(lacks: str) -> None:
     raw = json.loads(encode_checkpoint(checkpoint(Tenure("w", 1))))
     del raw[lacks]
@@ -84,7 +68,7 @@ def test_a_checkpoint_that_lacks_something_is_none(lacks: str) -> None:
         decode_checkpoint(json.dumps(raw).encode())
 
 
-FOREIGN = b'{"v":2,"slice":1,"node":"n","epoch":1,"secret":"s","shards":[]}'
+FOREIGN = b'{"v":1,"slice":1,"node":"n","epoch":1,"secret":"s","shards":[]}'
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b'"v"', b'"\xff"', FOREIGN])
@@ -101,7 +85,7 @@ def test_how_long_a_log_must_keep_records_follows_from_all_contracts_in_force() 
             "delay_topic_any": ShardCheckpoint("id", Cursor(), Contracts(contracts)),
             "delay_topic_1": ShardCheckpoint("id", Cursor(), level),
         }
-        return encode_checkpoint(Checkpoint(number, "n1", 1, "", shards))
+        return encode_checkpoint(Checkpoint(number, "n1", 1, "", shards, 1, Tenure("w", 0)))
 
     foreign = [b"{}", b"foreign", b"\xff", b'"\xff"', b'{"shards":[1]}', b'{"shards":{"t":1}}']
     waits = (b"7", b'{"level_ms":[9]}', b'{"roll_window_ms":"x"}', b'{"roll_window_ms":{}}')
@@ -112,7 +96,9 @@ def test_how_long_a_log_must_keep_records_follows_from_all_contracts_in_force() 
 
 def test_lost_ranges_come_back_and_take_no_room_where_there_are_none() -> None:
     shard = ShardCheckpoint("id", Cursor(), Contracts([(0, Contract())]))
-    assert b'"lost"' not in encode_checkpoint(Checkpoint(0, "n1", 1, "", {"t": shard}))
+    assert b'"lost"' not in encode_checkpoint(
+        Checkpoint(0, "n1", 1, "", {"t": shard}, 1, Tenure("w", 0))
+    )
     lossy = replace(shard, lost=(Lost(3, 5, 9), Lost(20, 20, 31)))
-    data = encode_checkpoint(Checkpoint(0, "n1", 1, "", {"t": lossy}))
+    data = encode_checkpoint(Checkpoint(0, "n1", 1, "", {"t": lossy}, 1, Tenure("w", 0)))
     assert decode_checkpoint(data).shards["t"].lost == lossy.lost

@@ -39,7 +39,7 @@ class Topic:
 
     def say(self, writer: str, word: str | None = CLAIM, slice_no: int = SLICE) -> int:
         """Append a word, or a tombstone; return its offset."""
-        value = None if word is None else encode_word(slice_no, writer, "n", word)
+        value = None if word is None else encode_word(slice_no, writer, "n", word, self.end)
         self.log.take(self.end, encode_key(slice_no, writer), value)
         self.end += 1
         return self.end - 1
@@ -67,7 +67,7 @@ class Topic:
         pytest.param("old me -old", "old", {"old"}, id="open_release"),
         pytest.param("old -old me", "old", set(), id="a release below the own claim"),
         pytest.param("old -old old me", "old", {"old"}, id="serve_after_release"),
-        pytest.param("a b -b me", None, {"a"}, id="no checkpoint, or one of version 1"),
+        pytest.param("a b -b me", None, {"a"}, id="no checkpoint"),
     ],
 )
 def test_who_may_still_write_is_fenced(said: str, last: str | None, fenced: set[str]) -> None:
@@ -103,7 +103,7 @@ def test_to_own_claim_what_an_older_writer_commits_after_the_claim_and_before_it
 
     heritage.enter(ME)
     writer.claims = [
-        (encode_key(SLICE, name), encode_word(SLICE, name, "n", CLAIM)) for name in ("old", ME)
+        (encode_key(SLICE, name), encode_word(SLICE, name, "n", CLAIM, 0)) for name in ("old", ME)
     ]
     writer.note_checkpoint(SLICE, checkpoint(1))
     heritage.while_fencing = lambda: writer.note_checkpoint(SLICE, checkpoint(2))
@@ -199,7 +199,7 @@ KEYS = [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"]
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        *((key, encode_word(SLICE, "x", "n", CLAIM), "restrict the topic") for key in KEYS),
+        *((key, encode_word(SLICE, "x", "n", CLAIM, 0), "restrict the topic") for key in KEYS),
         *(
             (encode_key(SLICE, "other"), value, why)
             for value, why in [
@@ -209,8 +209,9 @@ KEYS = [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"]
                 (b'{"v":1,"word":"\xff"}', "can't be read"),
                 (b'{"v":1,"word":[]}', "can't be read"),
                 (b'{"v":1,"word":"claim","turn":"2"}', "can't be read"),
-                (b'{"v":2,"word":"claim"}', "newer build"),
-                (b'{"v":1,"word":"borrow"}', "newer build"),
+                (b'{"v":2,"word":"claim","turn":2}', "upgrade this node"),
+                (b'{"v":1,"word":"claim"}', "can't be read"),
+                (b'{"v":1,"word":"borrow","turn":2}', "upgrade this node"),
             ]
         ),
     ],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from delayservice.engine.claims import Tenure
 from delayservice.engine.ports import ReadBack
 from delayservice.slices.limits import Limits
 from tests.unit.loop_stage import Stage
 
 
 def checkpoint(commit: int) -> Checkpoint:
-    return Checkpoint(0, "n1", 1, "secret", {}, commit)
+    return Checkpoint(0, "n1", 1, "secret", {}, commit, Tenure("w", 0))
 
 
 def test_no_two_checkpoints_are_the_same_even_if_no_cursor_moved() -> None:
@@ -65,11 +66,6 @@ def test_the_transaction_that_is_open_when_the_clock_comes_into_doubt_is_dropped
     stage.clock_watch.reason = None
     stage.step(100, 6)
     assert stage.delivered() == [(0, 0)]
-
-
-def test_a_checkpoint_without_the_number_is_read() -> None:
-    data = encode_checkpoint(checkpoint(1)).replace(b'"commit":1,', b"")
-    assert decode_checkpoint(data).commit == 0
 
 
 def test_a_checkpoint_that_is_read_back_seconds_later_is_measured_by_its_own_commit() -> None:

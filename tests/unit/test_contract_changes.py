@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
+from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds
 from delayservice.slices.lane import Lane
@@ -33,7 +34,7 @@ def lane() -> Lane:
 
 
 def changed(number: int) -> Contract:
-    return Contract(allow=("orders", f"mails-{number}"))
+    return Contract(max_delay_ms=10**9 + number)
 
 
 def change(lane: Lane, number: int, log_start: int) -> int:
@@ -44,7 +45,7 @@ def change(lane: Lane, number: int, log_start: int) -> int:
         known = ShardCheckpoint("id", Cursor(offset=number), lane.contracts)
     take_over_lane(lane, known, Bounds(log_start, number), changed(number), LATER_MS)
     shards = {TOPIC: lane.checkpoint()}
-    return len(encode_checkpoint(Checkpoint(0, "node", 1, "secret", shards)))
+    return len(encode_checkpoint(Checkpoint(0, "node", 1, "secret", shards, 1, Tenure("w", 0))))
 
 
 def test_contracts_whose_records_the_log_has_lost_are_dropped(lane: Lane) -> None:

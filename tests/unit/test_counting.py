@@ -26,7 +26,7 @@ class Counted(Stage):
         super().__init__()
         store = DigestingStore(MemoryStore())
         lane = Lane(TOPIC, 0, TOPIC, store, self.logs, ROUTES, targets=self.targets)
-        contract = Contract(allow=("*",), roll_window_ms=HOUR_MS, max_delay_ms=100 * HOUR_MS)
+        contract = Contract(roll_window_ms=HOUR_MS, max_delay_ms=100 * HOUR_MS)
         lane.adopt(Contracts([(0, contract)]))
         self.loop.add_lanes(0, [lane])
         self.own()

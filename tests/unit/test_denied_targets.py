@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from delayservice.contract.codes import TARGET_DENIED
-from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers
 from delayservice.contract.recurrence import Recurrence
 from delayservice.contract.targets import Allowlist
@@ -27,15 +27,10 @@ from tests.unit.loop_stage import Stage
 from tests.unit.test_recurrence import payload as recurring
 from tests.unit.test_settle import BLOCKED, NOW_MS, ROUTES, payload, without
 
-OWN_CONTRACTS = Contracts([(0, Contract(2, allow=("orders",))), (5, Contract(CONTRACT_VERSION))])
-"""Records from offset 5 on are judged when they are settled."""
-
 
 def settler(*allow: str, targets: KnownTargets | None = None) -> Settler:
     routes = replace(ROUTES, allowlist=lambda topic: Allowlist(topic, allow))
-    made = Settler("delay_topic_any", 3, routes, Verdicts(), targets or KnownTargets())
-    made.contracts = OWN_CONTRACTS
-    return made
+    return Settler("delay_topic_any", 3, routes, Verdicts(), targets or KnownTargets())
 
 
 def is_denied(output: Output | None) -> bool:
@@ -83,11 +78,6 @@ def test_a_denied_schedule_is_neither_armed_nor_gone_on_with() -> None:
         assert by.following(letter, 7, record, NOW_MS, 8) is None
 
 
-def test_a_record_that_was_judged_when_it_was_read_is_not_judged_again() -> None:
-    delivered = some(settler("mails").settle(4, NOW_MS, payload(), NOW_MS, 5))
-    assert delivered[:2] == (outcome.DELIVERED, "orders")
-
-
 def test_a_denied_record_whose_letter_cannot_be_written_is_judged_again_later() -> None:
     by = settler(targets=without("letters"))
     due = some(by.settle(7, NOW_MS, payload(), NOW_MS, 8))
@@ -96,7 +86,7 @@ def test_a_denied_record_whose_letter_cannot_be_written_is_judged_again_later() 
     assert far[0] == outcome.ROLLED, "as parked it would count as fired, and be early if allowed"
 
 
-def test_without_contracts_or_settings_nothing_is_allowed() -> None:
+def test_without_settings_nothing_is_allowed() -> None:
     routes = replace(ROUTES, allowlist=Allowlist)
     bare = Settler("delay_topic_any", 3, routes, Verdicts(), KnownTargets())
     assert is_denied(bare.settle(4, NOW_MS, payload(), NOW_MS, 8))
@@ -104,11 +94,10 @@ def test_without_contracts_or_settings_nothing_is_allowed() -> None:
 
 def stage(*allow: str) -> tuple[Stage, Lane]:
     made = Stage()
-    made.gate.version = CONTRACT_VERSION
     routes = replace(STAGE_ROUTES, allowlist=lambda topic: Allowlist(topic, allow))
     store = DigestingStore(MemoryStore())
     lane = Lane("delay_topic_any", 0, "t", store, made.logs, routes, targets=made.targets)
-    lane.adopt(Contracts([(0, Contract(CONTRACT_VERSION))]))
+    lane.adopt(Contracts([(0, Contract())]))
     made.loop.add_lanes(0, [lane])
     made.own()
     return made, lane
@@ -138,6 +127,13 @@ def test_a_denied_target_is_not_looked_up_and_has_no_metrics_of_its_own() -> Non
     assert made.targets.expected == {("mails", -1)}
     counts = count_lane(lane, made.clock.now_ms, LaneCounts())
     assert counts.targets.keys() == {"mails", OTHERS}
+
+
+@pytest.mark.parametrize("topic", ["payments", "my-orders", "Orders", "order"])
+def test_a_target_that_no_pattern_matches_as_a_whole_is_denied(topic: str) -> None:
+    allowlist = Allowlist("delay_topic_any", ["orders*"])
+    assert "not among the targets" in (allowlist.denial(topic) or "")
+    assert allowlist.denial("orders2") is None
 
 
 def test_a_flood_of_allowed_names_takes_bounded_memory() -> None:

@@ -118,7 +118,7 @@ class Log:
 def lane() -> tuple[Lane, Log]:
     log = Log()
     made = lane_of(MemoryStore(), log, routes_of(60_000, 100))
-    made.adopt(Contracts([(0, Contract(allow=("*",)))]))
+    made.adopt(Contracts([(0, Contract())]))
     return made, log
 
 

@@ -20,7 +20,6 @@ from delayservice.contract.entry import INVALID, SCHEDULE, UNREADABLE, Entry, He
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
 from delayservice.contract.record import RecordReader
-from delayservice.contract.times import FIRST_READINGS
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
 from tests.unit.known_targets import KnownTargets, some
@@ -28,8 +27,8 @@ from tests.unit.test_settle import ROUTES
 
 TOPIC, PARTITION = "delay_topic_any", 3
 NOW_MS = 5_000_000
-CONTRACT = Contract(allow=("orders*",), header_bytes_max=256, id_bytes_max=256)
-LEVEL = Contract(version=4, level_ms=5_000)
+CONTRACT = Contract(header_bytes_max=256, id_bytes_max=256)
+LEVEL = Contract(level_ms=5_000)
 ASKED: Headers = [("delay-at", b"5000000"), ("delay-target-topic", b"orders"), ("own", b"\xff")]
 
 
@@ -100,7 +99,7 @@ def test_a_record_refused_at_its_target_is_replayed_as_it_was_read(
 
 
 def test_a_record_that_could_not_be_read_is_replayed_byte_for_byte() -> None:
-    headers: Headers = [("delay-after", b"1"), ("delay-target-topic", b"denied"), ("a", None)]
+    headers: Headers = [("delay-after", b"1"), ("delay-target-topic", b"delay_denied"), ("a", None)]
     letter = refused(read(headers, b"\x00k", b"\xffv"))
     assert letter.code == "target-denied"
     written, entry = again(letter)
@@ -149,7 +148,7 @@ def test_every_time_header_of_every_system_is_known() -> None:
     rules = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
     timed = set()
     for name, rule in rules.items():
-        draft = Draft(b"k", b"v", FIRST_READINGS)
+        draft = Draft(b"k", b"v")
         try:
             rule(draft, name, b"1")
         except Exception:  # noqa: BLE001, S112  # some refuse any value; none of them says when

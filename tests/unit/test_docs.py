@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -152,14 +151,30 @@ def test_every_warning_and_error_event_has_a_hint() -> None:
     assert found - set(HINTS) == set(), "delayservice/process/log_hints.py lacks these events"
 
 
+def log_events() -> Iterator[str]:
+    for package in ("delayservice", "connectors", "ha"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                match node:
+                    case ast.Call(
+                        func=ast.Attribute(value=ast.Name(id="_log")),
+                        args=[ast.Constant(value=str(event)), *_],
+                    ):
+                        yield event
+
+
+def test_every_explained_event_exists() -> None:
+    assert set(HINTS) <= set(log_events())
+
+
 def test_the_events_of_the_operations_page_exist() -> None:
-    names = json.loads((ROOT / "tests" / "unit" / "names.json").read_text("utf-8"))
+    events = set(log_events())
     page = (ROOT / "docs" / "operations.md").read_text("utf-8")
     section = page.partition("\n## Log events\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows
     for row in rows:
-        assert set(CODE.findall(row.split("|")[1])) <= set(names["log events"]), row
+        assert set(CODE.findall(row.split("|")[1])) <= events, row
 
 
 def test_every_mutation_that_the_design_names_exists() -> None:

@@ -81,7 +81,7 @@ def test_partitions_and_hashes_are_those_of_the_service() -> None:
 
 
 def test_the_service_reads_every_request_as_the_drill_means_it() -> None:
-    rules = Contract.from_json(contract([NAMES.allow], ROLL_WINDOW_MS))
+    rules = Contract.from_json(contract(ROLL_WINDOW_MS))
     users, seen = Users(NAMES, random.Random(3)), set()
     for offset in range(5_000):
         asked = users.request(NOW_MS)

@@ -705,11 +705,11 @@ def test_a_contract_is_of_a_version_that_every_live_node_knows() -> None:
     assert versions == [7, 8, 9, 7]
 
 
-def test_a_node_of_which_nothing_is_known_counts_as_one_that_does_not_advertise() -> None:
+def test_a_node_of_which_nothing_is_known_counts_as_one_that_knows_the_first_version_only() -> None:
     election = Election(of_version("me", 9), 0, None, PACE)
-    assert election.view.contract_version == 3, "nobody else was heard of yet"
+    assert election.view.contract_version == 1, "nobody else was heard of yet"
     election.nodes([of_version("other", 9)])
     election.live(["me", "other", "stranger"], is_registered=True)
-    assert election.view.contract_version == 3
+    assert election.view.contract_version == 1
     election.live(["me", "other"], is_registered=True)
     assert election.view.contract_version == 9

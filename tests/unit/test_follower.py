@@ -24,14 +24,15 @@ from delayservice.slices.follower import Follower
 from delayservice.slices.lane import Lane
 
 CONTRACTS = Contracts([(0, Contract())])
+OLD_TENURE = Tenure("old", 0)
 
 
 def checkpoint(
-    offset: int, topic_id: str = "id", signed_by: str = "mine", tenure: Tenure | None = None
+    offset: int, topic_id: str = "id", signed_by: str = "mine", tenure: Tenure = OLD_TENURE
 ) -> bytes:
     shard = ShardCheckpoint(topic_id, Cursor((5, 5), offset), CONTRACTS)
     shards = {"topic": shard}
-    return encode_checkpoint(Checkpoint(0, "n1", 1, signed_by, shards, tenure=tenure))
+    return encode_checkpoint(Checkpoint(0, "n1", 1, signed_by, shards, 1, tenure))
 
 
 class Replica:
@@ -76,7 +77,9 @@ def test_it_counts_the_offsets_that_the_newest_checkpoint_names_as_lost() -> Non
     assert replica.follower.lost_offsets == 0
     lost = (Lost(3, 5, 9), Lost(20, 20, 31))
     shard = ShardCheckpoint("id", Cursor((5, 5), 40), CONTRACTS, lost=lost)
-    replica.hears(encode_checkpoint(Checkpoint(0, "n1", 1, "mine", {"topic": shard})))
+    replica.hears(
+        encode_checkpoint(Checkpoint(0, "n1", 1, "mine", {"topic": shard}, 1, OLD_TENURE))
+    )
     assert replica.follower.lost_offsets == 6 + 11
 
 

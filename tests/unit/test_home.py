@@ -19,10 +19,7 @@ from delayservice.contract.codes import (
     TOO_LARGE,
 )
 from delayservice.contract.contracts import (
-    HOMES_VERSION,
-    TARGETS_BY_SETTINGS_VERSION,
     Contract,
-    ContractError,
     Contracts,
 )
 from delayservice.contract.entry import (
@@ -61,7 +58,7 @@ PARTITIONS = 2
 NOW_MS = 5_000_000
 WINDOW_MS = 1_000_000
 ROUTES = Routes("letters", "outcomes", SECRET, WINDOW_MS, 0, (), cron_time, allowlist=any_target)
-HOMES = Contracts([(0, Contract(HOMES_VERSION, id_partitions=PARTITIONS))])
+HOMES = Contracts([(0, Contract(id_partitions=PARTITIONS))])
 
 ID = next(b"%d" % n for n in range(100) if partition_for(b"%d" % n, PARTITIONS) == 0)
 """At home in partition 0; users write to partition 1."""
@@ -101,7 +98,7 @@ class Partition:
         self.targets = KnownTargets(dict(self.blocked))
         self.verdicts = Verdicts()
         settler = Settler(TOPIC, self.number, ROUTES, self.verdicts, targets=self.targets)
-        settler.contracts = self.contracts
+        settler.requeuer.contracts = self.contracts
         self.reader = RecordReader(TOPIC, self.number, self.contracts, [SECRET])
         self.shard = Shard(settler, 0)
         self.shard.take_over(Cursor(), [], 0)
@@ -193,8 +190,8 @@ def test_what_came_home_is_never_sent_on_whatever_its_partition_says() -> None:
     away = Partition(1)
     away.write(schedule())
     sent = away.settle()
-    other = Contracts([(0, Contract(HOMES_VERSION, id_partitions=97))])
-    off = Contracts([(0, Contract(TARGETS_BY_SETTINGS_VERSION))])
+    other = Contracts([(0, Contract(id_partitions=97))])
+    off = Contracts([(0, Contract())])
     for contracts in (other, off):
         assert Partition(0, contracts).read(sent[0][5])[1] == SCHEDULE
 
@@ -221,13 +218,6 @@ def test_an_envelope_is_worth_nothing_elsewhere_or_changed() -> None:
         assert reader.has_refused
 
 
-def test_before_ids_have_homes_a_header_of_that_name_is_the_user_s_own() -> None:
-    before = Contracts([(0, Contract(TARGETS_BY_SETTINGS_VERSION))])
-    entry = Partition(1, before).read([*schedule(), ("delay-home", b"mine")])
-    assert entry[1] == SCHEDULE
-    assert ("delay-home", b"mine") in entry[4][4]
-
-
 def test_what_is_invalid_is_not_sent_home_and_what_turns_out_so_there_names_its_source() -> None:
     assert Partition(1).read([*schedule(), ("delay-at", b"x")])[1] == INVALID
     away = Partition(1)
@@ -244,7 +234,7 @@ def test_what_is_invalid_is_not_sent_home_and_what_turns_out_so_there_names_its_
 
 def test_it_settles_first_what_is_pending_where_it_lies() -> None:
     """What was pending before ids had homes is found from there only."""
-    began = Contracts([(0, Contract(TARGETS_BY_SETTINGS_VERSION)), (1, HOMES.at(0))])
+    began = Contracts([(0, Contract()), (1, HOMES.at(0))])
     replaced = Partition(1, began)
     replaced.write(schedule())
     replaced.write(schedule())
@@ -392,19 +382,16 @@ def test_nothing_is_in_flight_if_the_record_that_takes_it_along_has_to_wait() ->
 
 def test_a_contract_never_gives_ids_other_homes() -> None:
     for wanted in (0, 4):
-        contract = Contract(HOMES_VERSION, id_partitions=wanted, max_delay_ms=7)
+        contract = Contract(id_partitions=wanted, max_delay_ms=7)
         for end in (0, 10):
             extended = HOMES.extended(end, contract)
             assert extended.at(OFFSET_MAX).id_partitions == PARTITIONS
             assert extended.at(OFFSET_MAX).max_delay_ms == 7
-    assert HOMES.extended(10, Contract(TARGETS_BY_SETTINGS_VERSION)) == HOMES
-    with pytest.raises(ContractError, match="version 4 has no id_partitions"):
-        Contract(TARGETS_BY_SETTINGS_VERSION, id_partitions=2)
 
 
 @pytest.mark.parametrize("op", [b"cancel", b"fire", b"schedule", b"other", None])
 @pytest.mark.parametrize("record_id", [b"a", b"", None, b"x" * 513])
-@pytest.mark.parametrize("contract", [Contract(), HOMES.at(0), Contract(1), Contract(level_ms=9)])
+@pytest.mark.parametrize("contract", [Contract(), HOMES.at(0), Contract(level_ms=9)])
 def test_a_plain_control_is_read_as_one_that_says_the_same_twice(
     op: bytes | None, record_id: bytes | None, contract: Contract
 ) -> None:
@@ -425,7 +412,7 @@ def test_a_plain_control_is_read_as_one_that_says_the_same_twice(
 def test_both_ways_of_reading_agree_on_what_is_at_home(
     identity: bytes, partition: int, *, is_plain: bool
 ) -> None:
-    contracts = Contracts([(0, Contract(HOMES_VERSION, id_partitions=4))])
+    contracts = Contracts([(0, Contract(id_partitions=4))])
     reader = RecordReader(TOPIC, partition, contracts, [SECRET])
     headers = schedule(delay_id=identity)
     headers += [] if is_plain else [("delay-expires-at", b"9000000")]

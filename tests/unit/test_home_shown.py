@@ -14,7 +14,7 @@ from delayservice.admin.models import Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.commands import pending, send
 from delayservice.config.settings import load
-from delayservice.contract.contracts import HOMES_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import HOMEBOUND
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
@@ -26,7 +26,7 @@ TOPIC = "delay_topic_any"
 NOW_MS = 1_800_000_000_000
 FAR = next(b"%d" % n for n in range(100) if partition_for(b"%d" % n, 2) == 1)
 """At home in partition 1; users write to partition 0."""
-CONTRACT = Contract(HOMES_VERSION, id_partitions=2)
+CONTRACT = Contract(id_partitions=2)
 HEADERS = [("delay-after", b"60000"), ("delay-target-topic", b"orders"), ("delay-id", FAR)]
 WAITS = replace(
     ROW,

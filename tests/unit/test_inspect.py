@@ -15,6 +15,7 @@ from delayservice.cli import app
 from delayservice.commands.stored import safe_text
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Frame, Store
+from delayservice.store.folder import version_text
 from tests.unit import stored_folders as stored
 
 both_kinds = pytest.mark.parametrize("kind", ["wheel", "rocksdb"])
@@ -147,12 +148,12 @@ def test_a_store_of_another_format_is_named_and_the_others_are_shown(
 ) -> None:
     old = stored.shard_path(tmp_path, kind).with_name("4")
     old.mkdir()
-    (old / "VERSION").write_text(f"{kind} 1\n")
+    (old / "VERSION").write_bytes(version_text(kind, 0))
     done = inspect(tmp_path, "--json")
     assert done.exit_code == 1
     whole, refused = json.loads(done.stdout)["shards"]
     assert whole["records"] == 600
-    assert "format 1" in refused["error"]
+    assert "format 0" in refused["error"]
     assert "rebuilds it from Kafka" in refused["error"]
 
 

@@ -24,8 +24,8 @@ from tests.wheels import LoneStore
 
 START_MS = 1_700_000_000_000
 SHORT_MS, LONG_MS, DELAY_MS = 10_000, 60_000, 30_000
-SHORT, LONG = (Contract(roll_window_ms=ms, allow=("orders",)) for ms in (SHORT_MS, LONG_MS))
-OTHER = Contract(roll_window_ms=LONG_MS, allow=("orders", "mails"))
+SHORT, LONG = (Contract(roll_window_ms=ms) for ms in (SHORT_MS, LONG_MS))
+OTHER = Contract(roll_window_ms=LONG_MS, max_delay_ms=LONG_MS)
 
 MakeStore = Callable[[], Store]
 
@@ -289,4 +289,4 @@ def test_what_is_no_label_is_an_error(data: bytes) -> None:
 def test_a_label_with_a_contract_of_a_later_version_is_an_error() -> None:
     label = Label(PLAIN, frozenset(), has_refused=False).encode()
     with pytest.raises(ContractError, match="upgrade this node"):
-        Label.decode(label.replace(b'"version":2', b'"version":9'))
+        Label.decode(label.replace(b'"version":1', b'"version":9'))

@@ -79,7 +79,7 @@ def log() -> Log:
 
 def opened(store: Store, log: Log) -> Lane:
     lane = lane_of(store, log, routes_of(WINDOW_MS, 1_000))
-    lane.adopt(Contracts([(0, Contract(roll_window_ms=WINDOW_MS, allow=("orders",)))]))
+    lane.adopt(Contracts([(0, Contract(roll_window_ms=WINDOW_MS))]))
     lane.follow(Cursor())
     return lane
 

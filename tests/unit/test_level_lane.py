@@ -18,12 +18,12 @@ from delayservice.engine.outcome import PARKED, Output
 from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.slices.level_lane import FetchAhead, LevelLane
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC = "delay_topic_1"
 NOW_MS = 1_800_000_000_000
 LEVEL_MS = 5_000
-LEVEL = Contracts([(0, Contract(level_ms=LEVEL_MS, allow=("orders",)))])
+LEVEL = Contracts([(0, Contract(level_ms=LEVEL_MS))])
 AHEAD = FetchAhead(records=10, bytes=100_000)
 OLD, NEW, MARKER = 3, 5, -2
 """Leader epochs."""
@@ -56,7 +56,16 @@ class Stage:
 
     def __init__(self, contracts: Contracts = LEVEL, park_topic: str | None = None) -> None:
         self.log = Log()
-        routes = Routes("dead", "outcomes", b"secret", 60_000, 0, (1_000,), cast("Any", None))
+        routes = Routes(
+            "dead",
+            "outcomes",
+            b"secret",
+            60_000,
+            0,
+            (1_000,),
+            cast("Any", None),
+            allowlist=any_target,
+        )
         self.targets = KnownTargets()
         self.lane = LevelLane(
             *(TOPIC, 0, "id"),
@@ -218,7 +227,7 @@ def test_an_owner_whose_log_moved_under_it_goes_on_with_what_there_is() -> None:
 def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
     """Records below H may be pending in a store that this lane does not have."""
     stage = Stage()
-    precise = Contract(allow=("orders",))
+    precise = Contract()
     stage.lane.adopt(Contracts([(0, precise), (60, LEVEL.at(0))]))
     cursor = Cursor((NOW_MS, 7), 60)
     with structlog.testing.capture_logs() as logs:

@@ -26,7 +26,7 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC = "delay_topic_1"
 ANY = "delay_topic_any"
@@ -34,7 +34,7 @@ NOW_MS = 1_800_000_000_000
 LEVEL_MS = 5_000
 SECRET = b"a secret of the cluster"
 TO_ORDERS: Headers = [("delay-target-topic", b"orders")]
-LEVEL = Contract(level_ms=LEVEL_MS, allow=("orders", "mails"))
+LEVEL = Contract(level_ms=LEVEL_MS)
 BLOCKED = ("target-unknown", "not there")
 
 
@@ -48,13 +48,22 @@ class Owned:
     def __init__(
         self, *contracts: tuple[int, Contract], records_max: int = 100, bytes_max: int = 10_000
     ) -> None:
-        routes = Routes("dead", "outcomes", SECRET, 60_000, 0, (1_000, 2_000), cast("Any", None))
+        routes = Routes(
+            "dead",
+            "outcomes",
+            SECRET,
+            60_000,
+            0,
+            (1_000, 2_000),
+            cast("Any", None),
+            allowlist=any_target,
+        )
         read_by = Contracts(contracts or [(0, LEVEL)])
         self.verdicts = Verdicts()
         self.targets = KnownTargets()
         self.settler = Settler(TOPIC, 0, routes, self.verdicts, targets=self.targets)
         self.settler.requeuer.topic = ANY
-        self.settler.contracts = read_by
+        self.settler.requeuer.contracts = read_by
         self.reader = RecordReader(TOPIC, 0, read_by, (SECRET,))
         records = LevelRecords(self.reader, read_by, self.settler)
         self.shard = LevelShard(records_max, bytes_max)
@@ -148,18 +157,11 @@ def test_it_is_full_by_number_or_size_and_has_room_again_below_half() -> None:
 
 
 def test_a_changed_delay_holds_for_what_was_written_from_then_on() -> None:
-    owned = Owned((0, LEVEL), (2, Contract(level_ms=1_000, allow=("orders",))))
+    owned = Owned((0, LEVEL), (2, Contract(level_ms=1_000)))
     owned.take(*(row(offset) for offset in range(4)))
     assert owned.settle(NOW_MS + 1_000) == []
     outputs = owned.settle(NOW_MS + LEVEL_MS)
     assert [output[6] - NOW_MS for output in outputs] == [5_000, 5_000, 1_000, 1_000]
-
-
-def test_a_target_that_is_allowed_no_longer_is_not_remembered() -> None:
-    owned = Owned((0, LEVEL), (2, Contract(level_ms=LEVEL_MS, allow=("mails",))))
-    owned.take(*(row(offset) for offset in range(3)))
-    kinds = [output[0] for output in owned.settle(NOW_MS + LEVEL_MS)]
-    assert kinds == [outcome.DELIVERED, outcome.DELIVERED, outcome.DEAD_LETTERED]
 
 
 def test_with_a_default_target_no_header_is_needed() -> None:

@@ -40,7 +40,7 @@ class Log(QuietSource):
         self.seeks: list[tuple[int, LastRead]] = []
         store = store or MemoryStore()
         self.lane = lane_of(store, self, routes_of())
-        self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
+        self.lane.adopt(Contracts([(0, Contract())]))
 
     def seek(self, _place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         self.seeks.append((offset, last_read))

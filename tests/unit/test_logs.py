@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import structlog
@@ -16,7 +15,6 @@ from delayservice.config.settings import LogSettings
 from delayservice.process import logs
 from delayservice.process.log_hints import HINTS
 
-NAMES = Path(__file__).with_name("names.json")
 SECRET = "hunter22"  # noqa: S105 (an example)
 
 
@@ -53,10 +51,6 @@ def test_an_event_is_explained_unless_its_line_is() -> None:
     structlog.get_logger("lane").info("caught_up", slice=1)
     structlog.get_logger("lane").info("caught_up", hint="at last")
     assert [line["hint"] for line in lines(stream)] == [HINTS["caught_up"], "at last"]
-
-
-def test_every_explained_event_exists() -> None:
-    assert set(HINTS) <= set(json.loads(NAMES.read_text("utf-8"))["log events"])
 
 
 def test_librdkafka_and_kazoo_go_the_same_way_from_any_thread() -> None:

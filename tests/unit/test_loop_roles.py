@@ -109,7 +109,7 @@ def test_nothing_is_taken_over_before_the_claim_is_committed_and_nothing_served_
 
 def test_nobody_is_fenced_without_the_ensembles_word() -> None:
     stage = Stage(3)
-    stage.sink.claims.append((b"3:other", encode_word(3, "other", "n2", CLAIM)))
+    stage.sink.claims.append((b"3:other", encode_word(3, "other", "n2", CLAIM, 0)))
     stage.heritage.denies = {3}
     stage.gate.says(Role.OWNER, [3])
     stage.step(10, 10)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from delayservice.contract.contracts import CONTRACT_VERSION
 from ha.notes import (
-    UNADVERTISED_VERSION,
     LifeNote,
     NodeNote,
     OwnerNote,
@@ -46,12 +44,6 @@ def test_what_is_no_note_is_none(data: bytes, kind: type[OwnerNote | NodeNote]) 
 def test_a_note_of_a_later_version_is_read_without_what_is_new() -> None:
     data = b'{"node_id": "a", "instance": "a1", "worker": 0, "epoch": 3, "news": [1]}'
     assert decode(data, OwnerNote) == OwnerNote("a", "a1", 0, 3)
-
-
-def test_a_node_that_does_not_advertise_a_contract_version_knows_the_last_before_that() -> None:
-    note = decode(b'{"node_id": "a", "instance": "a1", "workers": 2}', NodeNote)
-    assert note is not None
-    assert note.contract_version == UNADVERTISED_VERSION == 3 <= CONTRACT_VERSION
 
 
 def test_a_worker_is_found_by_its_name() -> None:

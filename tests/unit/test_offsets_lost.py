@@ -38,7 +38,7 @@ PLACE = (TOPIC, 0)
 WRITTEN_MS = 1_700_000_000_000
 DUE_MS = WRITTEN_MS + 1_000
 ROUTES = routes_of(3_600_000, 5_000_000)
-CONTRACTS = Contracts([(0, Contract(allow=("*",)))])
+CONTRACTS = Contracts([(0, Contract())])
 
 MakeStore = Callable[[], Store]
 
@@ -351,7 +351,7 @@ def test_a_parked_record_waits_no_longer_than_the_log_keeps_it() -> None:
             return None if target == PLACE else ("target-unknown", "not there")
 
     settler = Settler(*PLACE, ROUTES, Verdicts(), cast("Any", Down()))
-    settler.contracts = CONTRACTS
+    settler.requeuer.contracts = CONTRACTS
     reader = RecordReader(*PLACE, CONTRACTS, (b"secret",))
     ((_, _, key_ms, _, payload, _),) = reader.read_batch([schedule(0)])
     output = settler.settle(0, key_ms, payload, DUE_MS, 1)

@@ -25,7 +25,7 @@ def test_a_step_that_the_table_does_not_have_raises(step: Step) -> None:
     known = {
         Step.CLAIM: {Phase.REPLICA},
         Step.WITHDRAW: {Phase.CLAIMING},
-        Step.FENCE: {Phase.CLAIMING, Phase.TAKEN},
+        Step.FENCE: {Phase.CLAIMING},
         Step.TAKE: {Phase.TAKING},
         Step.SERVE: {Phase.TAKEN},
         Step.JOIN: OWNED,

@@ -336,7 +336,7 @@ def test_a_level_topic_sends_its_copies_to_the_precise_one_and_without_one_knows
             KnownTargets(),
             limited(1),
         )
-        lane.adopt(Contracts([(0, Contract(level_ms=1_000, allow=("orders",)))]))
+        lane.adopt(Contracts([(0, Contract(level_ms=1_000))]))
         lane.take_over(Cursor(), Bounds(0, 10))
         headers: Headers = [("delay-target-topic", b"orders")]
         rows: list[Row] = [(n, NOW_MS - 1_000, None, b"%d" % n, headers) for n in range(10)]

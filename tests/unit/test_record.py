@@ -10,7 +10,7 @@ import pytest
 
 from delayservice.contract import names
 from delayservice.contract.codes import EXPLANATIONS
-from delayservice.contract.contracts import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import (
     CANCEL,
     FIRE,
@@ -30,8 +30,6 @@ IN_FIVE_SECONDS = (names.DELAY_AFTER, b"5000")
 
 
 def reader(**parameters: Any) -> RecordReader:  # any parameter of Contract
-    if parameters.get("version", 1) < TARGETS_BY_SETTINGS_VERSION:
-        parameters = {"allow": ("orders*",), **parameters}
     contract = Contract(**{"roll_window_ms": ROLL_MS, **parameters})
     return RecordReader("delay_topic_any", 3, Contracts([(0, contract)]), [b"secret"])
 
@@ -274,15 +272,6 @@ def test_delay_window_ms_is_milliseconds_and_one() -> None:
     assert code(read(TARGET, IN_FIVE_SECONDS, *two)) == "time-ambiguous"
 
 
-def test_what_came_later_changes_no_record_that_was_read_before() -> None:
-    """Rule 2: a contract of version 1 is followed as version 1 was."""
-    first: dict[str, Any] = {"version": 1}
-    window = (names.DELAY_WINDOW_MS, b"60000")
-    assert due_ms(read(TARGET, IN_FIVE_SECONDS, window, **first)) == WRITTEN_MS + 5_000
-    assert code(read(TARGET, (names.DELAY_EVERY, b"5000"), **first)) == "cron-invalid"
-    assert code(read((names.DELAY_OP, b"fire"), (names.DELAY_ID, b"a"), **first)) == "op-invalid"
-
-
 # --- targets -----------------------------------------------------------------------------------
 
 
@@ -297,21 +286,11 @@ def test_no_target_is_target_missing_unless_there_is_a_default() -> None:
 )
 def test_what_is_no_topic_name_is_target_invalid(topic: bytes | None) -> None:
     target = (names.DELAY_TARGET_TOPIC, topic)
-    assert code(read(target, IN_FIVE_SECONDS, allow=("*",))) == "target-invalid"
-
-
-@pytest.mark.parametrize("topic", [b"payments", b"my-orders", b"Orders", b"order"])
-def test_a_target_that_no_pattern_matches_as_a_whole_is_denied(topic: bytes) -> None:
-    assert code(read((names.DELAY_TARGET_TOPIC, topic), IN_FIVE_SECONDS)) == "target-denied"
-
-
-def test_without_patterns_every_target_but_the_default_is_denied() -> None:
-    assert code(read(TARGET, IN_FIVE_SECONDS, allow=())) == "target-denied"
-    assert read(TARGET, IN_FIVE_SECONDS, allow=(), default_target="orders")[1] == SCHEDULE
+    assert code(read(target, IN_FIVE_SECONDS)) == "target-invalid"
 
 
 def test_a_delay_topic_of_another_name_is_never_its_own_target() -> None:
-    contracts = Contracts([(0, Contract(allow=("*",)))])
+    contracts = Contracts([(0, Contract())])
     headers = [(names.DELAY_TARGET_TOPIC, b"later"), IN_FIVE_SECONDS]
     entry = RecordReader("later", 0, contracts, []).read(0, WRITTEN_MS, None, b"", list(headers))
     assert code(entry) == "target-denied"
@@ -430,8 +409,8 @@ def test_a_record_whose_headers_cannot_be_read_is_header_invalid() -> None:
 
 
 def test_each_record_is_read_by_the_contract_of_its_offset_in_any_order() -> None:
-    first = Contract(allow=("orders",), max_delay_ms=4_999)
-    contracts = Contracts([(0, first)]).extended(10, Contract(allow=("orders",)))
+    first = Contract(max_delay_ms=4_999)
+    contracts = Contracts([(0, first)]).extended(10, Contract())
     shard = RecordReader("delay_topic_any", 0, contracts, [])
     kinds = [
         shard.read(offset, WRITTEN_MS, None, b"", [TARGET, IN_FIVE_SECONDS])[1]
@@ -441,11 +420,11 @@ def test_each_record_is_read_by_the_contract_of_its_offset_in_any_order() -> Non
 
 
 def test_an_adopted_contract_holds_from_its_offset_on() -> None:
-    contracts = Contracts([(0, Contract(allow=("orders",)))])
+    contracts = Contracts([(0, Contract())])
     shard = RecordReader("delay_topic_any", 0, contracts, [])
     headers: Headers = [TARGET, IN_FIVE_SECONDS]
     assert shard.read(5, WRITTEN_MS, None, b"", headers)[1] == SCHEDULE
-    shard.adopt(contracts.extended(5, Contract()))
+    shard.adopt(contracts.extended(5, Contract(max_delay_ms=4_999)))
     assert shard.read(5, WRITTEN_MS, None, b"", headers)[1] == INVALID
     assert shard.read(4, WRITTEN_MS, None, b"", headers)[1] == SCHEDULE
 

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from delayservice.contract.contracts import CONTRACT_VERSION, Contract, ContractError, Contracts
+from delayservice.contract.contracts import (
+    CONTRACT_VERSION,
+    PARAMETERS,
+    Contract,
+    ContractError,
+    Contracts,
+)
 
 A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
 
@@ -29,9 +35,6 @@ A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
         {"default_target": "a/b"},
         {"default_target": "delay_topic_any"},
         {"default_target": "__x"},
-        {"default_target": "mine", "reserved": ("mine",)},
-        {"version": 4, "allow": ("*",)},
-        {"version": 4, "reserved": ("mine",)},
     ],
 )
 def test_a_contract_out_of_bounds_is_refused(parameters: dict[str, Any]) -> None:
@@ -40,24 +43,16 @@ def test_a_contract_out_of_bounds_is_refused(parameters: dict[str, Any]) -> None
 
 
 def test_a_contract_survives_json() -> None:
-    contract = Contract(allow=("a*", "b"), reserved=("c",), default_target="d", clamp=True)
+    contract = Contract(default_target="d", clamp=True)
     assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": CONTRACT_VERSION + 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}]
+    "change", [{"version": CONTRACT_VERSION + 1}, {"new": 1}, {"clamp": 1}, {"max_delay_ms": "1"}]
 )
 def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
         Contract.from_json({**Contract().to_json(), **change})
-
-
-def test_a_contract_of_version_4_says_nothing_of_what_is_allowed() -> None:
-    data = Contract(version=4, default_target="orders").to_json()
-    assert data.keys().isdisjoint({"allow", "reserved"})
-    assert Contract.from_json(data) == Contract(version=4, default_target="orders")
-    with pytest.raises(ContractError, match="allow"):
-        Contract.from_json({**data, "allow": []})
 
 
 def test_an_unknown_version_is_named_even_with_unknown_parameters() -> None:
@@ -67,14 +62,23 @@ def test_an_unknown_version_is_named_even_with_unknown_parameters() -> None:
         Contract.from_json({**Contract().to_json(), "version": CONTRACT_VERSION + 1, "new": 1})
 
 
-def test_a_contract_of_the_first_version_stays_what_it_was() -> None:
-    first = Contract(version=1, max_delay_ms=7)
-    data = first.to_json()
-    assert "roll_spread_ms" not in data
-    assert "level_ms" not in data
-    assert Contract.from_json(data) == first != Contract(max_delay_ms=7)
-    with pytest.raises(ContractError, match="level_ms"):
-        Contract.from_json({**data, "level_ms": 5})
+def test_a_version_that_adds_a_parameter_is_refused_until_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added: dict[str, Any] = {"id_partitions": 3}
+    known = PARAMETERS[1]
+    monkeypatch.setitem(PARAMETERS, 1, known - added.keys())
+    monkeypatch.setitem(PARAMETERS, 2, known)
+    before, after = Contract(1), Contract(2, **added)
+    assert before.to_json().keys().isdisjoint(added)
+    for contract in (before, after):
+        assert Contract.from_json(contract.to_json()) == contract
+    with pytest.raises(ContractError, match="version 1 differs in: id_partitions"):
+        Contract.from_json({**before.to_json(), **added})
+    data = after.to_json()
+    monkeypatch.delitem(PARAMETERS, 2)
+    with pytest.raises(ContractError, match=r"version 2 is unknown.*upgrade this node"):
+        Contract.from_json(data)
 
 
 @pytest.mark.parametrize("data", [None, 1, [], "x", {}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayservice.contract.codes import OP_INVALID, TARGET_DENIED, TIME_AMBIGUOUS, TIME_INVALID
-from delayservice.contract.contracts import TARGETS_BY_SETTINGS_VERSION, Contract, Contracts
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import INVALID, SCHEDULE, Entry, Headers
 from delayservice.contract.record import RecordReader
 
@@ -13,11 +13,8 @@ WRITTEN_MS = 1_800_000_000_000
 TARGET: Headers = [("delay-target-topic", b"orders")]
 
 
-def read(
-    headers: Headers, value: bytes | None = b"v", written_ms: int = WRITTEN_MS, version: int = 2
-) -> Entry:
-    allow = ("orders",) if version < TARGETS_BY_SETTINGS_VERSION else ()
-    contract = Contract(level_ms=5_000, allow=allow, version=version)
+def read(headers: Headers, value: bytes | None = b"v", written_ms: int = WRITTEN_MS) -> Entry:
+    contract = Contract(level_ms=5_000)
     reader = RecordReader("delay_topic_1", 0, Contracts([(0, contract)]), ())
     reader.read(0, WRITTEN_MS, None, b"v", TARGET)  # the target has been seen
     return reader.read(7, written_ms, b"key", value, headers)
@@ -27,9 +24,6 @@ def read(
     "headers",
     [
         [],
-        [("delay-at", b"1")],
-        [("delay-after", b"1")],
-        [("delay-after", b"nonsense")],
         [("DELAY", b"3")],
         [("DELAY", b"3"), ("UNIQ_KEY", b"AC11")],
     ],
@@ -60,13 +54,13 @@ def test_nothing_is_picked_out_of_it_again(headers: Headers) -> None:
 
 
 @pytest.mark.parametrize("name", ["delay-at", "delay-after"])
-def test_a_time_on_it_is_a_letter_and_not_ignored_from_version_4_on(name: str) -> None:
-    entry = read([*TARGET, (name, b"5000")], version=4)
+def test_a_time_on_it_is_a_letter_and_not_ignored(name: str) -> None:
+    entry = read([*TARGET, (name, b"5000")])
     assert entry[1] == INVALID
     assert entry[5][0] == TIME_AMBIGUOUS
     assert name in entry[5][1]
     assert "5000 ms" in entry[5][1]
-    assert read([*TARGET, ("DELAY", b"3")], version=4)[1] == SCHEDULE, "RocketMQ's are as before"
+    assert read([*TARGET, ("DELAY", b"3")])[1] == SCHEDULE, "RocketMQ's are ignored"
 
 
 def test_a_null_value_is_a_value() -> None:
@@ -75,6 +69,6 @@ def test_a_null_value_is_a_value() -> None:
 
 
 def test_the_rest_of_the_contract_holds() -> None:
-    assert read([("delay-target-topic", b"other")])[5][0] == TARGET_DENIED
+    assert read([("delay-target-topic", b"delay_other")])[5][0] == TARGET_DENIED
     assert read(TARGET, written_ms=-1)[5][0] == TIME_INVALID
     assert read([*TARGET, ("delay-expires-at", b"99")])[4][6] == (None, None, 1, 99)

@@ -16,7 +16,7 @@ CRON = ("delay-cron", b"0 9 * * MON-FRI")
 
 
 def read(*headers: tuple[str, bytes | None]) -> Entry:
-    contract = Contract(allow=("orders",), past_due="dead-letter")
+    contract = Contract(past_due="dead-letter")
     reader = RecordReader("delay_topic_any", 3, Contracts([(0, contract)]), [b"secret"])
     said: Headers = [("own", b"1"), ("delay-target-topic", b"orders"), *headers]
     return reader.read(7, WRITTEN_MS, b"key", b"v", said)

@@ -6,13 +6,7 @@ import pytest
 
 from delayservice.config.contract import allowlist_for, contract_for
 from delayservice.config.settings import Settings
-from delayservice.contract.contracts import (
-    CONTRACT_VERSION,
-    PATTERNS_VERSION,
-    Contract,
-    ContractError,
-)
-from delayservice.contract.targets import Allowlist
+from delayservice.contract.contracts import Contract
 
 OWN = [
     "checkpoint",
@@ -32,17 +26,11 @@ NAMED = Settings.model_validate(
 )
 
 
-def allowlists(settings: Settings, topic: str) -> list[Allowlist]:
-    """What judges targets at settling, and what judges them at reading by an older contract."""
-    older = contract_for(settings, topic, PATTERNS_VERSION)
-    return [allowlist_for(settings, topic), Allowlist.of_contract(older, topic)]
-
-
 @pytest.mark.parametrize("name", OWN)
 def test_every_own_topic_is_reserved(name: str) -> None:
-    for allowlist in allowlists(NAMED, "delay_topic_any"):
-        assert "reserved" in (allowlist.denial(f"my_{name}") or "")
-        assert allowlist.denial("my_orders") is None
+    allowlist = allowlist_for(NAMED, "delay_topic_any")
+    assert "reserved" in (allowlist.denial(f"my_{name}") or "")
+    assert allowlist.denial("my_orders") is None
 
 
 def test_the_claims_topic_is_reserved_under_its_default_name() -> None:
@@ -52,8 +40,6 @@ def test_the_claims_topic_is_reserved_under_its_default_name() -> None:
 
 def test_the_list_above_is_complete() -> None:
     assert sorted(NAMED.topics.own) == sorted(f"my_{name}" for name in OWN)
-    older = contract_for(NAMED, "delay_topic_any", PATTERNS_VERSION)
-    assert older.reserved == NAMED.topics.own
 
 
 RENAMED = Settings.model_validate(
@@ -67,36 +53,9 @@ RENAMED = Settings.model_validate(
 
 @pytest.mark.parametrize("topic", ["later", "much_later", "wait_anything", "pause_1"])
 def test_no_delay_topic_is_a_target_whatever_its_name(topic: str) -> None:
-    for allowlist in allowlists(RENAMED, "later"):
-        assert "reserved" in (allowlist.denial(topic) or "")
-        assert allowlist.denial("waiting") is None
-
-
-def test_a_node_that_reads_no_patterns_refuses_a_contract_that_has_some() -> None:
-    assert contract_for(RENAMED, "later", 3).version == 3
-    names = Settings.model_validate({"topics": {"delay": ["later"]}})
-    assert contract_for(names, "later", 3).version == 2
-    assert "later" in contract_for(names, "later", 3).reserved
-
-
-def test_a_pattern_is_left_out_where_a_node_knows_names_only() -> None:
-    contract = contract_for(RENAMED, "later", 2)
-    assert contract.version == 2
-    assert "later" in contract.reserved
-    assert "wait_*" not in contract.reserved
-
-
-def test_a_default_target_that_is_a_delay_topic_is_refused() -> None:
-    given = RENAMED.model_dump() | {"targets": {"default": {"default_target": "wait_a_moment"}}}
-    with pytest.raises(ContractError, match="reserved"):
-        contract_for(Settings.model_validate(given), "later")
-
-
-def test_contracts_without_patterns_are_what_they_were() -> None:
-    """Else every node would write a new contract at its next take-over while an old one lives."""
-    contract = contract_for(Settings(), "delay_topic_any", 3)
-    assert contract.version == 2
-    assert contract.reserved == Settings().topics.own
+    allowlist = allowlist_for(RENAMED, "later")
+    assert "reserved" in (allowlist.denial(topic) or "")
+    assert allowlist.denial("waiting") is None
 
 
 def test_what_is_allowed_changes_no_contract() -> None:
@@ -107,7 +66,7 @@ def test_what_is_allowed_changes_no_contract() -> None:
     contracts = {
         contract_for(Settings.model_validate(given), "delay_topic_any") for given in ({}, changed)
     }
-    assert contracts == {Contract(CONTRACT_VERSION, roll_spread_ms=Settings().roll_spread_ms)}
+    assert contracts == {Contract(roll_spread_ms=Settings().roll_spread_ms)}
 
 
 def test_a_default_target_is_allowed_without_a_pattern() -> None:

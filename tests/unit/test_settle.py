@@ -194,7 +194,7 @@ def test_a_rolled_record_waits_no_longer_than_any_contract_says_that_may_apply_t
     """Settings of 10 s were never a contract of the record that is appended, or will not be."""
     rolling = settler()
     entries = [(0, 90_000), (5, 4_000), (9, 60_000)]
-    rolling.contracts = Contracts([(n, Contract(roll_window_ms=ms)) for n, ms in entries])
+    rolling.requeuer.contracts = Contracts([(n, Contract(roll_window_ms=ms)) for n, ms in entries])
     for offset, window_ms in ((7, 4_000), (20, ROUTES.roll_window_ms)):
         rolled = some(rolling.settle(offset, NOW_MS - 1, payload(NOW_MS + 70_000), NOW_MS, 8))
         fields = json.loads(dict(rolled[5])["delay-copy"] or b"")

@@ -131,7 +131,7 @@ def test_a_copy_in_flight_is_found_by_its_id(
 
 TOPIC = "delay_topic_any"
 NOW_MS = 1_900_000_000_000
-WIDE = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (), cron_time)
+WIDE = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (), cron_time, allowlist=any_target)
 
 
 class Walked:
@@ -141,7 +141,7 @@ class Walked:
         self.log = Logs()
         self.targets = KnownTargets()
         self.lane = Lane(TOPIC, 0, "id", MemoryStore(), self.log, WIDE, targets=self.targets)
-        self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
+        self.lane.adopt(Contracts([(0, Contract())]))
         self.outputs: list[Output] = []
         self.staged: list[Output] = []
 

@@ -25,7 +25,7 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.contract.requeue import write_copy
 from tests.unit.spark_world import batch_of_records
 
-CONTRACTS = Contracts([(0, Contract(allow=("to_*",)))])
+CONTRACTS = Contracts([(0, Contract())])
 
 
 def batch_of(rows: list[Row], topic: str = "delay_topic_any", partition: int = 3) -> pa.RecordBatch:

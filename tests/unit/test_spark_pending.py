@@ -13,12 +13,12 @@ HOUR_MS = 3_600_000
 NOW_MS = 1_795_226_400_000
 CONTRACTS = Contracts(
     [
-        (0, Contract(version=2, allow=("to",), roll_window_ms=HOUR_MS)),
+        (0, Contract(roll_window_ms=HOUR_MS)),
         (
             50,
-            Contract(version=2, allow=("to",), roll_window_ms=9 * HOUR_MS, roll_spread_ms=HOUR_MS),
+            Contract(roll_window_ms=9 * HOUR_MS, roll_spread_ms=HOUR_MS),
         ),
-        (100, Contract(version=2, allow=("to",), roll_window_ms=2 * HOUR_MS)),
+        (100, Contract(roll_window_ms=2 * HOUR_MS)),
     ]
 )
 

@@ -14,7 +14,7 @@ from delayservice.base.errors import StoreError
 from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
-from delayservice.store.folder import ShardFolder
+from delayservice.store.folder import ShardFolder, version_text
 from delayservice.store.wheel.reading import ReadBounds
 from tests.rocks import LoneRocks
 
@@ -100,7 +100,7 @@ def test_what_is_no_store_is_refused_and_leaves_no_file(
         table.write_bytes(b"garbage")
     with pytest.raises(StoreError, match="can't read the store"):
         export_rocks(shard, target)
-    Path(shard.path, "VERSION").write_text("wheel 3\n")
+    Path(shard.path, "VERSION").write_bytes(version_text("wheel", 3))
     with pytest.raises(StoreError, match="holds 'wheel 3'"):
         export_rocks(shard, target)
     assert list(tmp_path.glob("out.parquet*")) == []

@@ -28,7 +28,7 @@ def test_a_burst_is_even() -> None:
 
 
 def test_records_of_one_moment_are_rolled_at_many() -> None:
-    contract = Contract(roll_window_ms=8 * HOUR_MS, roll_spread_ms=HOUR_MS, allow=("*",))
+    contract = Contract(roll_window_ms=8 * HOUR_MS, roll_spread_ms=HOUR_MS)
     reader = RecordReader("delay_topic_any", 0, Contracts([(0, contract)]), ())
     headers: Headers = [("delay-after", b"%d" % (10 * HOUR_MS)), ("delay-target-topic", b"orders")]
     long_headers: Headers = [*headers, ("delay-expires-at", b"%d" % 2**50)]
@@ -45,7 +45,7 @@ def test_records_of_one_moment_are_rolled_at_many() -> None:
 
 
 def test_what_is_due_within_the_window_keeps_its_time() -> None:
-    contract = Contract(roll_window_ms=8_000, roll_spread_ms=1_000, allow=("*",))
+    contract = Contract(roll_window_ms=8_000, roll_spread_ms=1_000)
     reader = RecordReader("delay_topic_any", 0, Contracts([(0, contract)]), ())
     for after_ms in (1, 6_999, 7_000):
         headers: Headers = [("delay-after", b"%d" % after_ms), ("delay-target-topic", b"orders")]

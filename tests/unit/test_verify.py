@@ -18,6 +18,7 @@ from delayservice.base.errors import SlotDamagedError
 from delayservice.cli import app
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Mark, Store
+from delayservice.store.folder import version_text
 from delayservice.store.ids import IDS_OPTIONS
 from delayservice.store.offline import find_shards, verify
 from delayservice.store.rocks import open_database, prefix_of, read_rows
@@ -379,7 +380,7 @@ def test_another_format_is_no_damage_but_can_not_be_checked(
     folder: Path, kind: str, change: int, said: str
 ) -> None:
     number = int((folder / "VERSION").read_text().split()[1])
-    (folder / "VERSION").write_text(f"{kind} {number + change}\n")
+    (folder / "VERSION").write_bytes(version_text(kind, number + change))
     found = verified(folder, 1)
     assert found["state"] == "unreadable"
     assert said in found["error"]
@@ -393,7 +394,7 @@ def test_damage_of_one_shard_outweighs_another_that_can_not_be_read(tmp_path: Pa
     stored.flip(stored.slot_files(tmp_path)[0], -1)
     other = stored.shard_path(tmp_path, "rocksdb")
     other.mkdir()
-    (other / "VERSION").write_text("rocksdb 99\n")
+    (other / "VERSION").write_bytes(version_text("rocksdb", 99))
     done = CliRunner().invoke(app, ["verify", str(tmp_path), "--json"])
     assert done.exit_code == 3
     states = {shard["state"] for shard in json.loads(done.stdout)["shards"]}

@@ -13,7 +13,7 @@ from delay_devtools.drill.replicas import flip_byte
 from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK, Frame, Mark
-from delayservice.store.folder import ShardFolder
+from delayservice.store.folder import ShardFolder, version_text
 from delayservice.store.offline import find_shards
 from delayservice.store.wheel import WheelOptions
 from delayservice.store.wheel.reading import (
@@ -226,7 +226,7 @@ def test_shards_are_found_from_every_folder_above_them(store: LoneStore, folder:
 
 def test_a_folder_of_another_kind_is_refused(store: LoneStore, folder: Path) -> None:
     three_hours(store)
-    (folder / "VERSION").write_text("rocksdb 2\n")
+    (folder / "VERSION").write_bytes(version_text("rocksdb", 2))
     with pytest.raises(StoreError, match="rocksdb 2"):
         load_state(the_shard(folder))
 

@@ -291,7 +291,9 @@ def decode(text: str) -> tuple[Cut, Evidence]:
     except msgspec.MsgspecError as exc:
         raise DelayServiceError(f"this is no cut of an archive: {exc}") from exc
     if found.v != VERSION:
-        raise DelayServiceError(f"the cut is of version {found.v}, and this reads {VERSION}")
+        raise DelayServiceError(
+            f"the cut is of version {found.v}, and this reads {VERSION}: upgrade it"
+        )
     spans = {log.place: Span(*log.span) for log in found.logs}
     places = {(shard.topic, shard.partition) for shard in found.shards}
     shards = tuple(

@@ -11,7 +11,6 @@ from connectors.spark.common.cut import Cut
 from connectors.spark.common.session import exit_status
 from connectors.spark.common.topics import Place
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.targets import Allowlist
 
@@ -41,10 +40,9 @@ class AuditOptions:
         checkpoint: the service's checkpoint topic.
         dead_letter: the service's dead-letter topic.
         outcomes: the service's outcome topic.
-        targets: target topics to read; empty: every topic that a contract or ``allow`` allows.
-        allow: target patterns of the nodes' settings, for records whose contract has no allowlist;
-            None: unknown, so every topic that no contract excludes is read. Deliveries to topics
-            that are not read can't be checked.
+        targets: target topics to read; empty: every topic that ``allow`` allows.
+        allow: target patterns of the nodes' settings; None: unknown, so every topic that may be a
+            target is read. Deliveries to topics that are not read can't be checked.
         all_topics: whether to read every topic of the cluster except Kafka's own, whether or not it
             is allowed as a target.
         never: further topics of the service that hold no outputs, to be left out.
@@ -83,8 +81,14 @@ class AuditOptions:
     ranges: tuple[OffsetRange, ...] = ()
     topic: str | None = None
 
-    def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return the topics to read besides the delay topics."""
+    def choose(self, topics: Collection[str]) -> set[str]:
+        """Return the topics to read besides the delay topics, chosen from all ``topics`` of the
+        cluster: the dead-letter topic, the outcome topic, and target topics as the options say.
+
+        Raises:
+            KafkaEdgeError: the dead-letter topic, the outcome topic, a named target or the topic
+                for results does not exist.
+        """
         needed = {self.dead_letter, self.outcomes, *self.targets}
         published = set() if self.topic is None else {self.topic}
         missing = sorted((needed | published) - set(topics))
@@ -97,14 +101,11 @@ class AuditOptions:
         never = {self.checkpoint, f"{self.checkpoint}_claims", self.topic, *self.never}
         if self.all_topics:
             return needed | {t for t in topics if not t.startswith("__") and t not in never}
-        return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
+        return needed if self.targets else needed | (self._allowed(topics) - never)
 
-    def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        rules = {contract for held in contracts for _, contract in held.entries()}
-        lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
-        if len(lists) < len(rules):
-            lists.append(Allowlist("", ["*"] if self.allow is None else self.allow))
-        return {t for t in topics if any(one.denial(t) is None for one in lists)}
+    def _allowed(self, topics: Collection[str]) -> set[str]:
+        allowlist = Allowlist("", ["*"] if self.allow is None else self.allow)
+        return {topic for topic in topics if allowlist.denial(topic) is None}
 
     @property
     def strictness(self) -> Strictness:
@@ -115,7 +116,7 @@ class AuditOptions:
 
 
 SAMPLE_ROWS: Final = 20
-VERSION: Final = 2
+VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)

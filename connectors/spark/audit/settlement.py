@@ -63,7 +63,15 @@ EXPIRY_MS: Final = 1_000
 
 # Codes of dead letters that any valid record may get when it is delivered.
 _AT_DELIVERY: Final = frozenset(
-    {TARGET_UNKNOWN, TARGET_UNAUTHORIZED, TARGET_REFUSED, TARGET_DOWN, SLOT_FULL, TOO_LARGE}
+    {
+        TARGET_DENIED,
+        TARGET_UNKNOWN,
+        TARGET_UNAUTHORIZED,
+        TARGET_REFUSED,
+        TARGET_DOWN,
+        SLOT_FULL,
+        TOO_LARGE,
+    }
 )
 # Codes of dead letters that a record may get while it is sent to its home.
 _ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
@@ -196,7 +204,7 @@ def _may_be_fired(source: SourceRow, rules: Rules) -> bool:
 
 def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     facts, told = source.facts, output.facts
-    expected = _codes(source, rules)
+    expected = _codes(source)
     if told.code not in expected:
         instead = f", which is {facts.code}" if facts.kind == INVALID else ""
         detail = f"{KIND_NAMES[facts.kind]}{instead} was dead-lettered as {told.code}"
@@ -232,15 +240,12 @@ def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator
         yield finding_of(ALTERED, source, output, rules, detail)
 
 
-def _codes(source: SourceRow, rules: Rules) -> Collection[str]:
+def _codes(source: SourceRow) -> Collection[str]:
     if source.facts.kind == INVALID:
         return {source.facts.code}
     if source.facts.kind in FOREIGN:
         return _ON_THE_WAY
     codes = set(_AT_DELIVERY)
-    # By a contract's allowlist, a denied target makes the record invalid.
-    if not rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
-        codes.add(TARGET_DENIED)
     if source.facts.recur:
         codes |= {CRON_INVALID, ZONE_INVALID}
     if source.facts.record_id is not None:

@@ -59,7 +59,7 @@ _BLOCK_BITS: Final = 15
 # Sizes as powers of 2: a bitmap of offsets has 2**15 bits, a byte 2**3.
 _BYTE_BITS: Final = 3
 
-VERSION: Final = 2
+VERSION: Final = 1
 KEY: Final = ["shard", "offset"]
 # Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
 # is at most the time until it is due.
@@ -186,8 +186,8 @@ class State:
             ) from exc
         if found.v != VERSION:
             raise DelayServiceError(
-                f"{path} is of version {found.v}, and this reads {VERSION}: go on with the "
-                "version that wrote it, or delete the folder to begin anew"
+                f"{path} is of version {found.v}, and this reads {VERSION}: upgrade "
+                "this Spark job, or delete the folder to begin anew"
             )
         return found
 

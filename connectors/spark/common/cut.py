@@ -230,9 +230,9 @@ class Cut:
         }
 
 
-Choose = Callable[[Collection[Contracts], Collection[str]], Collection[str]]
-"""Function from the contracts of all shards and the names of all topics of the cluster to the
-topics to read besides the delay topics."""
+Choose = Callable[[Collection[str]], Collection[str]]
+"""Function from the names of all topics of the cluster to the topics to read besides the delay
+topics."""
 
 
 def take_cut(
@@ -268,8 +268,7 @@ def take_cut(
     earlier = cluster.checkpoints(checkpoint, partitions)
     served = _served(earlier)
     topics = {*(topic for topic, _ in served), *expected} & partitions.keys()
-    contracts = [shard.contracts for shard in served.values()]
-    chosen = set(choose(contracts, partitions.keys())) & partitions.keys()
+    chosen = set(choose(partitions.keys())) & partitions.keys()
     taken_ms = time.time_ns() // 1_000_000
     # The delay topics last: they then hold every record that an output names.
     others, hidden = cluster.spans(_places(chosen - topics, partitions), open_wait_s)

@@ -30,18 +30,13 @@ from connectors.spark.ledger.facts import DELIVERED, OUTCOME, OUTCOME_KINDS, OUT
 from connectors.spark.ledger.rows import NO_SHARD, Ledger
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN
-from delayservice.contract.contracts import (
-    MAX_DELAY_MS_MAX,
-    PAST_DUE_DELIVER,
-    UNITS_VERSION,
-    Contract,
-)
+from delayservice.contract.contracts import MAX_DELAY_MS_MAX, PAST_DUE_DELIVER, Contract
 from delayservice.contract.draft import CANCEL_OP
 from delayservice.contract.entry import CANCEL, SCHEDULE
 from delayservice.contract.record import PLAIN_DIGITS_MAX
-from delayservice.contract.targets import Allowlist
-from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS
-from delayservice.contract.user_record import FIRE_SINCE, PARTITION_BY_KEY
+from delayservice.contract.times import DUE_STOP_MS, SURELY_MS
+from delayservice.contract.topic_names import is_reserved
+from delayservice.contract.user_record import PARTITION_BY_KEY
 
 _SPECIAL: Final = sorted(KNOWN | names.HOME_NAMES)
 # Headers of the service that have a meaning in records that this module reads.
@@ -112,17 +107,11 @@ def _kind_of_source(targets: Sequence[str]) -> Column:
         & sf.col("told_ms").isNotNull()
         & sf.col("target").isin(*targets)
         & sf.col("timestamp_ms").between(0, MAX_DELAY_MS_MAX - 1)
-        & ((sf.col("due_ms") >= sf.col("surely_ms")) | (sf.col("since_ms") > 0))
+        & ((sf.col("due_ms") >= SURELY_MS) | (sf.col("since_ms") > 0))
         & (sf.col("due_ms") - sf.col("timestamp_ms")).between(sf.col("min_ms"), sf.col("max_ms"))
         & is_read
     )
-    is_cancel = (
-        (sf.size("headers") == _ID_AND_OP)
-        & (sf.col("op") == CANCEL_OP)
-        & sf.col("has_controls")
-        & has_id
-        & is_read
-    )
+    is_cancel = (sf.size("headers") == _ID_AND_OP) & (sf.col("op") == CANCEL_OP) & has_id & is_read
     return sf.when(or_false(is_schedule), SCHEDULE).when(or_false(is_cancel), CANCEL)
 
 
@@ -176,13 +165,10 @@ def _has_no_special(headers: str) -> Column:
 
 # Columns with limits for the records of a shard from the source offset first on, to which its
 # newest contract applies; _bounds returns the others, in this order.
-_SHARD: Final = (
-    "shard long, first long, surely_ms long, min_ms long, max_ms long, id_max int, "
-    "has_controls boolean, has_homes boolean"
-)
+_SHARD: Final = "shard long, first long, min_ms long, max_ms long, id_max int, has_homes boolean"
 
 
-def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bool]]:
+def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, bool]]:
     # Records of level topics are read in Python.
     newest = {shard: ledger.contracts[place].entries() for place, shard in ledger.shards.items()}
     return [
@@ -192,27 +178,22 @@ def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bo
     ]
 
 
-def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
-    """Return limits from a contract: the lowest number that is not taken for seconds, the least and
-    longest delay (ms) of a record that is not rolled, the longest id in bytes, and whether there
-    are control records and homes.
+def _bounds(contract: Contract) -> tuple[int, int, int, bool]:
+    """Return limits from a contract: the least and longest delay (ms) of a record that is not
+    rolled, the longest id in bytes, and whether there are homes.
     """
-    readings = UNIT_READINGS if contract.version >= UNITS_VERSION else FIRST_READINGS
     least_ms = -DUE_STOP_MS if contract.past_due == PAST_DUE_DELIVER else 0
     window_ms = contract.roll_window_ms - contract.roll_spread_ms
     longest_ms = min(window_ms, contract.max_delay_ms)
-    has_controls = contract.version >= FIRE_SINCE
-    homes = bool(contract.id_partitions)
-    return (readings.surely_ms, least_ms, longest_ms, contract.id_bytes_max, has_controls, homes)
+    return (least_ms, longest_ms, contract.id_bytes_max, bool(contract.id_partitions))
 
 
 def _allowed(ledger: Ledger) -> list[str]:
-    """Return the topics that the newest contracts of all shards allow; if none, an empty name."""
-    rules = {
-        (topic, ledger.contracts[topic, number].entries()[-1][1]) for topic, number in ledger.shards
-    }
-    lists = [Allowlist.of_contract(contract, topic) for topic, contract in rules]
-    return [n for n in ledger.topics if all(one.denial(n) is None for one in lists)] or [""]
+    """Return the topics of the cluster that may be targets by their names; if there are none, an
+    empty name.
+    """
+    delay_topics = {topic for topic, _ in ledger.shards}
+    return [n for n in ledger.topics if not is_reserved(n) and n not in delay_topics] or [""]
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 
 from delayservice.replicas.digest import SLOT_MS
 
-FINDINGS_VERSION: Final = 2
+FINDINGS_VERSION: Final = 1
 """Version of the format ``FINDING``."""
 
 FINDING: Final = (

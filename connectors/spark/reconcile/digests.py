@@ -41,7 +41,7 @@ class CutRow:
             to H.
         role: ``owner`` or ``replica``: role of the node in the slice.
         damaged: ranges of the copy that the node could not read.
-        pending: approximate number of pending records in the copy; None: a row of an older version.
+        pending: approximate number of pending records in the copy; None: not stated.
     """
 
     node: str

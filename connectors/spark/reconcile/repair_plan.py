@@ -22,7 +22,7 @@ from delayservice.replicas.digest import HOUR_MS
 Copy: TypeAlias = tuple[str, str, int]
 """Node, topic and partition: the copy of one shard on one node."""
 
-VERSION: Final = 2
+VERSION: Final = 1
 STEPS_AT_ONCE: Final = 32
 # Largest number of steps of a plan. More would take days, in which the copies change.
 STEPS_MAX: Final = 10_000
@@ -125,7 +125,7 @@ def decode_plan(data: bytes | str) -> Plan:
             f"this is no repair plan ({exc}); give the plan.json that reconcile wrote"
         ) from exc
     if plan.v != VERSION:
-        raise PlanError(f"the plan is of version {plan.v}, and this reads {VERSION}")
+        raise PlanError(f"the plan is of version {plan.v}, and this reads {VERSION}: upgrade it")
     for number, step in enumerate(plan.steps):
         if not (0 <= step.start_ms < step.stop_ms and step.first_offset >= 0):
             raise PlanError(f"step {number} has no range of keys or offsets; run reconcile again")

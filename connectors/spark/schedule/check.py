@@ -40,7 +40,7 @@ class RowRules:
 
     While nodes change the settings there are several ``contracts``, and a record must be valid
     under each. ``now_ms`` is the time at which the record is assumed to be appended, ``allowlist``
-    that of the nodes' settings, for contracts that have none.
+    that of the nodes' settings; None: unknown.
     """
 
     topic: str
@@ -78,8 +78,6 @@ class ScheduleCheck:
             RecordReader(rules.topic, 0, Contracts([(0, replace(contract, id_partitions=0))]), ())
             for contract in rules.contracts  # whatever partition the record will lie in
         ]
-        has_allowlists = all(contract.has_allowlist for contract in rules.contracts)
-        self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
         """Return error code and reason if the service would not deliver a record."""
@@ -103,7 +101,8 @@ class ScheduleCheck:
         if kind != SCHEDULE:
             return OP_INVALID, "the record would not schedule anything"
         target, partition = payload[0], payload[1]
-        denial = None if self._allowlist is None else self._allowlist.denial(target)
+        allowlist = self._rules.allowlist
+        denial = None if allowlist is None else allowlist.denial(target)
         if denial is not None:
             return TARGET_DENIED, denial
         count = self._rules.partitions.get(target, 0)

@@ -77,7 +77,7 @@ class ScheduleOptions:
         name: name of the job, used as consumer group and prefix of its transactional ids. A second
             process with this name stops the first.
         rejected_path: folder of Parquet files for rejected rows; each process replaces it.
-        allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
+        allowlist: allowlist of the nodes' settings; None: unknown.
         skip_rejected: whether to write the valid rows even if other rows are rejected.
         min_partitions: smallest number of tasks that read the delay topic.
     """
@@ -224,7 +224,7 @@ def served_contracts(
     """
     if checkpoint not in partition_counts(admin_client(native_options(client))):
         return ()
-    cut = take_cut(client, checkpoint, lambda _contracts, _topics: ())
+    cut = take_cut(client, checkpoint, lambda _topics: ())
     shards = [shard for shard in cut.shards if shard.topic == topic]
     return tuple({one: None for s in shards for one in s.contracts.since(s.span.end)})
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 HEADER = Struct("<IIIBBHII")
 HEADER_BYTES: Final = 24
-VERSION: Final = 6
+VERSION: Final = 1
 ROWS_MAX: Final = 4096
 # A run with more payload bytes, or more than ``ROWS_MAX`` rows, is divided; a single larger payload
 # has a block of its own.

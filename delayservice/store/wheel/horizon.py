@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAME: Final = "horizon"
 _HEAD = Struct("<8sII")
 _MAGIC: Final = b"DLYWHEEL"
-_VERSION: Final = 6
+_VERSION: Final = 1
 
 
 class HorizonDamagedError(ValueError):

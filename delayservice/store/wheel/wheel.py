@@ -76,7 +76,7 @@ class SyncPlan:
         write_horizon(self.path, self.horizon_files, self.horizon)
 
 
-FORMAT: Final = 6
+FORMAT: Final = 1
 IDS_FOLDER: Final = "ids"
 # Divisor of ``near_bytes_max`` that gives the memory for cached blocks of several shards.
 _BODIES_SHARE: Final = 8

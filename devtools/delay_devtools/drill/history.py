@@ -290,19 +290,18 @@ class HistoryWriter:
             "topic_id": life.topic_id,
             "k": shard.key,
             "h": shard.h,
-            "contracts": [{"from": 0, "contract": contract([names.allow], ROLL_WINDOW_MS)}],
+            "contracts": [{"from": 0, "contract": contract(ROLL_WINDOW_MS)}],
         }
         if number in life.turns:
-            longer = contract([names.allow], ROLL_WINDOW_MS, MAX_DELAY_MS + HOUR_MS)
+            longer = contract(ROLL_WINDOW_MS, MAX_DELAY_MS + HOUR_MS)
             said["contracts"] += [{"from": life.turns[number], "contract": longer}]
-        is_shared = names.checkpoint_partitions > 0
-        tenure = {"writer": f"drill-n1-0-{names.run}", "claim": number} if is_shared else {}
         value = to_json(
             {
-                "v": 2 if is_shared else 1,
+                "v": 1,
                 "slice": number,
                 "node": "n1",
-                **tenure,
+                "writer": f"drill-n1-0-{names.run}",
+                "claim": number,
                 "epoch": 1,
                 "commit": self._commit,
                 "secret": "0",

@@ -56,8 +56,8 @@ _FINDINGS_SPARE: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """Options of a drill. ``checkpoint_partitions``: 0 for one for each slice, as in older
-    clusters; ``cuts``: number of audits of the world ``follow``, the last one after the end.
+    """Options of a drill. ``checkpoint_partitions``: 0 for one for each slice; ``cuts``: number of
+    audits of the world ``follow``, the last one after the end.
     """
 
     records: int = 1_000_000

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -116,20 +115,17 @@ def _measured(part: bytes | None) -> bytes:
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
 
-def contract(
-    allow: Sequence[str], roll_window_ms: int, max_delay_ms: int = MAX_DELAY_MS
-) -> dict[str, object]:
+def contract(roll_window_ms: int, max_delay_ms: int = MAX_DELAY_MS) -> dict[str, object]:
     return {
-        "version": 2,
+        "version": 1,
         "roll_window_ms": roll_window_ms,
         "roll_spread_ms": 0,
         "max_delay_ms": max_delay_ms,
         "clamp": False,
         "past_due": "deliver",
         "default_target": None,
-        "allow": list(allow),
-        "reserved": [],
         "header_bytes_max": 4_096,
         "id_bytes_max": 512,
         "level_ms": 0,
+        "id_partitions": 0,
     }
