@@ -44,7 +44,7 @@ def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
             if actual != jar.sha256:
                 raise DelayServiceError(
                     f"{jar.coordinate} was fetched with SHA-256 {actual}, the lock says "
-                    f"{jar.sha256}. It was not installed; look at the mirror that Spark was told of"
+                    f"{jar.sha256}. It was not installed; check the mirror in Spark's settings"
                 )
             part = folder / f".{jar.file_name}"
             shutil.copyfile(path, part)
