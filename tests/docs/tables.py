@@ -111,12 +111,8 @@ PYTHON_NOT_RUN: Final = (
     ),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
-    Listed("docs/client.md", "producer = Producer(", _FRAGMENT),
     Listed("docs/recipes.md", "from confluent_kafka import Consumer", "goes on until Ctrl-C"),
     Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
-    Listed(
-        "docs/levels.md", "import os", "needs levels; tests/integration/test_levels.py has them"
-    ),
     Listed(_OTHERS, "producer.produce(", _FRAGMENT),
     Listed(_DIGESTS, "from connectors.spark.reconcile.store_source", _FRAGMENT),
     Listed(_DIGESTS, "from connectors.spark.reconcile.compare", _FRAGMENT),
