@@ -12,8 +12,7 @@ headers of the record, and two more headers. The envelope settles the record whe
 The envelope of a cancel or fire has neither key nor value, and no user's headers, so it is never
 too large. While the home can't be written to, the record *waits*: it is requeued where it lies, as
 a parked record whose target is its home, together with the records of its id that waited before it
-(``carried``). ``tests/simulation/home_model`` explores these rules. ``signing`` says why envelopes
-are signed.
+(``carried``). ``signing`` says why envelopes are signed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What any producer, or an operator's mistake, may do to a target costs no transaction: counts and
-aborts, never times. ``beside_load`` measures the same. For the topics of the service's own see
+aborts, never times. For the topics of the service's own see
 ``test_own_topics``.
 """
 

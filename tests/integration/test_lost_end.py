@@ -65,7 +65,7 @@ def test_a_node_warns_of_settings_by_which_kafka_may_lose_what_it_acknowledged(
     name = "delay_topic_checked"
     new = NewTopic(name, 1, 3, config={"min.insync.replicas": "1"})
     admin.create_topics([new])[name].result(S)
-    assert problems_of(admin) == ["min.insync.replicas"]
+    await_true(lambda: problems_of(admin) == ["min.insync.replicas"], "brokers know the topic", S)
     alter(admin, ResourceType.TOPIC, name, unclean_leader_election_enable="true")
     for number in cluster.broker_ids:
         alter(admin, ResourceType.BROKER, str(number), **{VERIFICATION: "false"})
@@ -85,7 +85,9 @@ def test_replication_factor_1_is_one_line(cluster: EmbeddedCluster) -> None:
     names = ["delay_topic_one", "delay_topic_two"]
     for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
         future.result(S)
-    assert problems_of(admin) == ["replication factor 1"]
+    # Each broker hears of a new topic, and of a deleted one, in its own time.
+    expected = ["replication factor 1"]
+    await_true(lambda: problems_of(admin) == expected, "brokers know the topics", S)
     for future in admin.delete_topics(names).values():
         future.result(S)
 

@@ -1,10 +1,7 @@
-"""Mistakes with ids that find home, put into the real code: those of ``home_model.mutations``, by
-the same names. Each is found by the kind of schedule that stands beside it.
+"""Mistakes with ids that find home. Each is found by the kind of schedule that stands beside it.
 
-Two have no place in the code. ``forward_again_at_home`` shows only where two partitions have
-different counts, which contracts never have (``tests/unit/test_home.py`` has such contracts). The
-other, ``key_by_due_time``, would need a key that nothing reads: what goes home is in no store. Here
-it is the nearest mistake, a schedule that stays where it lies.
+One is not here: forwarding again at home shows only where two partitions have different counts,
+which contracts never have; ``tests/unit/test_home.py`` has such contracts.
 """
 
 from __future__ import annotations

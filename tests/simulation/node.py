@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -169,6 +170,8 @@ class Node:
         for number in self.roles:
             self.checkpoints.follow(number)
         self._source = KafkaSource({}, kafka.admin, self.name, clients=kafka.clients)
+        self.batches_refused: Counter[str] = Counter()
+        """Batches whose records a topic takes one by one only, by topic."""
         self._sink = WatchedSink(
             SinkOptions(
                 name_prefix=self.name,

@@ -9,7 +9,6 @@ the clock. What a client does on threads of its own, it does between two calls.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
@@ -60,8 +59,8 @@ PASSING = (
 APPENDED = KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 COPIES = 3
 BATCHES_REFUSED = 2
-"""How often one producer may learn that a topic does not take a batch of records which it takes one
-by one. Each costs a transaction, so what is learned has to be remembered."""
+"""How often one process may learn that a topic does not take a batch of records which it takes one
+by one. Each costs a writer, so what is learned has to be remembered."""
 
 _EARLIEST = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 _NEW, _READY, _BEGUN, _ABORTABLE, _FATAL = "new", "ready", "begun", "abortable", "fatal"
@@ -164,7 +163,6 @@ class SimProducer:
         self._is_in_doubt = False
         self._transaction: Transaction | None = None
         self._queue: list[_Queued] = []
-        self._batches_refused: Counter[str] = Counter()
         self._reports: list[tuple[Callable[..., None], KafkaError, _Queued]] = []
 
     def list_topics(self, _topic: str, _timeout: float) -> None:
@@ -290,8 +288,8 @@ class SimProducer:
         world = self._world
         if sum(queued.size for queued in batch) > topic.bytes_max:
             if all(queued.size <= topic.bytes_max for queued in batch):
-                self._batches_refused[place[0]] += 1
-            if self._batches_refused[place[0]] > BATCHES_REFUSED:
+                self._node.batches_refused[place[0]] += 1
+            if self._node.batches_refused[place[0]] > BATCHES_REFUSED:
                 raise ViolationError(f"{self._id} sends {place[0]} batches that it refused before")
             self._fail(batch, KafkaError.MSG_SIZE_TOO_LARGE)
             return

@@ -208,7 +208,7 @@ class _Disks:
             current.mkdir(parents=True)
         else:
             self.lives += 1
-            shutil.copytree(self._rng.choice(left), current)
+            _copy_of_one_moment(self._rng.choice(left), current)
         shutil.copytree(current, synced)
         self._left[node, place] = [current, synced]
         store = self._kind(current)
@@ -220,11 +220,32 @@ class _Disks:
                 return sync(wait=wait)
             durable = sync()
             shutil.rmtree(synced)
-            shutil.copytree(current, synced)
+            _copy_of_one_moment(current, synced)
             return durable
 
         store.sync = sync_and_copy  # type: ignore[method-assign]
         return store
+
+
+def _copy_of_one_moment(live: Path, copy: Path) -> None:
+    """Copy the folder of a store that is still open. Threads of RocksDB change it at any time; a
+    crash leaves what is there at one moment, so a copy during which it changed is taken again.
+    """
+    while True:
+        before = _files_of(live)
+        with suppress(shutil.Error):
+            shutil.copytree(live, copy)
+            if _files_of(live) == before:
+                return
+        shutil.rmtree(copy)
+
+
+def _files_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    found = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            found[path] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return found
 
 
 def _close_at_last(store: Store) -> None:

@@ -1,10 +1,62 @@
 """Meetings too rare to wait for: found once by a long run, and put down here."""
 
+from random import Random
+
 from delayservice.contract.codec import Payload
 from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
+from delayservice.contract.targets import Allowlist
 from delayservice.engine import outcome
-from delayservice.engine.cursor import Cursor
-from tests.simulation.model_adapter import Node, nothing_fired
+from delayservice.engine.cursor import START_KEY, Cursor, Key
+from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
+from delayservice.engine.shard import Shard
+from delayservice.engine.verdicts import Verdicts
+from delayservice.process.cron import cron_time
+from tests.simulation.sim_store import SimStore
+from tests.unit.known_targets import KnownTargets
+
+TOPIC, SECRET = "delay_topic_any", b"secret"
+_OUTPUTS_MAX = 1_000
+ROLL_WINDOW_MS = 40
+
+
+def _nowhere(_what: str) -> None:
+    """No crash comes inside a step."""
+
+
+def nothing_fired(key: Key) -> Payload:
+    raise AssertionError(f"{key} was asked for")
+
+
+class Node:
+    """A shard with an empty store. ``stop``: where its store ends."""
+
+    def __init__(self, stop: int = 0) -> None:
+        routes = Routes(
+            "dead",
+            "outcomes",
+            SECRET,
+            ROLL_WINDOW_MS,
+            0,
+            (),
+            cron_time,
+            allowlist=lambda topic: Allowlist(topic, ["*"]),
+        )
+        self.store = SimStore(Random(0), _nowhere, tidy=False)
+        self.store._stop_offset = stop
+        self.shard = Shard(Settler(TOPIC, 0, routes, Verdicts(), KnownTargets()), stop)
+
+    def ingest(self, offset: int, log: list[Entry]) -> None:
+        entries, stop = [log[offset]], offset + 1
+        needed = self.shard.scans_needed(offset, entries, stop)
+        scans = {scan.copy_offset: _x_of(log, scan.record_id, scan.base, offset) for scan in needed}
+        added = self.shard.ingest(offset, entries, stop, scans, self.store.latest_unmarked)
+        self.store.append(added.frames, added.named, added.marks, self.shard.stored)
+
+
+def _x_of(log: list[Entry], name: bytes, base: int, stop: int) -> int:
+    found = (e[0] for e in log[base:stop] if e[1] != COPY and e[3] == name)
+    return next(found, -1)
 
 
 def test_a_new_owner_knows_a_late_copy_before_its_canceller_takes_effect() -> None:
@@ -14,8 +66,7 @@ def test_a_new_owner_knows_a_late_copy_before_its_canceller_takes_effect() -> No
         (1, CANCEL, 0, b"x", (None, None, []), None),
         (2, COPY, 90, b"x", payload, 1),
     ]
-    node = Node(roll_window_ms=40)
-    node.restart(3, (), log)  # the copy's time has passed by the committed K: it was not stored
+    node = Node(stop=3)  # the copy's time has passed by the committed K: it was not stored
     node.shard.take_over(Cursor((100, 0), 1), [], end=3)
 
     node.ingest(1, log)
@@ -41,11 +92,11 @@ def test_a_copy_that_comes_back_before_the_answer_to_its_commit_is_waited_for_no
         (1, COPY, 90, b"x", _payload(b"x", 90, 0), 1),
         (2, CANCEL, 0, b"x", (None, None, []), None),
     ]
-    node = Node(roll_window_ms=40)
+    node = Node()
     node.shard.take_over(Cursor(), [], end=0)
     node.ingest(0, log)
-    assert node.walk_offset(1, 40, log) == []
-    rolled = node.walk_key((40, 0), 40)
+    assert node.shard.advance_offset(40, _OUTPUTS_MAX, nothing_fired) == []
+    rolled = node.shard.advance_key(node.store.read_due(START_KEY, 40, _OUTPUTS_MAX), 40)
     assert [output[0] for output in rolled] == [outcome.ROLLED]
 
     node.ingest(1, log)  # read committed, so it is; the loop has not heard of it yet
