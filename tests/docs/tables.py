@@ -111,7 +111,7 @@ PYTHON_NOT_RUN: Final = (
     ),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
-    Listed("docs/recipes.md", "from confluent_kafka import Consumer", "goes on until Ctrl-C"),
+    Listed("docs/recipes.md", "from confluent_kafka import Consumer", _RECIPE),
     Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
     Listed(_OTHERS, "producer.produce(", _FRAGMENT),
     Listed(_DIGESTS, "from connectors.spark.reconcile.store_source", _FRAGMENT),
