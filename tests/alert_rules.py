@@ -37,6 +37,12 @@ class Alert:
     annotations: Mapping[str, str]
 
 
+def run_book(alert: str) -> str:
+    """The run-book of an alert: one of the operations page, which several alerts may share."""
+    page = OPERATIONS.read_text("utf-8")
+    return page.partition(f'<a id="{alert.lower()}"></a>')[2].partition("\n##")[0]
+
+
 def tool_missing(program: str) -> str:
     """Why a program of Prometheus can't be asked here; empty when it can."""
     return "" if shutil.which(program) else f"needs {program}: make alert-tools"

@@ -1,4 +1,4 @@
-"""The pictures of ``docs/page.md``, taken of a real node with made-up orders.
+"""The pictures of ``docs/api.md``, taken of a real node with made-up orders.
 
     python -m tests.admin.screenshots
 

@@ -77,7 +77,7 @@ NOT_TYPED: Final = (
         "delayservice spark reconcile -c",
         "goes on until Ctrl-C; tests/spark/test_reconcile_follow.py starts it",
     ),
-    Listed("docs/page.md", "ssh", "needs a second machine"),
+    Listed("docs/api.md", "ssh", "needs a second machine"),
     Listed(_BENCHES, "delayservice bench burst", "needs a broker with TLS of yours"),
     Listed(_BENCHES, "delayservice bench failover", _MINUTES),
     Listed(_BENCHES, "delayservice bench idle", "three brokers and nodes, minutes"),
@@ -111,11 +111,8 @@ PYTHON_NOT_RUN: Final = (
     ),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from connectors.kafka.client import LevelProducer", "needs levels"),
-    Listed("docs/internals/retry-ladder.md", "producer = Producer(", _FRAGMENT),
+    Listed("docs/recipes.md", "from confluent_kafka import Consumer", _RECIPE),
     Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
-    Listed(
-        "docs/levels.md", "import os", "needs levels; tests/integration/test_levels.py has them"
-    ),
     Listed(_OTHERS, "producer.produce(", _FRAGMENT),
     Listed(_DIGESTS, "from connectors.spark.reconcile.store_source", _FRAGMENT),
     Listed(_DIGESTS, "from connectors.spark.reconcile.compare", _FRAGMENT),
@@ -159,7 +156,7 @@ BEFORE: Final = {
     "docs/api.md": (
         "delayservice send delay_topic_any later --after 1h --target orders --id reminder-17",
     ),
-    "docs/offline.md": (
+    "docs/reconcile.md": (
         "delayservice send delay_topic_any later --after 1h --target orders --id reminder-17",
         "systemctl restart delayservice",  # at its end a node syncs what it has
     ),

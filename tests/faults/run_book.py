@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from delay_devtools.cluster import EmbeddedCluster
-from tests.alert_rules import OPERATIONS
+from tests.alert_rules import OPERATIONS, run_book
 from tests.docs.kafka_tools import put_tools, stand_in
 from tests.faults.node import Node
 
@@ -27,8 +27,7 @@ NOT_HEALTHY: Final = frozenset({0, 1, 3})
 
 def commands(alert: str, part: str) -> list[str]:
     """The commands of one part (``Look`` or ``Do``) of an alert's run-book."""
-    text = OPERATIONS.read_text("utf-8").partition(f"\n### {alert}\n")[2].partition("\n##")[0]
-    section = text.partition(f"**{part}.**")[2].partition("\n**")[0]
+    section = run_book(alert).partition(f"\n**{part}.**")[2].partition("\n**")[0]
     lines = [line for block in _BLOCK.findall(section) for line in _unfolded(block)]
     return [line for line in lines if line]
 

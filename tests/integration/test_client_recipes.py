@@ -118,6 +118,22 @@ def test_the_python_snippet_sends_cancels_reschedules_and_fires(bench: Bench) ->
     assert bench.read_all(bench.dead_letter) == []
 
 
+def test_the_consumer_of_dead_letters_prints_those_of_its_target(
+    cluster: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bench of its own: others assert that there are no dead letters."""
+    with Bench(cluster.bootstrap, tmp_path, partitions=1) as bench, bench.serving():
+        bench.send_later([("delay-after", "soon"), ("delay-target-topic", "orders")])
+        bench.send_later([("delay-after", "soon"), ("delay-target-topic", "others")])
+        bench.producer.flush()
+        bench.read(bench.dead_letter, 2)
+        text = recipe(bench, "recipes.md", "python", "orders-dead-letters", "orders")
+        text = text.replace("delay_dead_letter", bench.dead_letter)
+        exec(compile(text.replace("while True:", "for _ in range(15):"), "recipe", "exec"), {})  # noqa: S102  # our own page
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"time-invalid {bench.any}:0:")
+
+
 # --- at night: what is fetched and built ---------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+ANCHOR = re.compile(r'<a id="([\w-]+)">')
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -41,11 +42,12 @@ def snippets(page: Path, language: str) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Headings as the usual renderers name them."""
+    """Headings as the usual renderers name them, and anchors that are written out."""
+    text = prose(page)
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        for heading in HEADING.findall(prose(page))
-    }
+        for heading in HEADING.findall(text)
+    } | set(ANCHOR.findall(text))
 
 
 @every_page
