@@ -236,7 +236,7 @@ class Stage:
         again = Record(-1, due_ms, asked, source, base=record.offset + 1)
         recur = pack((MINUTE_MS, "", "UTC", None, 2, 0, 0))
         settled, at_ms = replace(record, offset=-1), due_ms - MINUTE_MS + LATENESS_MS
-        return again, self._copy(settled, again, at_ms, self.names.secret, v=2, recur=recur)
+        return again, self._copy(settled, again, at_ms, self.names.secret, recur=recur)
 
     def sends_home(self, record: Record) -> tuple[Record, Where]:
         asked = record.request
