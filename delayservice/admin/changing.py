@@ -48,9 +48,11 @@ _SAID: Final = {
     "replaced": "the record is replaced by the new one",
     "not_pending": "no record is pending under this id: it was settled before, or never written",
 }
-_IN_THE_LOG: Final = "the control record is written, its outcome is not known yet:  "
-_NOTHING_REPLACED: Final = "the new record is written, and the replacement is not confirmed yet: "
-"if the old one was delivered meanwhile, both are delivered; otherwise  "
+_IN_THE_LOG: Final = "the control record is written, its outcome is not known yet: "
+_NOTHING_REPLACED: Final = (
+    "the new record is written, and the replacement is not confirmed yet: if the old one was "
+    "delivered meanwhile, both are delivered; otherwise "
+)
 
 
 class WaitingRoom:
