@@ -42,8 +42,8 @@ ROCKETMQ: Final = "RocketMQ"
 ETF1: Final = "etf1"
 KARAFKA: Final = "Karafka"
 
+# Header of RocketMQ's message id: read as the id, and delivered unlike its other headers.
 ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
-"""Header of RocketMQ's message id: read as the id, and delivered unlike its other headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,8 @@ def _due_by_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
     return timestamp_ms + ROCKETMQ_LEVELS_MS[min(level, len(ROCKETMQ_LEVELS_MS)) - 1]
 
 
+# The value of ``UNIQ_KEY`` is the record's id if no other header gives one.
 def _rocketmq_time(parse: TimeParser) -> Rule:
-    """Return the rule of a RocketMQ time header, from which ``parse`` computes the due time. The
-    rule also makes the value of ``UNIQ_KEY`` the record's id, if no other header gives an id.
-    """
-
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
         draft.rocketmq = True
         draft.times.append((name, value, parse))
@@ -105,11 +102,8 @@ def _rocketmq_uniq_key(draft: Draft, _name: str, value: bytes | None) -> None:
     draft.spare_id = draft.spare_id or value
 
 
+# The record's key is its id, and a record with a null value is a cancel.
 def _etf1(rule: Rule) -> Rule:
-    """Return a rule that applies ``rule``, makes the record's key its id, and makes a record with
-    a null value a cancel.
-    """
-
     def keyed(draft: Draft, name: str, value: bytes | None) -> None:
         if draft.value is None and not draft.key_is_id:
             draft.ops.append(CANCEL_OP)
@@ -158,8 +152,7 @@ ALIASES: Final = (
 headers, but headers of one meaning must agree."""
 
 KNOWN: Final = names.COPY_NAMES.union(RULES, (alias.header for alias in ALIASES))
-"""Names of all headers that the service reads or drops: its own ones, those of requeued records,
-and those of other delay systems."""
+"""Names of all headers that the service reads or drops."""
 
 STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}
 """Names of headers that are removed from a user's record before delivery."""

@@ -20,15 +20,12 @@ CANCEL_OP = "cancel"
 FIRE_OP = "fire"
 SCHEDULE_OP = "schedule"
 
+# ``(header name, value, append time)`` to the due time; times in epoch ms.
 TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
-"""Function of ``(header name, value, append time of the record)`` that returns the due time; both
-times are epoch milliseconds."""
 
 
 class Draft:
-    """Unchecked input headers of one record: a list for each meaning, in the order of the record,
-    with an entry for each header of that meaning.
-    """
+    """Unchecked input headers of one record: a list for each meaning, in the record's order."""
 
     __slots__ = (
         "counts",
@@ -51,7 +48,6 @@ class Draft:
     )
 
     def __init__(self, key: bytes | None, value: bytes | None) -> None:
-        """Start without headers. ``key`` and ``value`` are those of the record."""
         self.key = key
         self.value = value
         self.times: list[tuple[str, bytes | None, TimeParser]] = []
@@ -66,49 +62,35 @@ class Draft:
         self.cron: Headers = []
         self.zones: Headers = []
         self.counts: Headers = []
+        # The output's key then comes from a header or is null.
         self.key_is_id = False
-        """True: the record key is the id, and the output's key comes from a header or is null."""
+        # ``spare_id`` is then the record's id unless another header gives one.
         self.rocketmq = False
-        """True: a RocketMQ header was given, so that ``spare_id`` is the record's id unless another
-        header gives one."""
+        # Value of RocketMQ's header ``UNIQ_KEY``.
         self.spare_id: bytes | None = None
-        """Value of RocketMQ's header ``UNIQ_KEY``; None: not given."""
 
     def mentions_delivery(self) -> bool:
-        """Return whether a header gives a time, a target or a recurrence."""
         where = self.targets or self.partitions or self.keys
         return bool(self.times or where or self.recurs)
 
     @property
     def recurs(self) -> bool:
-        """Return whether a header of a recurring schedule was given."""
         return bool(self.every or self.cron or self.zones or self.counts)
 
 
 def due_at_ms(name: str, value: bytes | None, _timestamp_ms: int) -> int:
-    """Return the due time, epoch ms, in ``value``, the instant that the header ``name`` gives. A
-    ``TimeParser``.
-    """
     return parse_checked_instant_ms(name, value)
 
 
 def due_after_ms(name: str, value: bytes | None, timestamp_ms: int) -> int:
-    """Return the due time, epoch ms: ``timestamp_ms``, the append time, plus ``value``, the delay
-    that the header ``name`` gives. A ``TimeParser``.
-    """
     return timestamp_ms + parse_duration_ms(name, value)
 
 
+# Adds a header to the draft; raises ``RecordRefusedError`` if no operation allows its value.
 Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
-"""Function of ``(draft, header name, value)`` that adds the header to the draft. Raises
-``RecordRefusedError`` for a value that is invalid for every operation."""
 
 
 def into(group: str) -> Rule:
-    """Return the rule that appends a header and its value to the list attribute ``group`` of a
-    draft.
-    """
-
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
         headers: Headers = getattr(draft, group)
         headers.append((name, value))
@@ -126,9 +108,8 @@ def _after(draft: Draft, name: str, value: bytes | None) -> None:
 
 target_topic = into("targets")
 target_partition = into("partitions")
+# An empty value is an empty key, a null value no key.
 target_key = into("keys")
-"""Rule of a header whose value is the output key: an empty value is an empty key, a null value no
-key."""
 
 
 def _op(draft: Draft, _name: str, value: bytes | None) -> None:
@@ -140,10 +121,11 @@ def _op(draft: Draft, _name: str, value: bytes | None) -> None:
     draft.ops.append(text)
 
 
-def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
-    """Ignore a header that has no effect and is not delivered. A ``Rule``."""
+# For headers that have no effect and are not delivered.
+def drop(_draft: Draft, _name: str, _value: bytes | None) -> None: ...
 
 
+# Headers that only the service writes (``names.OUTPUT``) are ignored.
 RULES: dict[str, Rule] = {
     names.DELAY_AT: _at,
     names.DELAY_AFTER: _after,
@@ -160,5 +142,3 @@ RULES: dict[str, Rule] = {
     names.DELAY_TIMES: into("counts"),
     **dict.fromkeys(names.OUTPUT, drop),
 }
-"""Rules of the service's own headers, by the name of the header. Headers that only the service
-writes (``names.OUTPUT``) are ignored."""

@@ -48,32 +48,22 @@ _LONG_WAY = KNOWN | names.HOME_NAMES
 
 
 class RecordReader:
-    """Decoder of the source records of one shard. Not thread-safe: it caches the targets it has
-    allowed.
-    """
+    """Decoder of the source records of one shard. Not thread-safe: it caches allowed targets."""
 
+    # Several ``secrets`` while one is replaced. Without any, all requeued records and envelopes
+    # count as forged.
     def __init__(
         self, topic: str, partition: int, contracts: Contracts, secrets: Sequence[bytes]
     ) -> None:
-        """Prepare to decode records of ``partition`` of the delay topic ``topic``.
-
-        Args:
-            topic: the delay topic.
-            partition: partition of that topic.
-            contracts: the shard's contracts; ``adopt`` replaces them.
-            secrets: secrets that verify requeued records and envelopes (several while one is
-                replaced). Without any, all requeued records and envelopes count as forged.
-        """
         self._topic = topic
         self._partition = partition
         self._secrets = tuple(secrets)
         self._provenance = Provenance(topic, partition)
+        # A requeued record or an envelope was read that none of ``secrets`` signed.
         self.has_refused = False
-        """True after a requeued record or an envelope was read that none of ``secrets`` signed."""
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:
-        """Decode the following records by ``contracts``, the list of the newest checkpoint."""
         self._contracts = contracts
         self._enter(0)
 
@@ -85,23 +75,14 @@ class RecordReader:
         value: bytes | None,
         headers: Headers | None,
     ) -> Entry:
-        """Return the entry (decoded record) of one source record. Never raises, whatever the
-        record's bytes.
-
-        Args:
-            offset: the source offset.
-            timestamp_ms: the log-append time, epoch milliseconds.
-            key: the record's key.
-            value: the record's value.
-            headers: the headers in order, None when there are none, or ``UNREADABLE``.
+        """Return the entry of one source record, whose ``timestamp_ms`` is its log-append time,
+        epoch ms. Never raises, whatever the record's bytes.
         """
         return self.read_batch([(offset, timestamp_ms, key, value, headers)])[0]
 
     # One piece, because a call for each record would make it a third slower (``bench whole``).
     def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901, PLR0912  # see above
-        """Return the entry (decoded record) of each row, in order. Plain records, whose input
-        headers are a time in digits, a target and perhaps an id, are decoded in this loop.
-        """
+        """Return the entry of each row, in order. Plain records are decoded in this loop."""
         entries: list[Entry] = []
         add = entries.append
         plain = self._plain
@@ -162,9 +143,6 @@ class RecordReader:
         return entries
 
     def _read_any(self, row: Row) -> Entry:
-        """Return the entry (decoded record) of a row that ``read_batch`` does not decode itself:
-        its record is not plain.
-        """
         offset, timestamp_ms, key, value, headers = row
         if headers is UNREADABLE:
             return (offset, INVALID, 0, None, (key, value, []), _UNREADABLE_REFUSAL)
@@ -186,13 +164,8 @@ class RecordReader:
         return (offset, HOMEBOUND, 0, identity, original, (kind, timestamp_ms, home))
 
     def read_arrived(self, offset: int, timestamp_ms: int, sent: Sent) -> Entry:
-        """Return the entry (decoded record) of a record that came to the home partition of its id
-        in an envelope.
-
-        Args:
-            offset: offset of the envelope in this partition.
-            timestamp_ms: append time of the envelope, epoch milliseconds.
-            sent: content of the envelope, whose signature the caller has checked.
+        """Return the entry of a record from an envelope with a right signature. ``offset`` and
+        ``timestamp_ms`` (epoch ms) are the envelope's.
         """
         if offset < self._first or offset >= self._stop:
             self._enter(offset)
@@ -200,14 +173,10 @@ class RecordReader:
         return self._user_records.read(origin, sent.original)
 
     def _home(self, identity: bytes) -> int:
-        """Return the home partition of an id; this partition if the contract has no homes."""
         count = self._id_partitions
         return partition_for(identity, count) if count else self._partition
 
     def _come_home(self, original: Original) -> Sent:
-        """Return the record in the envelope ``original``; raise ``RecordRefusedError`` if no secret
-        signed it.
-        """
         sent = read_envelope(self._topic, self._partition, self._secrets, original)
         if sent is None:
             raise self._forged(names.DELAY_HOME, names.DELAY_HOME_MAC)
@@ -220,7 +189,6 @@ class RecordReader:
         return RecordRefusedError(COPY_FORGED, detail)
 
     def _enter(self, offset: int) -> None:
-        """Make the contract that applies at source offset ``offset`` the current one."""
         contract = self._contract = self._contracts.at(offset)
         self._first, stop = self._contracts.span(offset)
         self._stop = OFFSET_MAX if stop is None else stop

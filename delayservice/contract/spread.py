@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
+# 2**32 divided by the golden ratio: neighbouring offsets land far apart (Knuth, volume 3, 6.4).
 _FACTOR: Final = 2_654_435_761
-"""2**32 divided by the golden ratio: neighbouring offsets land far apart (Knuth, volume 3, 6.4)."""
 _BITS: Final = 32
 _MASK: Final = (1 << _BITS) - 1
 
 
 def spread_ms(offset: int, span_ms: int) -> int:
-    """Return a length of time from 0 to ``span_ms``, both included, in milliseconds. It depends on
-    the source offset only, and is evenly spread over offsets.
-    """
+    """Return 0 to ``span_ms``, both included, evenly spread over source offsets."""
     return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS

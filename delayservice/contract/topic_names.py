@@ -1,5 +1,3 @@
-"""Rules of topic names: which are legal, which are patterns, and which are never targets."""
-
 from __future__ import annotations
 
 import re
@@ -15,9 +13,7 @@ def is_legal_topic(topic: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name is a shell-style pattern: it has ``*``, ``?`` or ``[``, which no legal
-    topic name has.
-    """
+    """Return whether a name has ``*``, ``?`` or ``[``, which no legal topic name has."""
     return any(sign in name for sign in "*?[")
 
 

@@ -63,14 +63,9 @@ _RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALI
 
 
 class Origin(NamedTuple):
-    """Place and times of a user's record.
-
-    Attributes:
-        offset: source offset of the record, or of its envelope (``contract.home``).
-        appended_ms: log-append time at this offset, epoch milliseconds.
-        written_ms: log-append time where the user wrote it, epoch milliseconds; its delay counts
-            from then.
-        source: ``delay-source`` of a record that came in an envelope; else None.
+    """Place and times of a user's record, or of its envelope (``contract.home``): ``written_ms``,
+    epoch ms, is the append time where the user wrote it, from which its delay counts. ``source`` is
+    the ``delay-source`` of a record from an envelope.
     """
 
     offset: int
@@ -80,11 +75,8 @@ class Origin(NamedTuple):
 
 
 class UserRecords:
-    """Decoder of the records that users wrote to one shard, by one contract.
-
-    Attributes:
-        targets: the reader of target headers.
-        delay_ms_min: shortest accepted delay, ms: 0, or negative if past due times are accepted.
+    """Decoder of the records that users wrote to one shard, by one contract. ``delay_ms_min`` is
+    the shortest accepted delay, ms, negative if past due times are accepted.
     """
 
     def __init__(self, topic: str, contract: Contract, provenance: Provenance) -> None:
@@ -95,7 +87,6 @@ class UserRecords:
         self.delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
 
     def read(self, origin: Origin, original: Original) -> Entry:
-        """Return the entry (decoded record) of a user's record, also of one from an envelope."""
         if len(original[2]) == _ID_AND_OP:
             control = self._plain_control(origin, original)
             if control is not None:
@@ -109,10 +100,8 @@ class UserRecords:
                 refusal = (*refusal[:2], 0, origin.source)
             return (origin.offset, INVALID, 0, None, original, refusal)
 
+    # A cancel or fire whose only headers are id and operation; None: something else.
     def _plain_control(self, origin: Origin, original: Original) -> Entry | None:
-        """Return the entry (decoded record) of a cancel or fire whose only headers are id and
-        operation; None: the record is something else.
-        """
         headers = dict(original[2])
         record_id, kind = headers.get(names.DELAY_ID), _CONTROLS.get(headers.get(names.DELAY_OP))
         contract = self._contract
@@ -123,7 +112,6 @@ class UserRecords:
         return (origin.offset, kind, 0, record_id, original, origin.source)
 
     def _read_headers(self, origin: Origin, original: Original, known: Headers) -> Entry:
-        """Return the entry (decoded record); raise ``RecordRefusedError`` if it is invalid."""
         key, value, headers = original
         draft = Draft(key, value)
         for name, text in known:
@@ -152,12 +140,11 @@ class UserRecords:
             None,
         )
 
+    # A schedule with a period is due at its first occurrence, one with cron at once, so that the
+    # owner computes the first.
     def _recurring(
         self, origin: Origin, draft: Draft, identity: bytes | None, headers: Headers
     ) -> Entry:
-        """Return the entry (decoded record) of a recurring schedule. One with a period is due at
-        its first occurrence, one with cron at once, so that the owner computes the first.
-        """
         offset, _, written_ms, source = origin
         start_ms = 0
         if draft.times:
@@ -192,7 +179,6 @@ class UserRecords:
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
     def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
-        """Return the entry (decoded record) of a level topic's record, due after ``level_ms``."""
         if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
@@ -228,7 +214,6 @@ class UserRecords:
         return (origin.offset, kind, 0, identity, original, origin.source)
 
     def _identity(self, draft: Draft) -> bytes | None:
-        """Return the record's id, which a header or the record's key gives; None: it has no id."""
         if draft.ids:
             name, identity = _agreed(draft.ids, OP_INVALID)
             if not identity:
@@ -256,7 +241,6 @@ class UserRecords:
             )
 
     def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
-        """Return the due time on which all time headers agree, epoch milliseconds."""
         if not draft.times:
             raise RecordRefusedError(
                 TIME_MISSING, f"neither {names.DELAY_AT} nor {names.DELAY_AFTER} is given"
@@ -274,8 +258,8 @@ class UserRecords:
                 )
         return due_ms
 
+    # By the offset, so that every node computes the same key.
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        """Return the delay to add within ``delay-window-ms``, ms, computed from the offset."""
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
@@ -311,15 +295,12 @@ class UserRecords:
 
 
 def _misspelt(headers: Headers) -> str:
-    """Return a text about misspelt headers, to append to a refusal; empty: there are none."""
     found = [(name, meant) for name, _ in headers if (meant := names.misspelt(name))]
     return "".join(f"; {name[:64]} is not read, {meant} would be" for name, meant in found[:4])
 
 
+# ``bare``: without any input header, key, value and id imply the operation.
 def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:
-    """Return the operation in the headers, or else the one that key, value and id imply:
-    ``schedule``, ``cancel`` or ``fire``. ``bare``: the record has no input headers at all.
-    """
     if draft.ops:
         if len(set(draft.ops)) > 1:
             raise RecordRefusedError(OP_INVALID, f"both {' and '.join(sorted(set(draft.ops)))}")
@@ -349,7 +330,6 @@ def _partition(draft: Draft) -> int:
 
 
 def _expires_ms(draft: Draft) -> int | None:
-    """Return the instant in ``delay-expires-at``, epoch milliseconds; None: it is not given."""
     if not draft.expiries:
         return None
     instants = {parse_checked_instant_ms(name, text) for name, text in draft.expiries}
@@ -359,9 +339,6 @@ def _expires_ms(draft: Draft) -> int | None:
 
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
-    """Return the recurrence in the headers. ``start_ms``: its start, epoch ms; 0: not given.
-    ``shift_ms``: time by which each occurrence is moved later, ms.
-    """
     left = None
     if draft.counts:
         left = check_times(parse_count(*_agreed(draft.counts, CRON_INVALID)))
@@ -380,7 +357,6 @@ def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
 
 
 def _agreed(headers: Headers, code: str) -> Header:
-    """Return the first header; raise ``RecordRefusedError`` with ``code`` if the values differ."""
     first = headers[0]
     for name, text in headers[1:]:
         if text != first[1]:
