@@ -11,25 +11,20 @@ from typing import NamedTuple, TypeAlias
 
 from delayservice.contract.entry import OFFSET_MAX
 
+# (when a record is to be settled in epoch ms, source offset): the order of pending records.
 Key: TypeAlias = tuple[int, int]
-"""``(key_ms, offset)``: when a record is to be settled, epoch milliseconds, and its source offset.
-It gives the order of a shard's pending records."""
 
+# At or above the key ``(0, offset)`` of every control and invalid record, so that those are settled
+# as H passes them, and below the keys of all other records.
 START_KEY: Key = (0, OFFSET_MAX)
-"""K of a new shard's cursor. It is at or above the key ``(0, offset)`` of every control and invalid
-record, so that those are settled as H passes them, and below the keys of all other records."""
 
 
 class Cursor(NamedTuple):
-    """Position ``(K, H)`` of a shard: records below source offset ``offset`` (H) with keys up to
-    ``key`` (K) are settled.
-    """
+    """Position ``(K, H)`` of a shard: ``key`` is K, ``offset`` is H."""
 
     key: Key = START_KEY
     offset: int = 0
 
     def has_settled(self, key: Key, mark: int) -> bool:
-        """Return whether the record with this key is settled. ``mark``: source offset of the record
-        that cancels, replaces or fires it; -1: there is none.
-        """
+        """Return whether the record with this key and mark is settled."""
         return (key[1] < self.offset and key <= self.key) or 0 <= mark < self.offset

@@ -5,15 +5,15 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
+# Ratio of heap entries to valid ones above which the heap is rebuilt.
 _STALE_PARTS = 4
-"""Ratio of heap entries to valid ones above which the heap is rebuilt."""
 
 K = TypeVar("K")
 
 
 class DueTimes(Generic[K]):
-    """Due times by key (a shard). A replaced due time stays in the heap until it is the first
-    there, or until a rebuild.
+    """Due times by shard. A replaced one stays in the heap until it is first there, or a
+    rebuild.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class DueTimes(Generic[K]):
         self._serial = 0
 
     def put(self, key: K, due_ms: int | None) -> None:
-        """Set the due time of ``key``, epoch milliseconds; None: remove ``key``."""
+        """Set a due time, epoch milliseconds; None: remove it."""
         if due_ms is None:
             self._due_ms.pop(key, None)
         elif self._due_ms.get(key) != due_ms:
@@ -38,16 +38,13 @@ class DueTimes(Generic[K]):
         heapify(self._heap)
 
     def next_ms(self) -> int | None:
-        """Return the earliest due time, epoch milliseconds; None: no key has one."""
         heap = self._heap
         while heap and self._due_ms.get(heap[0][2]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def take_due(self, now_ms: int) -> list[K]:
-        """Remove and return the keys whose due time is ``now_ms``, epoch ms, or earlier; earliest
-        first.
-        """
+        """Remove and return the keys due by ``now_ms``, epoch ms, earliest first."""
         taken: list[K] = []
         while (due_ms := self.next_ms()) is not None and due_ms <= now_ms:
             key = heappop(self._heap)[2]

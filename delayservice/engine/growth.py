@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+# A new contract starts as far above the log's end as the log grows in this time. Every replica must
+# read the checkpoint with it before it reads records under it: a commit and a fetch, about 10 ms, a
+# second or two on a busy cluster.
 AHEAD_MS: Final = 5_000
-"""Time, ms, in which the log reaches the first offset of a new contract at its recent growth: a new
-contract starts so far above the end of the log.
 
-Every replica must read the checkpoint with the contract before it reads records under it. That
-takes a commit and a fetch: about 10 ms, and a second or two on a busy cluster."""
-
+# A dozen kept offsets then cover ``AHEAD_MS``.
 _STEP_MS: Final = 500
-"""Shortest time between the append times of two kept offsets, ms, so that a dozen of them cover
-``AHEAD_MS``."""
 
 
 class Growth:
@@ -25,21 +22,13 @@ class Growth:
         self._last: tuple[int, int] | None = None
 
     def note(self, offset: int, appended_ms: int) -> None:
-        """Note the source offset of a record that was read, and its append time, epoch
-        milliseconds.
-        """
         self._last = (appended_ms, offset)
         if not self._marks or appended_ms >= self._marks[-1][0] + _STEP_MS:
             self._marks.append(self._last)
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return the number of offsets expected within ``AHEAD_MS``: as many as in the last
-        ``AHEAD_MS``. If no record of that time was read, an even growth since the last record read
-        is assumed.
-
-        Args:
-            end: end offset of the log now.
-            now_ms: now, epoch milliseconds.
+        """Return as many offsets as were appended in the last ``AHEAD_MS``. If no record of that
+        time was read, growth since the last one is taken as even.
         """
         if self._last is None:
             return 0

@@ -22,18 +22,12 @@ from delayservice.engine.losses import Gap
 
 
 class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
-    """Label that a store keeps: contracts and secrets by which its records were read.
+    """Contracts, fingerprints of secrets and log by which a store's records were read.
 
-    Attributes:
-        contracts: the parameters on which the keys of its records depend (design rule 2).
-        secrets: fingerprints of the secrets by which requeued records were verified.
-        has_refused: whether a requeued record was read, and not stored, because none of these
-            secrets signed it.
-        gaps: ranges of offsets that retention had deleted before they were read.
-        last: the last record that was read, by which a truncation of the log is detected.
-        read_to: offset up to which the log was read; no record lies between it and ``last``.
-        epochs: the first record of each leader epoch; an epoch is noted before a record of it is
-            stored.
+    ``has_refused``: a requeued record is missing because none of the secrets signed it. ``gaps``
+    were deleted by retention before they were read. ``last`` reveals a truncation of the log; no
+    record lies between it and ``read_to``. ``epochs`` has the first record of each leader epoch,
+    noted before a record of it is stored.
     """
 
     contracts: Contracts
@@ -45,8 +39,8 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
     epochs: tuple[LastRead, ...] = ()
 
     def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
-        """Return as text why ``contracts`` and ``secrets`` (fingerprints) would read the log below
-        offset ``stop`` differently from what the store holds; empty: they would not.
+        """Return why the log below ``stop`` would be read differently now, as text; empty: it
+        would not. ``secrets`` are fingerprints.
         """
         if not self.contracts.agree_below(stop, contracts):
             return "stored by other parameters"
@@ -55,7 +49,6 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
         return ""
 
     def encode(self) -> bytes:
-        """Return the bytes of the label, as a store keeps them."""
         return msgspec.json.encode(
             {
                 "contracts": self.contracts.to_json(),
@@ -69,10 +62,8 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
 
     @classmethod
     def decode(cls, data: bytes) -> Label:
-        """Return the label in the bytes that ``Label.encode`` returned.
-
-        Raises:
-            ContractError: the bytes are no label, or a label that this version can't follow.
+        """Return the label that ``encode`` wrote; raise ``ContractError`` if this version can't
+        follow it.
         """
         try:
             return _decode(data)

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 
 class Lag:
-    """Lag of this node's stored records of a slice behind the committed checkpoints.
+    """Lag of this node's copy of a slice behind the committed checkpoints.
 
     Under load a copy is always a little behind the newest checkpoint, so it is compared with an
-    older checkpoint until it has reached that one. The lag is the age of the newest checkpoint that
-    the copy has reached.
+    older one until it has reached that. The lag is the age of the newest checkpoint reached.
     """
 
     def __init__(self) -> None:
@@ -25,15 +24,11 @@ class Lag:
         self._reached_s = -math.inf
 
     def never_served(self, now_s: float) -> None:
-        """Note that the slice has no checkpoint, so that its copy has no lag; ``now_s``: monotonic
-        clock, seconds.
-        """
+        """Note that the slice has no checkpoint, so that its copy has no lag. Monotonic seconds."""
         self.heard({}, now_s)
 
     def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
-        """Note the newest checkpoint of the slice. ``offsets``: the source offset below which the
-        owner has settled, by delay topic; ``now_s``: monotonic clock, seconds.
-        """
+        """Note H of each delay topic in the newest checkpoint. ``now_s``: monotonic seconds."""
         self._newest, self._newest_s = offsets, now_s
         if self._goal is None:
             self._goal, self._goal_s = offsets, now_s
@@ -41,15 +36,9 @@ class Lag:
     def lag_s(
         self, stored: Mapping[str, int], now_s: float, log_ends: Mapping[str, int] | None = None
     ) -> float:
-        """Return the lag in seconds; infinite while it is not known.
-
-        Args:
-            stored: the next source offset to store, by delay topic; topics that are missing are not
-                compared.
-            now_s: monotonic clock, seconds.
-            log_ends: recent end offsets of the shards' logs by delay topic, if known. A copy that
-                holds a whole log has no lag, even if the checkpoint's offset lies above the log's
-                end.
+        """Return the lag in seconds, infinite while unknown. ``stored``: S by delay topic.
+        ``log_ends``: a copy that holds a whole log has no lag, even if H of the checkpoint lies
+        above the log's end.
         """
         if any(stored.get(topic, 0) < offset for topic, offset in self._stored.items()):
             self._reached_s = -math.inf  # the store has started over

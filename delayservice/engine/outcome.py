@@ -16,18 +16,17 @@ EXPIRED: Final = 5
 ROLLED: Final = 6
 PARKED: Final = 7
 FIRED: Final = 8
+# It appends a schedule's next occurrence and settles no record.
 RECURRED: Final = 9
-"""Outcome of an output that appends a schedule's next occurrence; it settles no record."""
+# Requeued for a later instant: it is over a rate or cap, or its target can't take it now.
 PACED: Final = 10
-"""Outcome of a record requeued for a later instant, because it is over a rate or cap, or its
-target can't take it in the open transaction."""
+# Sent to the home partition of its id; ``due_ms`` of its output is the append time.
 FORWARDED: Final = 11
-"""Outcome of a record that was sent to the home partition of its id; ``due_ms`` of its output is
-the record's append time."""
 
+# Their outputs go to a delay topic, as requeued records.
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
-"""Outcomes whose outputs go to a delay topic, as requeued records that the service reads again."""
 
+# As metrics and the outcome topic spell them.
 OUTCOME_NAMES: Final = (
     "delivered",
     "dead_lettered",
@@ -42,46 +41,34 @@ OUTCOME_NAMES: Final = (
     "paced",
     "forwarded",
 )
-"""Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 
+# Partition -1: chosen by the output's key.
 Target: TypeAlias = tuple[str, int]
-"""``(topic, partition)`` to which an output is written; partition -1: chosen by the output's
-key."""
 
+# (outcome, topic, partition, key, value, headers, due_ms, offset): a record to be written, and the
+# source offset that it settles. For a delivery that was put off, ``due_ms`` is the negated end of
+# the wait. A tuple, because every delivered record has one (``bench whole``).
 Output: TypeAlias = tuple[int, str, int, bytes | None, bytes | None, list[Header], int, int]
-"""``(outcome, topic, partition, key, value, headers, due_ms, offset)``: a record to be written, and
-the source ``offset`` of the record that it settles. ``partition`` -1: chosen by the key. If a
-delivered record was put off, by a limit or because its target failed or was paused, ``due_ms`` is
-the negated end of the wait. A tuple, because every delivered record has one (``bench whole``)."""
 
 PAST_DUE: Final = "past_due"
+# Their lateness is measured apart: due before they were written, and put off.
 RESUMED: Final = "resumed"
-"""Kinds of deliveries whose lateness is measured apart: ``PAST_DUE``, of records that were due
-before they were written, and ``RESUMED``, of records that were put off."""
+# Lateness is the time since the records were written.
 SENT_HOME: Final = "forwarded"
-"""Kind of outputs that send records to the home partition of their id. Their lateness is the time
-since the records were written."""
 _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
 class Tally:
-    """Sums over the outputs of a transaction, for metrics. The outputs themselves need not be kept
-    until the commit, so their memory is reused while it is in the cache (``bench whole``).
+    """Sums over the outputs of a transaction, for metrics. Outputs need not be kept until the
+    commit, so their memory is reused while it is in the cache (``bench whole``).
 
-    Attributes:
-        records: number of outputs.
-        counts: number of outputs of each outcome, by the outcome's number.
-        delivered: due times of delivered records, epoch ms, by delay topic and target topic;
-            without the records in ``apart``.
-        apart: by kind (``PAST_DUE``, ``RESUMED``, ``SENT_HOME``), the instant from which the
-            lateness of each record counts, epoch ms: when it was written, or the end of its wait.
-        codes: ``delay-error`` of each dead letter.
+    ``delivered`` holds due times, epoch ms, by delay topic and target, without those in ``apart``:
+    by kind, the instants from which lateness counts.
     """
 
     __slots__ = ("apart", "codes", "counts", "delivered", "records")
 
     def __init__(self) -> None:
-        """Start with empty sums."""
         self.clear()
 
     def clear(self) -> None:
@@ -98,8 +85,8 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Add outputs of the delay topic ``topic`` to the sums. ``written_ms``: append times, epoch
-        ms, by source offset, of records that were due before they were written.
+        """Add outputs. ``written_ms``: append times, epoch ms, by offset, of records past due
+        then.
         """
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)

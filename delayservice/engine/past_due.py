@@ -1,7 +1,3 @@
-"""Append times of records that were due before they were written; their lateness counts from
-these.
-"""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,24 +7,19 @@ from delayservice.contract.entry import SCHEDULE, Entry, Row
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.pending import NO_MARK
 
+# The lateness of further ones counts from their due times.
 NOTED_MAX: Final = 20_000
-"""Largest number of noted records; the lateness of further ones counts from their due times."""
 
 
 class PastDue(dict[int, int]):
-    """Append times, epoch milliseconds, by source offset, of unsettled records that were due before
-    they were written.
-    """
+    """Append times, epoch ms, by source offset, of unsettled records that were due before then."""
 
     def __init__(self) -> None:
         super().__init__()
         self._keys_ms: dict[int, int] = {}
 
     def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
-        """Note the append times of those ``rows`` (consumed records) that were due before they were
-        written, as long as fewer than ``NOTED_MAX`` are noted. ``entries``: the rows decoded, in
-        the same order.
-        """
+        """Note those of ``rows``; ``entries`` are the same rows decoded."""
         found = [
             (entry[0], row[1], entry[2])
             for row, entry in zip(rows, entries, strict=True)
@@ -39,9 +30,6 @@ class PastDue(dict[int, int]):
             self._keys_ms[offset] = key_ms
 
     def forget(self, committed: Cursor) -> None:
-        """Drop the records that are settled by ``committed``, the cursor of the shard as last
-        committed.
-        """
         keys = self._keys_ms
         gone = [o for o in keys if committed.has_settled((keys[o], o), NO_MARK)]
         for offset in gone:

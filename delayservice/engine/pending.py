@@ -8,31 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+# No other record has cancelled, replaced or fired it.
 NO_MARK: Final = -1
-"""Mark of a record that no other record has cancelled, replaced or fired."""
 
+# (key_ms, offset, mark, payload) as a store keeps it. ``mark`` is the offset of the record that
+# cancels, replaces or fires it, or ``NO_MARK``.
 Frame: TypeAlias = tuple[int, int, int, bytes]
-"""Pending record as a store keeps it: ``(key_ms, offset, mark, payload)``. ``key_ms`` is in epoch
-ms, ``mark`` is the offset of the record that cancels, replaces or fires it, or ``NO_MARK``."""
 
+# (id, key_ms, offset) of a stored record that has a ``delay-id``.
 Named: TypeAlias = tuple[bytes, int, int]
-"""``(id, key_ms, offset)`` of a stored record that has a ``delay-id``; ``key_ms`` is in epoch
-ms."""
 
+# (id, key_ms, offset, mark): the user record at ``mark`` settles the one at this key.
 Mark: TypeAlias = tuple[bytes, int, int, int]
-"""``(id, key_ms, offset, mark)``: the user record at offset ``mark`` cancels, replaces or fires the
-pending record with the key ``(key_ms, offset)``."""
 
+# (start_ms, stop_ms, count): records in a stretch of time, epoch ms, ``stop_ms`` exclusive. A
+# negative number corrects other counts of that stretch.
 Lump: TypeAlias = tuple[int, int, int]
-"""``(start_ms, stop_ms, count)``: number of records in a stretch of time, epoch ms, ``stop_ms``
-exclusive. A negative number corrects other counts of that stretch."""
 
 
 @dataclass(slots=True)
 class Additions:
-    """Records, ids and marks that a store must append after source records were read, each list in
-    the order of the source offsets.
-    """
+    """Records, ids and marks that a store must append, each list in the order of offsets."""
 
     frames: list[Frame] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)

@@ -6,19 +6,17 @@ from enum import Enum
 
 
 class Role(Enum):
-    """Role of a node for a slice at one moment, as ``ha.ownership`` computes it."""
+    """Role of a node for a slice, as ``ha.ownership`` computes it."""
 
+    # Stores the records of the slice, and does not deliver them.
     REPLICA = "replica"
-    """The node stores the records of the slice, and does not deliver them."""
+    # A replica that is about to own the slice; it opens its transactional producer ahead.
     HEIR = "heir"
-    """The node is a replica that is about to become the owner; it opens its transactional producer
-    ahead."""
+    # Still the owner, but ZooKeeper can't be reached: it begins no new transaction.
     PAUSED = "paused"
-    """The node is still the owner, but can't reach ZooKeeper: it begins no new transaction."""
+    # Delivers the records of the slice. A former owner is fenced by Kafka.
     OWNER = "owner"
-    """The node delivers the records of the slice. A former owner is fenced by Kafka."""
 
     @property
     def keeps_owning(self) -> bool:
-        """Return whether an owner that gets this role is still the owner."""
         return self in {Role.OWNER, Role.PAUSED}

@@ -11,38 +11,28 @@ from delayservice.contract.targets import Allowlist
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Names of the dead-letter and outcomes topics, and settings of requeued records. Equal for all
-    shards of a cluster.
+    """Topics for dead letters and outcomes, and settings of requeued records, equal for all
+    shards.
     """
 
     dead_letter: str
-    """Name of the dead-letter topic."""
     outcomes: str
-    """Name of the outcomes topic."""
     secret: bytes
-    """Secret that signs requeued records and envelopes."""
     roll_window_ms: int
-    """Roll window, the longest wait before a record is rolled, ms."""
+    # Rolls come up to this much earlier, which spreads bursts.
     roll_spread_ms: int
-    """Largest time by which a record is rolled before the end of its roll window, ms; it spreads
-    bursts."""
+    # The wait after each failed attempt; after one more failure, a record is dead-lettered.
     park_delays_ms: tuple[int, ...]
-    """Wait after each failed delivery attempt, ms; after one more failure, a record is
-    dead-lettered."""
     cron_time: CronTime
-    """Function of a cron expression, a time zone and a time, that returns the next occurrence."""
+    # First wait of a record whose target is paused; up to half is added to spread records.
     held_ms: int = 60_000
-    """First wait of a record whose target is paused, ms; up to half of it is added to spread
-    records."""
+    # Verify requeued records and envelopes while the secret is replaced.
     accepted: tuple[bytes, ...] = ()
-    """Further secrets that verify requeued records and envelopes, while the secret is replaced."""
     allowlist: Callable[[str], Allowlist] = Allowlist
-    """Function that returns the targets that settings allow to the records of a delay topic;
-    default: no targets."""
+    # Records are parked while their target does not exist, else dead-lettered.
     parks_missing: bool = True
-    """True: records are parked while their target does not exist; False: they are dead-lettered."""
 
+    # The first one signs.
     @property
     def secrets(self) -> tuple[bytes, ...]:
-        """Return the secrets that verify requeued records and envelopes; the first one signs."""
         return (self.secret, *self.accepted)
