@@ -30,31 +30,12 @@ from delayservice.slices.slice import Slice
 class Edges:
     """Clients, clocks, threads and settings of one worker's loop.
 
-    Attributes:
-        node_id: name of this node.
-        source: consumer of the delay topics.
-        sink: transactional producer of outputs and checkpoints.
-        checkpoints: consumer of the checkpoint topic.
-        succession: calls to Kafka and ZooKeeper that a take-over makes.
-        background: threads for calls that block.
-        writing: thread only for calls of the sink that block, so that they wait for no other calls.
-        clock: wall clock and monotonic clock.
-        gate: the node's role for each slice.
-        clock_watch: whether the node's wall clock is trusted; without that nothing is delivered.
-        observer: receives what the loop does, for metrics.
-        routes: topics to which outputs are written, and the cluster secrets.
-        limits: sizes, intervals and waits of the loop.
-        contract_of: returns the contract that settings ask for; takes the delay topic and the
-            newest contract version allowed.
-        flow_rules: returns the limits of deliveries that apply to each slice.
-        disk_level: returns how full the disk is.
-        copies_of: returns the object that keeps the digests of a slice's copies and repairs them;
-            takes the slice's number. None: digests are off.
-        pausing: returns a context that surrounds the wait for records; within it other threads may
-            read the lanes.
-        is_held: returns whether deliveries of a delay topic are paused.
-        tended: updates the metrics of a slice; it is called about once a second while the slice
-            changes, less often while it is idle. Returns whether to call it again in a second.
+    ``writing`` is only for calls of the sink that block, so that they wait for no others. Without a
+    trusted ``clock_watch`` nothing is delivered. ``contract_of`` takes delay topic and newest
+    allowed contract version. ``copies_of`` takes a slice; None: digests are off. Within the context
+    of ``pausing`` other threads may read the lanes. ``is_held``: an operator paused the delay
+    topic. ``tended`` updates a slice's metrics about once a second while it changes, and returns
+    whether to call it again in a second.
     """
 
     node_id: str
@@ -78,7 +59,7 @@ class Edges:
     is_held: Callable[[str], bool] = lambda _: False
     tended: Callable[[Slice], bool] = lambda _: False
 
+    # Hashes of the cluster secrets; the first secret signs.
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Return a short hash of each cluster secret; the first secret is the one that signs."""
         return tuple(map(fingerprint, self.routes.secrets))

@@ -1,5 +1,3 @@
-"""Take-over of single shards, from the last checkpoint, the log's present ends and the settings."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,12 +16,8 @@ _log = structlog.get_logger(__name__)
 
 
 class LaneTaker:
-    """Take-over of single shards of claimed slices.
-
-    Args:
-        parts: objects that the steps of the worker's loop share.
-        await_end: begins a query for the end of a lane's log, if the lane can't settle before it
-            has read a certain offset, which the log may have lost.
+    """Take-over of single shards of claimed slices. ``await_end`` begins a query for the end of
+    a lane's log that may have lost what the lane waits for.
     """
 
     def __init__(self, parts: LoopParts, await_end: Callable[[AnyLane], None]) -> None:
@@ -32,10 +26,9 @@ class LaneTaker:
         self._await_end = await_end
 
     def take(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
-        """Make this node the owner of a shard, from the last checkpoint on. ``bounds``: start and
-        end of the log; ``stored_before``: S of the shard before ``bounds`` were queried. Records
-        stored since then may lie above ``bounds.end``, unless they were read of an earlier leader:
-        then the log was truncated.
+        """Make this node the owner of a shard. ``stored_before``: S before ``bounds`` were
+        queried. Records stored since may lie above ``bounds.end``, unless they were read of an
+        earlier leader: then the log was truncated.
         """
         if stored_before <= bounds.end and lane.is_read_by(bounds.leader_epoch):
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
@@ -51,11 +44,8 @@ class LaneTaker:
         self._parts.transaction.touched.add(slice_.number)
         self._parts.agenda.look_again(lane)
 
+    # The number of home partitions stays: pending ids would not be found any more.
     def _with_homes(self, lane: AnyLane, wanted: Contract) -> Contract:
-        """Return ``wanted`` with the ``id_partitions`` (number of home partitions) of the contracts
-        in force. A changed setting is ignored and logged, because pending ids would not be found
-        any more.
-        """
         slices = self._parts.slices.values()
         lanes = [s.lanes[lane.topic] for s in slices if lane.topic in s.lanes]
         count = max(one.contracts.id_partitions for one in [lane, *lanes])

@@ -14,17 +14,13 @@ from typing import Final
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Bounds, Run
 
+# Each reading steps so much further back.
 _FURTHER: Final = 8
-"""Factor by which the number of offsets to step back grows with each reading."""
 
 
 class LevelProof:
-    """Search in one level topic's log on its owner, for records that replaced lost ones. Only the
-    thread of the worker's loop uses it.
-
-    Attributes:
-        checkpoint_last: the newest record that was read, for the next checkpoint.
-        offset: H, or a lower offset at which the log holds a record that replaced a lost one.
+    """Search in one level topic's log on its owner, for records that replaced lost ones.
+    ``offset`` is H, or a lower offset that holds such a record.
     """
 
     def __init__(self) -> None:
@@ -35,15 +31,14 @@ class LevelProof:
         self._log_start = self._begun_at = 0
         self._back = 1
 
+    # H while the log is read again from below H, else 0.
     @property
     def awaited_end(self) -> int:
-        """Return H while the log is read again from below H, else 0."""
         return 0 if self._is_over or self._begun_at >= self.offset else self.offset
 
     def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
-        """Start the search, and return the source offset to read from: ``offset`` (H), or the one
-        below it if the log's leader has changed since ``last_read`` (the last record of the
-        checkpoint).
+        """Start the search; return the offset to read from: H, or the one below if the log's
+        leader has changed since ``last_read``.
         """
         epoch = last_read.leader_epoch
         # Without its offset: the record may be lost, and is read again if it is not.
@@ -55,8 +50,8 @@ class LevelProof:
         return self._begun_at
 
     def look(self, run: Run) -> int | None:
-        """Examine polled records, and lower ``offset`` to the first one that replaced a lost one.
-        Return an earlier source offset from which to read again, or None to go on reading.
+        """Lower ``offset`` to the first record that replaced a lost one; return an earlier
+        offset from which to read again, or None.
         """
         if self._is_over:
             return None
@@ -74,7 +69,6 @@ class LevelProof:
         return None
 
     def note(self, run: Run) -> None:
-        """Set ``checkpoint_last`` to the last of these polled records, which lie at H or above."""
         epoch, last = run.leader_epoch, run.rows[-1][0]
         if epoch >= 0 and (
             last > self.checkpoint_last.offset or epoch > self.checkpoint_last.leader_epoch

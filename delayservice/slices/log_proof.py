@@ -1,12 +1,10 @@
 """Leader epochs of a store's records, by which a log that lost its end and grew again is told from
 the log that was read.
 
-A log that loses its end and grows again has other records at the same offsets. They differ in the
-leader epoch, the number of the partition leader that appended them, which rises with each new
-leader. The Kafka client itself checks each position that it is given with a leader epoch, when it
-is assigned and whenever the leader changes (KIP-320): whether the log still holds what lies below.
-So this module does not read records again. It knows which epoch to give to the client, and where
-each epoch begins in the store, which tells whether H of a checkpoint belongs to the same log.
+Such a log has other records at the same offsets, with a higher leader epoch. The Kafka client
+itself checks each position that it is given with an epoch (KIP-320), so this module does not read
+records again. It knows which epoch to give, and where each epoch begins in the store, which tells
+whether H of a checkpoint belongs to the same log.
 """
 
 from __future__ import annotations
@@ -19,19 +17,10 @@ from delayservice.engine.shard import Shard
 
 
 class LogProof:
-    """Leader epochs of the records of one lane's store. Only the thread of the worker's loop uses
-    it.
+    """Leader epochs of the records of one lane's store. Only the loop's thread uses it.
 
-    Args:
-        topic: the delay topic.
-        partition: its partition.
-        shard: progress of the lane.
-
-    Attributes:
-        checkpoint_last: on an owner, the last record read, which its next checkpoint names.
-        epochs: first stored record of each leader epoch, ascending.
-        is_unproved: whether an owner still waits for the first batch, or the end of the log, from
-            a position that the client has to check.
+    ``epochs`` are the first stored record of each, ascending. ``is_unproved``: an owner still waits
+    for the first batch, or the log's end, from a position that the client has to check.
     """
 
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
@@ -41,16 +30,14 @@ class LogProof:
         self.epochs: tuple[LastRead, ...] = ()
         self.is_unproved = False
         self._last_read = NOTHING_READ
+        # The log holds no record above ``_last_read`` below this.
         self._read_stop = 0
-        """Source offset, exclusive, up to which the log holds no record above ``_last_read``."""
         self._log_start = 0
-        """First source offset of the log when ``expire`` was called last."""
 
     def restore(
         self, last_read: LastRead, read_stop: int, epochs: tuple[LastRead, ...] = ()
     ) -> None:
-        """Set the facts of the store's label: the last record read, ``read_stop``, the source
-        offset up to which the log was read, exclusive, and the first record of each epoch.
+        """Set the facts of the store's label. ``read_stop``: the log was read up to it, exclusive.
 
         After a crash the label and S may be of different times. A label names an epoch before a
         record of it is stored, so the epochs below S are known; the last record is not, and the
@@ -64,36 +51,28 @@ class LogProof:
             self._last_read = LastRead(self._newest, stored - 1)
             self._read_stop = stored
 
+    # The last record read, and the offset up to which the log was read.
     @property
     def position(self) -> tuple[LastRead, int]:
-        """Return the last record that was read (offset and leader epoch), and the source offset up
-        to which the log was read, exclusive.
-        """
         return self._last_read, self._read_stop
 
     @property
     def _newest(self) -> int:
-        """Return the highest leader epoch of the stored records; -1: unknown."""
         return self.epochs[-1].leader_epoch if self.epochs else -1
 
     def last_below(self, offset: int) -> LastRead:
-        """Return offset and leader epoch of the last record below ``offset``; ``NOTHING_READ`` if
-        that record was not read or has expired.
-        """
+        """Return the last record below ``offset``; ``NOTHING_READ``: not read, or expired."""
         is_held = self._last_read.offset >= max(self._log_start - 1, 0)
         is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
+    # -1, an unknown epoch, counts as the same.
     def is_read_by(self, leader_epoch: int) -> bool:
-        """Return whether the newest record was read of the leader with this epoch, or of a later
-        one; -1, an unknown epoch, counts as the same.
-        """
         return self._newest >= leader_epoch
 
     def first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
-        """Return the first record read below H whose leader epoch is higher than that of
-        ``last_read``, the checkpoint's last record. It was written in the place of a lost record,
-        and H has not passed it. None: there is no such record.
+        """Return the first record below H with a higher epoch than the checkpoint's last record:
+        it replaced a lost one, and H has not passed it.
         """
         if last_read.leader_epoch < 0:
             return None
@@ -109,9 +88,8 @@ class LogProof:
         self.is_unproved = False
 
     def take_over(self, last_read: LastRead, bounds: Bounds) -> None:
-        """Begin as an owner. ``last_read``: last record read by the owner that wrote the
-        checkpoint; ``bounds``: the log's ends and leader epoch now. If the log has another leader
-        than the one that the last record was read of, the client has to check the position first.
+        """Begin as an owner. If the log has another leader than the one that the checkpoint's
+        last record was read of, the client has to check the position first.
         """
         self.checkpoint_last = last_read
         is_other = 0 <= self._last_read.leader_epoch != bounds.leader_epoch
@@ -120,9 +98,7 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """Note that the log starts at source offset ``start`` now. Return True if the last record
-        that was read has expired, so that the client has to seek again.
-        """
+        """Note the log's start; return whether the last record read has expired: seek again."""
         is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1
         self._log_start = max(self._log_start, start)
         gone = sum(1 for after in self.epochs[1:] if after.offset <= start)
@@ -130,23 +106,17 @@ class LogProof:
         return is_gone
 
     def start_over(self) -> None:
-        """Clear all leader epochs, because the store was emptied."""
         self.epochs = ()
 
     def forget_last(self) -> None:
-        """Clear the last record read, because the log may have lost it."""
         self._last_read = NOTHING_READ
         self.is_unproved = False
 
     # --- read ----------------------------------------------------------------------------------
 
     def prove(self, run: Run) -> None:
-        """Check polled records before they are stored, and note their leader epoch if it is new.
-        ``run``: records with consecutive offsets.
-
-        Raises:
-            LogTruncatedError: they were written in the place of records that the log has lost; call
-                ``refit`` of the lane.
+        """Check polled records before they are stored, and note a new leader epoch. Raise
+        ``LogTruncatedError`` if they replaced lost ones; call ``refit`` of the lane.
         """
         self.is_unproved = False
         if not run.rows or run.leader_epoch < 0:

@@ -19,7 +19,6 @@ _log = structlog.get_logger(__name__)
 
 
 def report_lost(place: Place, lost: Lost) -> None:
-    """Log as an error that retention deleted the offsets ``lost`` before they were settled."""
     _log.error(
         "offsets_lost",
         topic=place[0],
@@ -32,9 +31,6 @@ def report_lost(place: Place, lost: Lost) -> None:
 
 
 def report_truncated(place: Place, consequence: str, **facts: int) -> None:
-    """Log as an error that a log has lost its end. ``consequence``: what the lane does now, as a
-    clause of the hint; ``facts``: fields of the log line, such as source offsets.
-    """
     _log.error(
         "log_truncated",
         topic=place[0],
@@ -45,11 +41,8 @@ def report_truncated(place: Place, consequence: str, **facts: int) -> None:
     )
 
 
+# If the node or its store is new, pending records were rolled to later offsets.
 def report_expired(place: Place, first: int, stop: int) -> None:
-    """Log as a warning that retention deleted the source offsets from ``first`` to ``stop``,
-    exclusive, before they were stored. If the node or its store is new, pending records among them
-    were rolled to later offsets.
-    """
     _log.warning(
         "log_starts_later",
         topic=place[0],

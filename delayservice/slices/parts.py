@@ -1,5 +1,3 @@
-"""Objects of a worker's loop that its steps share."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,14 +12,7 @@ from delayservice.slices.transaction import Transaction
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """Objects of one worker's loop that its steps share.
-
-    Attributes:
-        slices: the slices that the loop serves, by number.
-        transaction: carries outputs, claims, checkpoints and releases.
-        agenda: shards that have something to settle, and when.
-        edges: clients, clocks, threads and settings.
-    """
+    """Objects of one worker's loop that its steps share."""
 
     slices: Mapping[int, Slice]
     transaction: Transaction
@@ -29,7 +20,6 @@ class LoopParts:
     edges: Edges
 
     def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
-        """Return the slice with this number, and its lane of ``topic``; None: not served here."""
         slice_ = self.slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)
         return None if slice_ is None or lane is None else (slice_, lane)

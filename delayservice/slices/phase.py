@@ -8,25 +8,19 @@ from typing import Final
 
 
 class Phase(Enum):
-    """Phases of a slice on one node."""
-
     REPLICA = "replica"
-    """The node stores records, and settles none."""
+    # The next commit carries the claim of this node's writer.
     CLAIMING = "claiming"
-    """The next commit carries the claim of this node's writer."""
+    # The claim is committed; former writers are being fenced, and their last checkpoint read.
     TAKING = "taking"
-    """The claim is committed. Former writers are being fenced, and their last checkpoint read."""
+    # The next commit carries this owner's first checkpoint, or the first with an added shard.
     TAKEN = "taken"
-    """The next commit carries this owner's first checkpoint, or the first with an added shard."""
     OWNER = "owner"
-    """The node stores and settles records."""
+    # The next commit carries the release.
     RELEASING = "releasing"
-    """The next commit carries the release."""
 
 
 class Step(Enum):
-    """Events that move a slice to another phase."""
-
     CLAIM = "the ensemble wants this node to own it"
     WITHDRAW = "the claim is not wanted any more, and no commit carries it"
     FENCE = "the claim is committed"
@@ -57,20 +51,15 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
     **{(phase, Step.STEP_DOWN): Phase.REPLICA for phase in Phase},
 }
 
+# Lanes advance a cursor themselves, and ignore those of checkpoints read back.
 OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
-"""Phases in which lanes advance a cursor themselves, and ignore those of checkpoints read back."""
+# May end with a release, which follows a last checkpoint.
 SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
-"""Phases that may end with a release, which follows a last checkpoint."""
+# Before a commit of this ownership's first checkpoint, or the first with an added shard.
 ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
-"""Phases before a commit of this ownership's first checkpoint, or the first with an added shard."""
 
 
 def next_phase(phase: Phase, step: Step) -> Phase:
-    """Return the phase to which ``step`` leads from ``phase``.
-
-    Raises:
-        PhaseError: the step is not allowed in this phase.
-    """
     found = _NEXT.get((phase, step))
     if found is None:
         raise PhaseError(f"no step {step.name} leads from {phase.name}")

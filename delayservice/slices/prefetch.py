@@ -1,7 +1,3 @@
-"""Preparations for records that were just read from a delay topic: looks up their targets before
-they are due, and notes the delivery times that an earlier owner assigned to paced records.
-"""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,13 +10,8 @@ from delayservice.engine.settle import Settler
 
 
 class Prefetch:
-    """Preparations for the records of one shard, made when they are stored.
-
-    Args:
-        settler: knows the targets that settings deny. They are not looked up, because a client can
-            name any number of them.
-        targets: states of target topics.
-        flow: the limits of the slice; None: no limits.
+    """Preparations for records of one shard just stored. Targets that settings deny are not
+    looked up, because a client can name any number of them.
     """
 
     def __init__(self, settler: Settler, targets: Targets, flow: Flow | None) -> None:
@@ -29,8 +20,8 @@ class Prefetch:
         self._flow = flow
 
     def note(self, entries: Sequence[Entry]) -> None:
-        """Report the delivery times that paced records have from an earlier owner to ``flow``, and
-        start to look up targets whose state is unknown. ``entries``: records just stored, decoded.
+        """Report the turns that an earlier owner gave to paced records, and look up unknown
+        targets.
         """
         flow, targets = self._flow, self._targets
         if flow is not None and flow.has_rates:

@@ -1,6 +1,4 @@
-"""Reading of records from the log again, to rebuild a damaged part of the store (rule 4 of the
-design).
-"""
+"""Reading of records from the log again, to rebuild a damaged part of the store (rule 4)."""
 
 from __future__ import annotations
 
@@ -16,21 +14,15 @@ from delayservice.engine.marking import CopyScan, is_user_record
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.ports import Place, Run, Source
 
+# While the log is read; one due time may need more.
 _BYTES_MAX: Final = 32 << 20
-"""Largest memory for records while the log is read, bytes; one due time may need more."""
+# Memory that a stored record takes beside its payload.
 _FRAME_BYTES: Final = 300
-"""Bytes of memory that a stored record takes beside its payload."""
 
 
 class ShardLog(NamedTuple):
-    """Log of a shard, from which its records are read again.
-
-    Attributes:
-        source: consumer of the delay topics.
-        reader: decoder of the log's records.
-        place: the delay topic and its partition.
-        scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK`` if it has
-            none.
+    """Log of a shard, from which records are read again. ``scan_back`` returns the offset of a
+    requeued record's canceller, or ``NO_MARK``.
     """
 
     source: Source
@@ -40,13 +32,11 @@ class ShardLog(NamedTuple):
 
 
 def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """Read the records of a damaged slot from the log. Return the end of the due times that were
-    read, epoch ms, exclusive, and the stored records below it with their marks: the whole slot, or
-    its first part if memory is too small. ``damage``: due times and offsets of the slot;
-    ``stored``: S.
+    """Read a damaged slot from the log; return the end of the due times read, epoch ms, exclusive,
+    and the records below it: a first part if memory is too small.
 
-    A canceller may lie anywhere below ``stored``. So the log is read beyond the slot's offsets
-    while one of its records has an id and no mark.
+    A canceller may lie anywhere below S. So the log is read beyond the slot's offsets while one of
+    its records has an id and no mark.
     """
     stop = min(damage.stop_offset, stored)
     slot = Rereading(log, damage.start_ms, damage.stop_ms)
@@ -60,18 +50,9 @@ def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[i
 
 
 class Rereading:
-    """Reader of the records of a key range from the log, in small steps between which the loop goes
-    on. It collects them with the marks that later records set on them. If memory is too small for
-    all, ``stop_ms`` is lowered, and the caller continues there with another reader.
-
-    Args:
-        log: the log to read.
-        start_ms: the first due time of the range, epoch milliseconds.
-        stop_ms: the end of the range, exclusive, epoch milliseconds.
-
-    Attributes:
-        stop_ms: the end of the due times that are read, exclusive, epoch milliseconds: lower than
-            asked for if memory is too small for all.
+    """Reader of a range of due times, epoch ms, in small steps between which the loop goes on.
+    It collects records and marks. If memory is too small, ``stop_ms`` is lowered, and the caller
+    continues there with another reader.
     """
 
     def __init__(self, log: ShardLog, start_ms: int, stop_ms: int) -> None:
@@ -81,12 +62,11 @@ class Rereading:
         self._kept: dict[int, tuple[int, bytes]] = {}
         self._bytes, self._bytes_max = 0, _BYTES_MAX
         self._marks: dict[int, int] = {}
+        # By id, source offsets of collected records without a mark.
         self._unmarked: dict[bytes, list[int]] = {}
-        """By id: source offsets of collected records on which no record of a client set a mark."""
 
     @property
     def has_unmarked(self) -> bool:
-        """Return whether a collected record has an id and no mark (offset of its canceller) yet."""
         return bool(self._unmarked)
 
     def hold(self, frames: Iterable[Frame]) -> None:
@@ -95,23 +75,19 @@ class Rereading:
             self._hold(frame)
 
     def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Set the marks that the store was given since ``hold``. ``marked``: pairs of mark and
-        key.
-        """
+        """Set the marks that the store was given since ``hold``."""
         self._marks |= {offset: x for x, (_, offset) in marked if offset in self._kept}
 
     def read(self, start: int, stop: int) -> Iterator[int]:
-        """Read source offsets ``[start, stop)`` batch by batch, and yield after each the number of
-        records collected so far. Raise ``KafkaEdgeError`` if the log no longer holds ``start``.
+        """Read ``[start, stop)``; yield the number of records after each batch. Raise
+        ``KafkaEdgeError`` if the log no longer holds ``start``.
         """
         for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
             self.take(run, stop)
             yield len(self._kept)
 
     def take(self, run: Run, stop: int) -> None:
-        """Collect the records of a batch below source offset ``stop``, and the marks that all
-        records of the batch set on collected ones.
-        """
+        """Collect a batch's records below ``stop``, and the marks that it sets."""
         for entry in self._log.reader.read_batch(run.rows):
             if entry[3] is not None and is_user_record(entry):
                 for marked in self._unmarked.pop(entry[3], ()):
@@ -120,7 +96,6 @@ class Rereading:
                 self._keep(entry)
 
     def frames(self) -> list[Frame]:
-        """Return the collected records as a store keeps them, with their marks."""
         return [
             (key_ms, offset, self._marks.get(offset, NO_MARK), data)
             for offset, (key_ms, data) in self._kept.items()
@@ -149,10 +124,8 @@ class Rereading:
         if self._bytes > self._bytes_max:
             self._narrow()
 
+    # Drops the later half of the due times; records of one due time are kept.
     def _narrow(self) -> None:
-        """Lower ``stop_ms`` so that the records of the later half of the due times are dropped. If
-        all have one due time, they are kept.
-        """
         keys = sorted({key_ms for key_ms, _ in self._kept.values()})
         self.stop_ms = keys[(len(keys) + 1) // 2] if len(keys) > 1 else keys[0] + 1
         self._kept = {o: kept for o, kept in self._kept.items() if kept[0] < self.stop_ms}

@@ -1,5 +1,3 @@
-"""Reads of a lane's store, during which damaged parts are rebuilt from the log."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -24,13 +22,8 @@ _log = structlog.get_logger(__name__)
 
 
 class RepairingStore:
-    """Reader of one shard's store. When it finds a damaged slot, it rebuilds the slot from the log
-    and reads again.
-
-    Args:
-        store: the store.
-        shard: progress of the shard.
-        log: returns the shard's log with its present decoder.
+    """Reader of one shard's store. When it finds a damaged slot, it rebuilds the slot from the
+    log and reads again.
     """
 
     def __init__(self, store: DeliveryStore, shard: Shard, log: Callable[[], ShardLog]) -> None:
@@ -40,9 +33,7 @@ class RepairingStore:
         self._log = log
 
     def read_due(self, after: Key, now_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` stored records with keys above ``after`` that are due at
-        ``now_ms``, epoch ms, in key order; see ``Store.read_due``.
-        """
+        """Return stored records due at ``now_ms``, in key order; see ``Store.read_due``."""
         while True:
             try:
                 return self._store.read_due(after, now_ms, limit)
@@ -50,9 +41,7 @@ class RepairingStore:
                 self._mend(damage)
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield all stored records with keys above ``after``, up to due time ``upto_ms`` (epoch ms,
-        inclusive), in key order.
-        """
+        """Yield all stored records above ``after`` up to ``upto_ms``, inclusive, in key order."""
         while True:
             try:
                 for frame in self._scanner.frames(after, upto_ms):
@@ -64,11 +53,8 @@ class RepairingStore:
                 return
 
     def pending_at(self, key: Key) -> Payload:
-        """Return the payload of the pending record with key ``key``, from the store, else from the
-        log.
-
-        Raises:
-            KafkaEdgeError: neither holds the record.
+        """Return a pending record's payload, from the store, else from the log; raise
+        ``KafkaEdgeError`` if neither holds it.
         """
         key_ms, offset = key
         for frame in self.scan((key_ms, offset - 1), key_ms):
@@ -86,17 +72,11 @@ class RepairingStore:
         )
 
     def repair(self, start_ms: int, stop_ms: int, first_offset: int) -> Iterator[int]:
-        """Rebuild a range of due times in the store from the log, damaged or not, in many small
-        steps. Stored records that the log no longer holds are kept.
+        """Rebuild a range of due times from the log, damaged or not, in small steps; yield the
+        number of records found after each. Stored records that the log no longer holds are kept.
 
-        Args:
-            start_ms: the first due time, epoch milliseconds; the range is widened to whole hours,
-                the greatest width of a slot.
-            stop_ms: the end of the range, exclusive, epoch milliseconds.
-            first_offset: source offset of the first record in the log that belongs to the range.
-
-        Yields:
-            After each step, the number of records found so far in the range.
+        The range, epoch ms, is widened to whole hours, the greatest width of a slot.
+        ``first_offset`` is the first in the log that belongs to it.
         """
         start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
         done = 0
@@ -111,9 +91,8 @@ class RepairingStore:
             yield done
 
     def check_is_in_log(self, log_start: int) -> Iterator[int]:
-        """Check that the log, which starts at source offset ``log_start``, holds every pending
-        record of the store. Yield 0 after each small step. Raise ``KafkaEdgeError`` if it does not,
-        because the store may hold the last copy of a record.
+        """Check, in small steps, that the log holds every pending record; raise
+        ``KafkaEdgeError`` if it does not: the store may hold the last copy of a record.
         """
         k, h = self._shard.committed
         scanner, after, end = self._store.scanner(), k, (DUE_STOP_MS, OFFSET_MAX)
@@ -126,11 +105,8 @@ class RepairingStore:
                 )
             yield 0
 
+    # From the store and the log, up to S at the end.
     def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
-        """Collect the records of a range of due times from the store and the log in ``again``, up
-        to S at the end, in small steps. Yield after each step: 0 while the store is read, then the
-        number of records collected so far.
-        """
         log, stored = self._log(), self._shard.stored
         log_start = log.source.bounds(log.place).start
         scanner, after = self._store.scanner(), (start_ms, -1)

@@ -1,5 +1,3 @@
-"""Label of a store: a record in it that names the contracts and secrets by which it was filled."""
-
 from __future__ import annotations
 
 import structlog
@@ -15,13 +13,8 @@ _log = structlog.get_logger(__name__)
 
 
 class StoreLabel:
-    """Reader and writer of a store's label. New contracts are written to it before records are read
-    by them.
-
-    Attributes:
-        known: the label; None: there is no readable label, so it is unknown how the store was
-            filled.
-        fingerprints: hashes of the cluster secrets by which this process verifies requeued records.
+    """Reader and writer of a store's label. New contracts are written to it before records are
+    read by them. ``known`` None: it is unknown how the store was filled.
     """
 
     def __init__(
@@ -37,19 +30,14 @@ class StoreLabel:
 
     @property
     def contracts(self) -> Contracts:
-        """Return the contracts that the store's label names; without one, the default contract."""
         return self.known.contracts if self.known else Contracts([(0, Contract())])
 
     @property
     def has_refused(self) -> bool:
-        """Return whether the store lacks a requeued record that no known secret had signed."""
         return self.known is not None and self.known.has_refused
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Return the ranges of offsets that retention deleted before they could be read, to be
-        stored or to be searched for cancellers.
-        """
         return () if self.known is None else self.known.gaps
 
     def write(
@@ -59,10 +47,7 @@ class StoreLabel:
         has_refused: bool | None = None,
         gaps: tuple[Gap, ...] | None = None,
     ) -> None:
-        """Write the store's label with ``contracts`` and the last record read. ``has_refused``:
-        whether a requeued record was not stored, as no known secret had signed it; ``gaps``:
-        offsets never read. None leaves a value unchanged.
-        """
+        """Write the label with the last record read; None leaves a value unchanged."""
         self.known = Label(
             contracts,
             self.fingerprints,
@@ -74,9 +59,8 @@ class StoreLabel:
         self._store.set_label(self.known.encode())
 
     def is_read_otherwise(self, stored: int, contracts: Contracts) -> bool:
-        """Return whether ``contracts``, or secrets of this process, read the records below offset
-        ``stored`` in another way than they were read when they were stored, or whether that is
-        unknown; log a warning if so.
+        """Return whether records below ``stored`` would be read otherwise now, or whether that
+        is unknown; log a warning if so.
         """
         if stored == 0:
             return False
@@ -98,7 +82,6 @@ class StoreLabel:
 
 
 def _label_of(label: bytes) -> Label | None:
-    """Return the decoded label; None: it is empty, or another version of the service wrote it."""
     try:
         return Label.decode(label)
     except ContractError:

@@ -26,22 +26,17 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Place, Succession
 from delayservice.slices.any_lane import AnyLane
 
+# About 200 contracts, as JSON.
 CONTRACTS_BYTES_MAX: Final = 64 << 10
-"""Largest size of a shard's contracts in a checkpoint, bytes of JSON: about 200 contracts."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Facts that a take-over found about one slice.
-
-    Attributes:
-        claim: offset of this node's claim in the claims topic; checkpoints name it.
-        checkpoint: the newest one, after which no former writer can write another; None: there is
-            none, the slice was never served.
-        bounds: start and end of the logs of its shards, queried after former writers were fenced.
-        fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
+    """What a take-over found about one slice. After ``checkpoint`` no former writer can write
+    another; None: the slice was never served. Claims of ``fenced`` writers may be deleted once
+    this owner's first checkpoint is committed.
     """
 
     claim: int
@@ -57,22 +52,12 @@ def take_over(
     places: Collection[Place],
     secrets: Collection[str],
 ) -> dict[int, Taken]:
-    """Fence former writers of slices whose claims are committed, and read the last checkpoints.
-    Blocks, so it is called on a helper thread.
+    """Fence former writers of slices whose claims are committed, read the last checkpoints, and
+    return the facts of slices that this node is still to own. Blocks: call it on a helper thread.
 
-    Args:
-        succession: Kafka and ZooKeeper.
-        me: transactional id of this worker's writer.
-        slices: by slice, the ``turn`` (number) of this worker's newest claim of it, minus 1.
-        places: the shards of these slices that are served here.
-        secrets: fingerprints (hashes) of the secrets by which this node verifies requeued records.
-
-    Returns:
-        By slice, the facts about each slice that this node is still to own.
-
-    Raises:
-        KafkaEdgeError: Kafka did not answer in time, or a checkpoint can't be decoded or was signed
-            with an unknown secret.
+    ``slices``: the ``turn`` of this worker's newest claim of each, minus 1. Raise
+    ``KafkaEdgeError`` if Kafka did not answer in time, or a checkpoint can't be decoded or
+    verified.
     """
     claims = succession.await_claims(slices)
     wanted = succession.confirm(slices.keys())
@@ -108,10 +93,8 @@ def _own_checkpoint(
 def take_over_lane(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
-    """Make ``lane`` the owner of its shard. ``known``: the shard's part of the last checkpoint,
-    None: it was never served; ``bounds``: start and end of its log, queried after former writers
-    were fenced; ``wanted``: the contract that settings ask for; ``now_ms``: now, epoch
-    milliseconds.
+    """Make ``lane`` the owner of its shard. ``known`` None: the shard was never served.
+    ``wanted``: the contract that settings ask for.
     """
     if known is not None and known.topic_id != lane.topic_id:
         _log.error(
@@ -128,16 +111,12 @@ def take_over_lane(
         lane.take_over(known.cursor, bounds, known.last_read, known.lost)
 
 
+# ``wanted`` begins some way above the end of the log (rule 2): keys of existing records stay, and
+# replicas know it before they store a record that it applies to. If it makes the checkpoint too
+# large, it is left out until expired contracts can be dropped.
 def _agreed(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
-    """Return the contracts of the shard, with ``wanted`` added for offsets some way above the end
-    of the log (rule 2 of the design). So keys of existing records stay, and replicas know
-    ``wanted`` before they store a record that it applies to.
-
-    Contracts of records that retention has deleted are dropped. If ``wanted`` would make the
-    checkpoint too large for its topic, it is left out until more contracts can be dropped.
-    """
     if known is None:
         return Contracts([(0, wanted)])
     needed = known.contracts.needed_from(bounds.start)

@@ -1,5 +1,3 @@
-"""Take-overs under way: helper threads wait for claims, fence writers and read checkpoints."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,18 +13,11 @@ from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import Taken, take_over
 
 _GROUP_MAX: Final = 4_096
-"""Largest number of slices that one take-over includes."""
 
 
 @dataclass(slots=True)
 class TakeOver:
-    """Take-over of several slices, under way on a helper thread.
-
-    Attributes:
-        future: facts found about each slice, by its number, once the take-over has ended.
-        slices: numbers of the slices.
-        stored: S of each shard when the take-over started.
-    """
+    """Take-over of several slices on a helper thread. ``stored``: S of each shard at its start."""
 
     future: Future[dict[int, Taken]]
     slices: tuple[int, ...]
@@ -34,7 +25,7 @@ class TakeOver:
 
 
 class TakeOvers:
-    """Take-overs that one worker has under way. Only the thread of the worker's loop uses it."""
+    """Take-overs that one worker has under way. Only the loop's thread uses it."""
 
     def __init__(self, edges: Edges) -> None:
         self._background = edges.background
@@ -44,26 +35,20 @@ class TakeOvers:
 
     @property
     def is_going(self) -> bool:
-        """Return whether a take-over is under way."""
         return bool(self._jobs)
 
     def clear(self) -> None:
-        """Cancel and remove all take-overs, because the writer was lost."""
         for job in self._jobs:
             job.future.cancel()
         self._jobs.clear()
 
     def take_done(self) -> Iterator[TakeOver]:
-        """Yield each take-over that has ended, and remove it from the list of those under way."""
         for job in [job for job in self._jobs if job.future.done()]:
             if job in self._jobs:  # else the one before has found the writer lost
                 self._jobs.remove(job)
                 yield job
 
     def begin(self, slices: Iterable[Slice], writer: str) -> None:
-        """Start the take-over of slices whose claims are committed, on helper threads. ``writer``:
-        transactional id of this worker.
-        """
         for group in _grouped(slices):
             turns = {slice_.number: slice_.turn - 1 for slice_ in group}
             stored = stored_of(lane for slice_ in group for lane in slice_.lanes.values())
@@ -78,10 +63,8 @@ class TakeOvers:
             self._jobs.append(TakeOver(self._background.submit(run), tuple(turns), stored))
 
 
+# Half the size for each failure in a row.
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield slices in groups of ``_GROUP_MAX`` at most. Slices whose last take-overs failed are in
-    smaller groups: half the size for each failure in a row.
-    """
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)
