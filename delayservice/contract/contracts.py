@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.contract.topic_names import is_legal_topic, is_reserved
+from delayservice.contract.names import is_legal_topic, is_reserved
 
 CONTRACT_VERSION: Final = 1
 """Newest contract version. A version fixes how records are read, so a node that does not know the

@@ -65,7 +65,7 @@ _ROCKETMQ_TIME: Final = {
     names.DELAY_AT: "TIMER_DELIVER_MS",
     names.DELAY_AFTER: "TIMER_DELAY_MS",
 }
-# It makes the record's key its id, and has no other effect (``aliases``).
+# It makes the record's key its id, and has no other effect (``input_headers``).
 _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
 
 

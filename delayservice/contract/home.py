@@ -24,8 +24,8 @@ import msgspec
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
-from delayservice.contract.draft import CANCEL_OP, FIRE_OP, SCHEDULE_OP
 from delayservice.contract.entry import CANCEL, FIRE, SCHEDULE, Original
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, SCHEDULE_OP
 from delayservice.contract.names import DELAY_HOME, DELAY_HOME_MAC, DELAY_ID, DELAY_OP, Header
 from delayservice.contract.signing import Signer
 

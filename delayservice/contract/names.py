@@ -1,12 +1,14 @@
-"""The type of a header, and the names of all headers that the service reads or writes.
+"""The type of a header, the names of all headers that the service reads or writes, and the rules of
+topic names.
 
 ``OUTPUT``, ``COPY_NAMES`` and ``HOME_NAMES`` are never taken from a user's record, so provenance
-can't be forged. The names of other systems are in ``aliases``.
+can't be forged. The names of other systems are in ``input_headers``.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import re
+from typing import Final, TypeAlias
 
 # The value may be null.
 Header: TypeAlias = tuple[str, bytes | None]
@@ -94,3 +96,22 @@ def misspelt(name: str) -> str | None:
     """Return the input header that ``name`` misspells by case or ``_``, as ``Delay_After`` does."""
     meant = name.lower().replace("_", "-")
     return meant if meant != name and meant in INPUT else None
+
+
+TOPIC_NAME: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
+
+
+def is_legal_topic(topic: str) -> bool:
+    """Return whether Kafka allows a topic name (``org.apache.kafka.common.internals.Topic``)."""
+    legal = TOPIC_NAME.fullmatch(topic.encode("utf-8", "replace"))
+    return legal is not None and topic not in (".", "..")
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name has ``*``, ``?`` or ``[``, which no legal topic name has."""
+    return any(sign in name for sign in "*?[")
+
+
+def is_reserved(topic: str) -> bool:
+    """Return whether a topic belongs to Kafka (``__*``) or to a delay service (``delay_*``)."""
+    return topic.startswith(("__", "delay_"))

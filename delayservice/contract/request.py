@@ -12,8 +12,9 @@ from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
-from delayservice.contract.aliases import RESERVED
 from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.input_headers import RESERVED
+from delayservice.contract.names import is_legal_topic, is_reserved
 from delayservice.contract.times import (
     DUE_STOP_MS,
     check_every,
@@ -24,7 +25,6 @@ from delayservice.contract.times import (
     parse_duration_ms,
     parse_zone,
 )
-from delayservice.contract.topic_names import is_legal_topic, is_reserved
 
 Text: TypeAlias = bytes | str
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from fnmatch import translate
 
 from delayservice.contract.codes import TARGET_DENIED, TARGET_INVALID, RecordRefusedError
-from delayservice.contract.topic_names import TOPIC_NAME, is_reserved
+from delayservice.contract.names import TOPIC_NAME, is_reserved
 
 _CACHE_ENTRIES_MAX = 1024
 

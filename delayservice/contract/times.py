@@ -1,4 +1,5 @@
-"""Parsers of instants, delays and recurrences as users write them. Times are whole milliseconds.
+"""Parsers of instants, delays and recurrences as users write them, and the even spreading of
+records over a span of time, which avoids peaks of load. Times are whole milliseconds.
 
 They use regular expressions and integer arithmetic of this project, because a record's key depends
 on them: a library that parses differently after an upgrade would change existing keys (design rule
@@ -197,3 +198,16 @@ def _fraction_ms(digits: bytes | None) -> int:
 def _refused(name: str, value: bytes | None, expected: str) -> RecordRefusedError:
     shown = "no value" if value is None else repr(value[:64])[1:]
     return RecordRefusedError(TIME_INVALID, f"{name} is {shown}: {expected}")
+
+
+# Every node must compute the same key for a record (design rule 2), so the spread never changes.
+# The factor is 2**32 divided by the golden ratio: neighbouring offsets land far apart (Knuth,
+# volume 3, 6.4).
+_FACTOR: Final = 2_654_435_761
+_BITS: Final = 32
+_MASK: Final = (1 << _BITS) - 1
+
+
+def spread_ms(offset: int, span_ms: int) -> int:
+    """Return 0 to ``span_ms``, both included, evenly spread over source offsets."""
+    return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS

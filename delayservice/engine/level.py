@@ -18,15 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from delayservice.contract.aliases import ALIASES
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.contracts import MAX_DELAY_MS_MAX, Contracts
-from delayservice.contract.draft import RULES
 from delayservice.contract.entry import INVALID, OFFSET_MAX, SCHEDULE, UNREADABLE, Headers, Row
+from delayservice.contract.input_headers import ALIASES, RULES
 from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
 from delayservice.contract.provenance import Provenance, due_header
-from delayservice.contract.record import RecordReader
-from delayservice.contract.user_record import PARTITION_BY_KEY
+from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler

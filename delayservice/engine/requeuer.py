@@ -12,7 +12,7 @@ from delayservice.contract.codes import TARGET_PAUSED
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import write_copy
-from delayservice.contract.spread import spread_ms
+from delayservice.contract.times import spread_ms
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import WritableTargets

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.draft import RULES
 from delayservice.contract.entry import INVALID, Headers, Row
+from delayservice.contract.input_headers import RULES
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.cursor import Cursor

@@ -18,8 +18,7 @@ from connectors.kafka.sink import KafkaSink
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import COPY, HOMEBOUND, SCHEDULE, Entry
 from delayservice.contract.home import waiting_group
-from delayservice.contract.record import RecordReader
-from delayservice.contract.user_record import UserRecords
+from delayservice.contract.record import RecordReader, UserRecords
 from delayservice.engine import outcome, to_home
 from delayservice.engine.cancels import Walk
 from delayservice.engine.outcome import Output
