@@ -28,10 +28,9 @@ from delayservice.contract.entry import (
 from delayservice.contract.home import SETTLES_NOTHING, Group, waiting_group
 from delayservice.contract.recurrence import recurs
 from delayservice.engine import outcome
-from delayservice.engine.cursor import Key
+from delayservice.engine.cursor import NO_MARK, Key
 from delayservice.engine.losses import Gap
 from delayservice.engine.outcome import Output
-from delayservice.engine.pending import NO_MARK
 from delayservice.engine.settle import Settler
 from delayservice.engine.to_home import ToHome, WaitingForHome
 from delayservice.engine.undelivered import doubt

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from delayservice.contract.codec import Head, decode_head
-from delayservice.engine.pending import NO_MARK, Frame, Lump
+from delayservice.engine.cursor import NO_MARK, Frame, Lump
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60_000

@@ -14,8 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import COPY, INVALID, SCHEDULE, Entry
-from delayservice.engine.cursor import Key
-from delayservice.engine.pending import NO_MARK, Additions
+from delayservice.engine.cursor import NO_MARK, Additions, Key
 
 # Store.latest_unmarked: the key of the id's latest record before the offset that nothing has
 # cancelled, replaced or fired; else None.

@@ -1,11 +1,16 @@
-"""Outcomes of a record, and the output that writes one to Kafka."""
+"""Outcomes of a record, the output that writes one to Kafka, and the settings for outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from delayservice.contract.entry import SCHEDULE, Entry, Row
 from delayservice.contract.names import DELAY_ERROR, Header
+from delayservice.contract.recurrence import CronTime
+from delayservice.contract.targets import Allowlist
+from delayservice.engine.cursor import NO_MARK, Cursor
 
 DELIVERED: Final = 0
 DEAD_LETTERED: Final = 1
@@ -121,3 +126,61 @@ class Tally:
                 self.apart.setdefault(PAST_DUE, []).append(written)
             else:
                 self.delivered.setdefault((topic, output[1]), []).append(since_ms)
+
+
+# The lateness of further ones counts from their due times.
+NOTED_MAX: Final = 20_000
+
+
+class PastDue(dict[int, int]):
+    """Append times, epoch ms, by source offset, of unsettled records that were due before then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys_ms: dict[int, int] = {}
+
+    def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
+        """Note those of ``rows``; ``entries`` are the same rows decoded."""
+        found = [
+            (entry[0], row[1], entry[2])
+            for row, entry in zip(rows, entries, strict=True)
+            if entry[2] < row[1] and entry[1] == SCHEDULE
+        ]
+        for offset, written_ms, key_ms in found[: NOTED_MAX - len(self)]:
+            self[offset] = written_ms
+            self._keys_ms[offset] = key_ms
+
+    def forget(self, committed: Cursor) -> None:
+        keys = self._keys_ms
+        gone = [o for o in keys if committed.has_settled((keys[o], o), NO_MARK)]
+        for offset in gone:
+            del self[offset], keys[offset]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Topics for dead letters and outcomes, and settings of requeued records, equal for all
+    shards.
+    """
+
+    dead_letter: str
+    outcomes: str
+    secret: bytes
+    roll_window_ms: int
+    # Rolls come up to this much earlier, which spreads bursts.
+    roll_spread_ms: int
+    # The wait after each failed attempt; after one more failure, a record is dead-lettered.
+    park_delays_ms: tuple[int, ...]
+    cron_time: CronTime
+    # First wait of a record whose target is paused; up to half is added to spread records.
+    held_ms: int = 60_000
+    # Verify requeued records and envelopes while the secret is replaced.
+    accepted: tuple[bytes, ...] = ()
+    allowlist: Callable[[str], Allowlist] = Allowlist
+    # Records are parked while their target does not exist, else dead-lettered.
+    parks_missing: bool = True
+
+    # The first one signs.
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        return (self.secret, *self.accepted)

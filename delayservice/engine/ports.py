@@ -1,19 +1,37 @@
-"""Interfaces of a worker's loop to Kafka, ZooKeeper and metrics. Those to Kafka are
-implemented in ``connectors.kafka``; ``tests/simulation`` runs that code on simulated clients and a
-model log.
+"""Interfaces of a worker's loop to Kafka, ZooKeeper and metrics, and the roles of a node. Those to
+Kafka are implemented in ``connectors.kafka``; ``tests/simulation`` runs that code on simulated
+clients and a model log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from delayservice.contract.entry import Headers, Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.claims import Claimed
 from delayservice.engine.outcome import Output, Tally, Target
-from delayservice.engine.role import Role
+
+
+class Role(Enum):
+    """Role of a node for a slice, as ``ha.ownership`` computes it."""
+
+    # Stores the records of the slice, and does not deliver them.
+    REPLICA = "replica"
+    # A replica that is about to own the slice; it opens its transactional producer ahead.
+    HEIR = "heir"
+    # Still the owner, but ZooKeeper can't be reached: it begins no new transaction.
+    PAUSED = "paused"
+    # Delivers the records of the slice. A former owner is fenced by Kafka.
+    OWNER = "owner"
+
+    @property
+    def keeps_owning(self) -> bool:
+        return self in {Role.OWNER, Role.PAUSED}
+
 
 Answer = TypeVar("Answer")
 

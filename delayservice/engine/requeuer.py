@@ -14,9 +14,8 @@ from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import write_copy
 from delayservice.contract.times import spread_ms
 from delayservice.engine import outcome
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import WritableTargets
-from delayservice.engine.routes import Routes
 
 _HELD_PARTS: Final = 8
 # A wait is an eighth of the time since the record was due, but at least the first wait.

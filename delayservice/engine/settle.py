@@ -38,12 +38,10 @@ from delayservice.contract.recurrence import (
 from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
 from delayservice.engine.flow import Flow
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import WritableTargets
 from delayservice.engine.requeuer import Requeuer, was_tried
-from delayservice.engine.routes import Routes
-from delayservice.engine.undelivered import BY_KEY, UndeliveredOutputs
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import BY_KEY, UndeliveredOutputs, Verdicts
 
 # First wait of a record whose dead letter or outcomes-topic record can't be written.
 _SERVICE_TOPIC_MS: Final = 2_000

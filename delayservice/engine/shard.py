@@ -20,7 +20,7 @@ from typing import Final
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
 from delayservice.engine.cancels import MayRead, PendingAt, Walk
-from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import (
     CopyScan,
     LatestUnmarked,
@@ -31,7 +31,6 @@ from delayservice.engine.marking import (
     content_bytes,
 )
 from delayservice.engine.outcome import Output
-from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.settle import Settler
 
 # K waits no longer until H has passed the records that were written before.

@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import structlog
+
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
@@ -21,17 +23,13 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelShard
 from delayservice.engine.losses import Lost, skipped
-from delayservice.engine.outcome import Output
-from delayservice.engine.past_due import PastDue
+from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
-from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.engine.verdicts import Verdicts
-from delayservice.slices.level_proof import LevelProof
-from delayservice.slices.log_proof import LogProof
-from delayservice.slices.lost import report_lost
-from delayservice.slices.repairing_store import RepairingStore
+from delayservice.engine.undelivered import Verdicts
+from delayservice.slices.log_proof import LevelProof, LogProof
+from delayservice.slices.repair import RepairingStore
 from delayservice.store.base import StoreStats, StoreView
 
 # The client has to seek before it reads.
@@ -287,3 +285,48 @@ class PreciseLane(AnyLane):
         each a yield, that the log holds every pending record; else, or if this node owns the
         slice by now, raise ``KafkaEdgeError`` with the store unchanged.
         """
+
+
+_HINT: Final = (
+    "retention deleted these offsets before they were settled: no node served the slice for longer "
+    "than the topic keeps its records. What was stored of them is delivered; the others, cancels "
+    "among them, are lost. Raise retention.ms, or outage.allowance_ms with it"
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def report_lost(place: Place, lost: Lost) -> None:
+    _log.error(
+        "offsets_lost",
+        topic=place[0],
+        partition=place[1],
+        first_offset=lost.first,
+        stored_below=lost.unread,
+        stop_offset=lost.stop,
+        hint=_HINT,
+    )
+
+
+def report_truncated(place: Place, consequence: str, **facts: int) -> None:
+    _log.error(
+        "log_truncated",
+        topic=place[0],
+        partition=place[1],
+        **facts,
+        hint="the log has lost records that were read before (unclean leader election, or "
+        f"deleted records); {consequence}",
+    )
+
+
+# If the node or its store is new, pending records were rolled to later offsets.
+def report_expired(place: Place, first: int, stop: int) -> None:
+    _log.warning(
+        "log_starts_later",
+        topic=place[0],
+        partition=place[1],
+        first_offset=first,
+        start=stop,
+        hint="retention deleted these offsets before they were stored here; records that were "
+        "still pending among them are lost to this copy: compare with a replica",
+    )

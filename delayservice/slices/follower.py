@@ -13,7 +13,7 @@ from delayservice.engine.checkpoint import (
     check_secret,
     decode_checkpoint_of,
 )
-from delayservice.engine.lag import Lag
+from delayservice.engine.electability import Lag
 from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.slices.any_lane import AnyLane
 

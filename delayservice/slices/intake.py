@@ -10,8 +10,8 @@ from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import Run, Trouble
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
+from delayservice.slices.transaction import LoopParts
 
 _log = structlog.get_logger(__name__)
 

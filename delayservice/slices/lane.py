@@ -6,31 +6,60 @@ It never commits, because all lanes of a worker share one transaction (see ``wor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
+from delayservice.contract.codec import turn_of
 from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import COPY, Entry
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
-from delayservice.engine.growth import Growth
 from delayservice.engine.losses import Gap, Lost, doubtful, stored_without_gap, with_gap
-from delayservice.engine.outcome import Output
-from delayservice.engine.past_due import PastDue
+from delayservice.engine.outcome import Output, PastDue, Routes
+from delayservice.engine.pacing import Growth
 from delayservice.engine.ports import Bounds, Run, Source, Targets
-from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.slices.any_lane import NOWHERE, PreciseLane
+from delayservice.slices.any_lane import NOWHERE, PreciseLane, report_expired, report_truncated
 from delayservice.slices.log_proof import LogProof
-from delayservice.slices.lost import report_expired, report_truncated
-from delayservice.slices.prefetch import Prefetch
-from delayservice.slices.repair import ShardLog
-from delayservice.slices.repairing_store import RepairingStore
+from delayservice.slices.repair import RepairingStore, ShardLog
 from delayservice.slices.requeued_scan import Cancellers
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
+
+
+class Prefetch:
+    """Preparations for records of one shard just stored. Targets that settings deny are not
+    looked up, because a client can name any number of them.
+    """
+
+    def __init__(self, settler: Settler, targets: Targets, flow: Flow | None) -> None:
+        self._settler = settler
+        self._targets = targets
+        self._flow = flow
+
+    def note(self, entries: Sequence[Entry]) -> None:
+        """Report the turns that an earlier owner gave to paced records, and look up unknown
+        targets.
+        """
+        flow, targets = self._flow, self._targets
+        if flow is not None and flow.has_rates:
+            for payload in (entry[4] for entry in entries if entry[1] == COPY):
+                turn_ms = turn_of(payload[6])
+                if turn_ms is not None:
+                    flow.observe(payload[0], turn_ms)
+        named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
+        unknown = [
+            target
+            for target in named
+            if target not in targets.fit and self._settler.denial(target[0]) is None
+        ]
+        if unknown:
+            targets.expect(unknown)
+
 
 # Assumed at first: a first batch must fit in memory.
 _FIRST_MEAN_BYTES = 32_768.0

@@ -20,12 +20,10 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.losses import Lost
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import Bounds, Run, Source, Targets
-from delayservice.engine.routes import Routes
-from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.level_proof import LevelProof
-from delayservice.slices.lost import report_truncated
+from delayservice.slices.any_lane import AnyLane, report_truncated
+from delayservice.slices.log_proof import LevelProof
 from delayservice.store.base import StoreStats
 
 # Outputs in one list of ``settle_due``.

@@ -11,8 +11,7 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.ports import Bounds, Place
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
-from delayservice.slices.phase import OWNED
-from delayservice.slices.slice import Slice
+from delayservice.slices.slice import OWNED, Slice
 
 _log = structlog.get_logger(__name__)
 

@@ -4,8 +4,8 @@ import math
 from typing import Final
 
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
 from delayservice.slices.settling import Settling
+from delayservice.slices.transaction import LoopParts
 from delayservice.slices.upkeep import Upkeep
 
 # While no writer is open, the clock is not trusted, or slices catch up.

@@ -12,17 +12,12 @@ from typing import Final
 import structlog
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
-from delayservice.engine.ports import Bounds, Place
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Bounds, Place, Role
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.lane_taker import LaneTaker
 from delayservice.slices.log_end_queries import LogEndQueries, is_short
-from delayservice.slices.parts import LoopParts
-from delayservice.slices.phase import ON_THE_WAY, SERVED, Phase, Step
-from delayservice.slices.slice import Slice
-from delayservice.slices.take_over import Taken
-from delayservice.slices.take_overs import TakeOver, TakeOvers
-from delayservice.slices.transaction import Commit
+from delayservice.slices.slice import ON_THE_WAY, SERVED, Phase, Slice, Step, Taken
+from delayservice.slices.take_over import LaneTaker, TakeOver, TakeOvers
+from delayservice.slices.transaction import Commit, LoopParts
 from delayservice.slices.writer import LOSSES_MAX, WriterOpener
 
 # One or two failures occur when a broker refuses a record.

@@ -4,10 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.engine.cursor import Key
+from delayservice.engine.cursor import NO_MARK, Frame, Key
 from delayservice.engine.losses import Gap
 from delayservice.engine.marking import CopyScan, is_user_record
-from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.shard import Shard
 from delayservice.slices.repair import ShardLog
 

@@ -6,11 +6,11 @@ import math
 from typing import Final
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
+from delayservice.slices.transaction import LoopParts
 
 _SHARE_MIN: Final = 200
 # For all shards together, in one iteration: reading records that were fired.

@@ -1,13 +1,86 @@
+"""The label that a store keeps: contracts, secrets and log by which its records were read.
+
+One JSON object::
+
+    {"contracts": […], "secrets": ["9f0c…"], "refused": false, "gaps": [[first, stop, below], …],
+     "last": [leader_epoch, offset], "read_to": offset, "epochs": [[leader_epoch, offset], …]}
+
+``gaps`` is missing if there are none, ``last``, ``read_to`` and ``epochs`` if they are not known. A
+store with a label of an earlier format, a list of contracts, is rebuilt, because its secret is not
+known.
+"""
+
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
+import msgspec
 import structlog
 
 from delayservice.contract.contracts import Contract, ContractError, Contracts
-from delayservice.engine.label import Label
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.losses import Gap
 from delayservice.engine.ports import Place
 from delayservice.slices.log_proof import LogProof
 from delayservice.store.base import DeliveryStore
+
+
+class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
+    """Contracts, fingerprints of secrets and log by which a store's records were read.
+
+    ``has_refused``: a requeued record is missing because none of the secrets signed it. ``gaps``
+    were deleted by retention before they were read. ``last`` reveals a truncation of the log; no
+    record lies between it and ``read_to``. ``epochs`` has the first record of each leader epoch,
+    noted before a record of it is stored.
+    """
+
+    contracts: Contracts
+    secrets: frozenset[str]
+    has_refused: bool
+    gaps: tuple[Gap, ...] = ()
+    last: LastRead = NOTHING_READ
+    read_to: int = 0
+    epochs: tuple[LastRead, ...] = ()
+
+    def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
+        """Return why the log below ``stop`` would be read differently now, as text; empty: it
+        would not. ``secrets`` are fingerprints.
+        """
+        if not self.contracts.agree_below(stop, contracts):
+            return "stored by other parameters"
+        if self.has_refused and not secrets <= self.secrets:
+            return "stored without a cluster secret that this node has now"
+        return ""
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(
+            {
+                "contracts": self.contracts.to_json(),
+                "secrets": sorted(self.secrets),
+                "refused": self.has_refused,
+                **({"gaps": self.gaps} if self.gaps else {}),
+                **({"last": self.last, "read_to": self.read_to} if self.last.offset >= 0 else {}),
+                **({"epochs": self.epochs} if self.epochs else {}),
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Label:
+        """Return the label that ``encode`` wrote; raise ``ContractError`` if this version can't
+        follow it.
+        """
+        try:
+            return _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise ContractError(f"a store's label can't be read: {exc}") from exc
+
+
+def _contracts(_: type, data: object) -> Contracts:
+    return Contracts.from_json(data)
+
+
+_decode = msgspec.json.Decoder(Label, dec_hook=_contracts).decode
+
 
 _log = structlog.get_logger(__name__)
 

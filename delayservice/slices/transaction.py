@@ -23,8 +23,7 @@ from delayservice.engine.ports import Control
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
-from delayservice.slices.phase import OWNED, Phase
-from delayservice.slices.slice import Slice
+from delayservice.slices.slice import OWNED, Phase, Slice
 
 # Between two checkpoints that are used to compare the broker's clock.
 _PROBE_EVERY_S: Final = 0.1
@@ -292,3 +291,18 @@ class Transaction:
                 slice_.committed(now_ms)
                 self._observer.settled(number, slice_.uncommitted, now_ms)
                 slice_.uncommitted.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """Objects of one worker's loop that its steps share."""
+
+    slices: Mapping[int, Slice]
+    transaction: Transaction
+    agenda: Agenda
+    edges: Edges
+
+    def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
+        slice_ = self.slices.get(number)
+        lane = None if slice_ is None else slice_.lanes.get(topic)
+        return None if slice_ is None or lane is None else (slice_, lane)

@@ -13,8 +13,7 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import ReadBack
 from delayservice.slices.edges import Edges
-from delayservice.slices.phase import OWNED
-from delayservice.slices.slice import Slice
+from delayservice.slices.slice import OWNED, Slice
 
 _TENDED_PER_S: Final = 20
 # Between two updates of an idle slice.

@@ -25,11 +25,9 @@ from delayservice.slices.follower import Follower
 from delayservice.slices.intake import Intake
 from delayservice.slices.loop_waits import Waits
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
-from delayservice.slices.phase import Phase
 from delayservice.slices.settling import Settling
-from delayservice.slices.slice import Slice
-from delayservice.slices.transaction import Transaction
+from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.transaction import LoopParts, Transaction
 from delayservice.slices.upkeep import Upkeep
 
 _ASK_THE_TIME_S: Final = 1.0

@@ -18,10 +18,9 @@ from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.level import LevelRecords, LevelShard
-from delayservice.engine.outcome import DELIVERED, EXPIRED, Output
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import DELIVERED, EXPIRED, Output, Routes
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"

@@ -20,7 +20,7 @@ from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
 from delayservice.contract.record import RecordReader
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from tests.unit.known_targets import KnownTargets, some
 from tests.unit.test_settle import ROUTES
 
