@@ -130,7 +130,7 @@ class Walk:
         outputs += settled
         return True
 
-    # At the end the own outcome of a cancel or fire. None: the record waits.
+    # The own outcome of a cancel or fire comes last. None: the record waits.
     def _act_at_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
@@ -216,7 +216,7 @@ class Walk:
         self._flying(outputs, meta[0], base)
         return outputs
 
-    # Rule 14.
+    # Requeued ones are in flight from now on (rule 14).
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
         if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
             self.in_flight_staged.add(record_id, base)
@@ -230,7 +230,7 @@ class Walk:
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
         return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
 
-    # Rule 8.
+    # Rule 8 says which victims are still pending.
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
         victims = self.victims.get(offset, ())
         return [victim for victim in victims if victim[1] >= offset or victim > k]

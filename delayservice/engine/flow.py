@@ -18,13 +18,13 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
 
-# Not requeued but delivered at once for a shorter wait, because requeuing takes as long.
+# A record with a shorter wait is not requeued but delivered at once: requeuing takes as long.
 AHEAD_MS: Final = 50
 # What was missed in an outage may be made up at once over this time.
 BURST_MS: Final = 1_000
-# Counts of a second are kept this long after it.
+# Counts of a second are kept for this time after it.
 _KEPT_S: Final = 3_600
-# The cap still applies so long after its second.
+# The cap of a second still applies for this time after it.
 _BEHIND_S: Final = 60
 _SECOND_MS: Final = 1_000
 _FORGET_EVERY: Final = 1_024

@@ -21,11 +21,12 @@ EXPIRED: Final = 5
 ROLLED: Final = 6
 PARKED: Final = 7
 FIRED: Final = 8
-# It appends a schedule's next occurrence and settles no record.
+# The output appends a schedule's next occurrence and settles no record.
 RECURRED: Final = 9
-# Requeued for a later instant: it is over a rate or cap, or its target can't take it now.
+# The record is requeued for a later instant: it is over a rate or cap, or its target can't take it
+# now.
 PACED: Final = 10
-# Sent to the home partition of its id; ``due_ms`` of its output is the append time.
+# The record is sent to the home partition of its id; ``due_ms`` of its output is the append time.
 FORWARDED: Final = 11
 
 # Their outputs go to a delay topic, as requeued records.

@@ -19,13 +19,13 @@ from delayservice.engine.outcome import Output, Tally, Target
 class Role(Enum):
     """Role of a node for a slice, as ``ha.ownership`` computes it."""
 
-    # Stores the records of the slice, and does not deliver them.
+    # The node stores the records of the slice, and does not deliver them.
     REPLICA = "replica"
     # A replica that is about to own the slice; it opens its transactional producer ahead.
     HEIR = "heir"
-    # Still the owner, but ZooKeeper can't be reached: it begins no new transaction.
+    # The node is still the owner, but ZooKeeper can't be reached: it begins no new transaction.
     PAUSED = "paused"
-    # Delivers the records of the slice. A former owner is fenced by Kafka.
+    # The node delivers the records of the slice. A former owner is fenced by Kafka.
     OWNER = "owner"
 
     @property

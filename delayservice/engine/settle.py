@@ -122,7 +122,7 @@ class Settler:
         self._searches_left -= 1
         return self._searches_left >= 0
 
-    # Not while the delay topic can't be written to and the output needs it.
+    # False while the delay topic can't be written to and the output needs it.
     def _can_follow(self, output: Output, payload: Payload) -> bool:
         meta = payload[6]
         is_followed = output[0] in _SENT and meta is not None and recurs(meta)
@@ -184,7 +184,7 @@ class Settler:
                 return self._settle_blocked(reason, offset, payload, now_ms, base)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
-    # Parks it, because the topic for its outcome can't take it; None: it has to wait.
+    # The record is parked, because the topic for its outcome can't take it. None: it has to wait.
     def _put_off(
         self, topic: str, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
@@ -301,7 +301,7 @@ class Settler:
         letter = self.undelivered.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
 
-    # Accompanies the delivered occurrence.
+    # The letter accompanies the delivered occurrence.
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
         rest = left_after(payload)
         source = self.provenance.source(offset, rest[6])

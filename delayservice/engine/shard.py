@@ -65,7 +65,7 @@ class Shard:
         self._queue: list[Entry] = []
         self._passed: list[Entry] = []
         self.is_held = False
-        # H skips the offsets below.
+        # H skips the offsets below this one.
         self._log_start = 0
         self.owned = False
         self.stored = stored
@@ -108,8 +108,8 @@ class Shard:
 
     # --- poll and store ------------------------------------------------------------------------
 
-    # Below S if stored records have to be read again, after a take-over or as the queue had no
-    # room.
+    # It is below S if stored records have to be read again, after a take-over or as the queue had
+    # no room.
     @property
     def wanted(self) -> int:
         if not self.owned:
@@ -120,13 +120,13 @@ class Shard:
             return self.read
         return self.stored
 
-    # Rules 7 and 14: all up to L is stored, and was read by this owner, so that it knows requeued
-    # records with keys below K, which the store lacks.
+    # ``advance_offset`` may settle (rules 7, 14): all up to L is stored, and was read by this
+    # owner, so that it knows requeued records with keys below K, which the store lacks.
     @property
     def caught_up(self) -> bool:
         return self.stored >= self.end and self.seen >= self.end
 
-    # 0: there is nothing to wait for.
+    # The log has to be read up to this offset before H goes on; 0: there is nothing to wait for.
     @property
     def awaited_end(self) -> int:
         if not self.owned:
@@ -135,7 +135,7 @@ class Shard:
             return self.end
         return self.stored if self.wanted < self.stored else 0
 
-    # What does not fit is read again later.
+    # Records that do not fit in the queue are read again later.
     @property
     def has_room(self) -> bool:
         held = len(self._queue) + len(self._passed)
@@ -307,7 +307,7 @@ class Shard:
 
     # --- commit --------------------------------------------------------------------------------
 
-    # Over half of the queue is used, and a commit would free some of it.
+    # True if over half of the queue is used, and a commit would free some of it.
     @property
     def is_filling(self) -> bool:
         return bool(self._passed) and (

@@ -32,7 +32,7 @@ from delayservice.slices.log_proof import LevelProof, LogProof
 from delayservice.slices.repair import RepairingStore
 from delayservice.store.base import StoreStats, StoreView
 
-# The client has to seek before it reads.
+# Position of a client that has to seek before it reads.
 NOWHERE: Final = -1
 
 
@@ -96,7 +96,7 @@ class AnyLane(ABC):
         self._fetch = Fetch(source, self.place)
         # Offsets that H skipped because retention deleted them, for checkpoints.
         self._lost: tuple[Lost, ...] = ()
-        # Of the checkpoint that this owner took over from.
+        # Cursor and last record of the checkpoint that this owner took over from.
         self._claimed = Cursor(), NOTHING_READ
 
     @property
@@ -205,7 +205,7 @@ class AnyLane(ABC):
     def let_store(self, *, may_store: bool) -> None:
         """Allow or forbid storing of new records, by resuming or pausing the fetch."""
 
-    # Unless the client is there already.
+    # Seek to the offset to be read next, unless the client is there already.
     @abstractmethod
     def _read_on(self) -> None: ...
 
@@ -319,7 +319,7 @@ def report_truncated(place: Place, consequence: str, **facts: int) -> None:
     )
 
 
-# If the node or its store is new, pending records were rolled to later offsets.
+# If the node or its store is new, this is no loss: pending records were rolled to later offsets.
 def report_expired(place: Place, first: int, stop: int) -> None:
     _log.warning(
         "log_starts_later",

@@ -20,7 +20,7 @@ _DETAIL_ROWS: Final = 2_000
 _log = structlog.get_logger(__name__)
 
 
-# ``lane`` None: not served here. Each ``next`` of ``steps`` does one step.
+# ``lane`` is None if the shard is not served here. Each ``next`` of ``steps`` does one step.
 class _Task(NamedTuple):
     command: Command
     lane: AnyLane | None

@@ -46,7 +46,7 @@ class _Copy:
     rows_lost: bool = False
     # To call when a digest is published after the next scan has ended.
     asked: list[Done] = field(default_factory=list)
-    # The same, after the scan under way.
+    # To call when a digest is published after the scan under way has ended.
     reading_for: list[Done] = field(default_factory=list)
     # To call when the next digest is published, because their scan has ended.
     awaited: list[Done] = field(default_factory=list)
@@ -124,7 +124,7 @@ class SliceDigests:
     def is_reading(self) -> bool:
         return self._reading is not None
 
-    # Key ranges that the last scans could not read.
+    # Number of key ranges that the last scans could not read.
     @property
     def damaged(self) -> int:
         return sum(len(copy.store.damaged) for copy in self._copies.values())

@@ -31,27 +31,28 @@ class Limits:
     """Sizes, intervals and waits of one worker's loop."""
 
     poll_records: int = 4_000
-    # Shared by all shards with due records; beyond it a commit does not wait for its interval.
+    # Outputs, shared by all shards with due records; beyond it a commit does not wait for its
+    # interval.
     transaction_records: int = 20_000
     transaction_bytes: int = 32 << 20
     transaction_interval_ms_min: float = 10.0
     transaction_interval_ms_max: float = 100.0
-    # Exactly once: outputs become visible with the commit. False: when they are written.
+    # True: outputs become visible with the commit (exactly once). False: when they are written.
     visible_at_commit: bool = True
-    # Between commits that only move cursors; less if storing has to wait. If it is lost, a few
-    # records are read again.
+    # Time between commits that only move cursors; less if storing has to wait. If such a commit is
+    # lost, a few records are read again.
     cursor_interval_ms: float = 500.0
-    # When nothing is due. Roles and the end of the process wake the loop; other changes, such as
-    # the disk level, are noticed after this time.
+    # Wait for records when nothing is due. Roles and the end of the process wake the loop; other
+    # changes, such as the disk level, are noticed after this time.
     idle_wait_ms: int = 600
-    # Between two rounds in which the newest checkpoints are applied.
+    # Least time between two rounds in which the newest checkpoints are applied.
     follow_s: float = 0.2
-    # Between two updates of digests and metrics of changed slices.
+    # Time between two updates of digests and metrics of changed slices.
     tend_s: float = 1.0
-    # A restart reads the log from the last synced offset on, which must not become older than the
-    # log's retention.
+    # Time between two syncs of the stores. A restart reads the log from the last synced offset on,
+    # which must not become older than the log's retention.
     sync_s: float = 60.0
-    # Before a failed slice is claimed again, or log ends are queried again.
+    # Pause before a failed slice is claimed again, or log ends are queried again.
     rest_s: float = 1.0
 
 

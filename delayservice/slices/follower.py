@@ -38,7 +38,7 @@ class Follower:
         self.newest: Checkpoint | None = None
         self._lag = Lag()
 
-    # That retention deleted before they were settled, by the newest checkpoint.
+    # Offsets that retention deleted before they were settled, by the newest checkpoint.
     @property
     def lost_offsets(self) -> int:
         shards = () if self.newest is None else self.newest.shards.values()

@@ -90,7 +90,7 @@ class Intake:
             self._parts.agenda.walk(lane)
         return True
 
-    # Of a damaged log, stored records are still delivered.
+    # Stored records of a damaged log are still delivered.
     def _hear_trouble(self, trouble: Trouble) -> None:
         topic, number = trouble.place
         found = self._parts.find(number, topic)
@@ -138,7 +138,8 @@ class Intake:
             for slice_ in self._parts.slices.values():
                 self.let_store(slice_)
 
-    # Not if the disk is too full, or the checkpoint was signed with an unknown secret.
+    # Storing is forbidden if the disk is too full, or the slice's checkpoint was signed with an
+    # unknown secret.
     def let_store(self, slice_: Slice) -> None:
         may_store = self._may_store and not slice_.follower.refusal
         for lane in slice_.lanes.values():

@@ -61,7 +61,7 @@ class Prefetch:
             targets.expect(unknown)
 
 
-# Assumed at first: a first batch must fit in memory.
+# Mean size of a record that is assumed at first: the first batch must fit in memory.
 _FIRST_MEAN_BYTES = 32_768.0
 # Outputs in one list of ``settle_due``, to fit in the processor's cache.
 _CHUNK_RECORDS = 1_000
@@ -105,7 +105,8 @@ class Lane(PreciseLane):
     # --- roles ---------------------------------------------------------------------------------
 
     # Reading begins with the first call. The store is emptied if its label says that its records
-    # were read otherwise; else the label is written before the next read, right after a crash too.
+    # were read otherwise; else the label is written before the next read, so that it is right after
+    # a crash.
     def adopt(self, contracts: Contracts) -> None:
         if self._is_adopted and contracts == self.contracts:
             return
@@ -196,8 +197,8 @@ class Lane(PreciseLane):
     def last_below(self, offset: int) -> LastRead:
         return self._proof.last_below(offset)
 
-    # H is at most the end. A log that ends below H or S was truncated; if it starts above S,
-    # retention deleted records.
+    # The returned H is at most the end of the log. A log that ends below H or S was truncated; if
+    # it starts above S, retention deleted records.
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
@@ -220,7 +221,7 @@ class Lane(PreciseLane):
         self.reset_store()
         self._proof.forget_last()
 
-    # The offsets in between are noted as never read.
+    # The offsets between S and ``start`` are noted as never read.
     def _go_on_at(self, start: int) -> None:
         self._note_gap(Gap(self.shard.stored, start, start))
         self.store.append([], [], [], start)
@@ -293,13 +294,13 @@ class Lane(PreciseLane):
             runs.popleft()
         return runs[0][1] if runs else None
 
-    # Stored ones are still read, so that H moves.
+    # Records that are stored already are still read, so that H moves.
     def let_store(self, *, may_store: bool) -> None:
         if may_store != self._may_store:
             self._may_store = may_store
             self._hold_back()
 
-    # While H has too many records to pass, or storing is forbidden.
+    # Fetching pauses while H has too many records to pass, or storing is forbidden.
     def _hold_back(self) -> None:
         shard = self.shard
         stores_next = not self._proof.is_unproved and shard.wanted >= shard.stored

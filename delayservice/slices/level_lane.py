@@ -83,11 +83,11 @@ class LevelLane(AnyLane):
         self.contracts = self._settler.requeuer.contracts = contracts
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
 
-    # No replica stores records.
+    # No replica stores records, so a new contract may begin at the log's end.
     def offsets_ahead(self, _end: int, _now_ms: int) -> int:
         return 0
 
-    # All below counts as stored, by Kafka.
+    # All records below the end count as stored, by Kafka.
     def log_reaches(self, end: int) -> None:
         self.shard.reaches(end)
 
@@ -102,12 +102,12 @@ class LevelLane(AnyLane):
     def awaited_end(self) -> int:
         return self._proof.awaited_end if self.shard.owned else 0
 
-    # Read again from below H, because the log may have lost records.
+    # True while the log is read again from below H, because it may have lost records.
     @property
     def is_doubtful(self) -> bool:
         return bool(self.awaited_end)
 
-    # A replica reads nothing.
+    # A replica reads nothing, so only an unknown epoch is no contradiction.
     def is_read_by(self, leader_epoch: int) -> bool:
         return leader_epoch < 0
 
@@ -115,7 +115,7 @@ class LevelLane(AnyLane):
     def last_below(self, _offset: int) -> LastRead:
         return NOTHING_READ
 
-    # No stored records could contradict it.
+    # There are no stored records that could contradict the cursor.
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
         return cursor
 
@@ -197,16 +197,18 @@ class LevelLane(AnyLane):
     # Kafka's retention deletes the records.
     def prune(self, cursor: Cursor) -> None: ...
 
+    # Kafka's brokers keep the log on their disks.
     def sync_soon(self) -> None: ...
+
     def stats(self) -> StoreStats:
         return StoreStats(self.shard.pending, 0, self.shard.stored)
 
-    # No store whose disk could fill up.
+    # There is no store whose disk could fill up.
     def let_store(self, *, may_store: bool) -> None: ...
 
     # --- due → settle --------------------------------------------------------------------------
 
-    # Such records come first in the log, where ``settle_due`` begins.
+    # Records that are due when they are read come first in the log, where ``settle_due`` begins.
     def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead) -> list[Output]:
         return []
 

@@ -16,7 +16,7 @@ from delayservice.slices.slice import OWNED, Slice
 _log = structlog.get_logger(__name__)
 
 
-# S and awaited end of each shard when the query was sent.
+# ``stored`` and ``awaited``: S and awaited end of each shard when the query was sent.
 @dataclass(slots=True)
 class _Query:
     future: Future[Mapping[Place, Bounds]]
@@ -58,10 +58,10 @@ class LogEndQueries:
         self._rest_s = edges.limits.rest_s
         self._join = join
         self._queries: list[_Query] = []
-        # Queried after a pause; the values have no meaning.
+        # Lanes whose log ends are queried after a pause; the values have no meaning.
         self._waiting: dict[AnyLane, None] = {}
-        # Too short by the last answer; a second one has to confirm it before records are called
-        # lost.
+        # Lanes whose log was too short by the last answer; a second answer has to confirm it before
+        # records are called lost.
         self._short: set[AnyLane] = set()
         self._ask_after_s = -math.inf
 

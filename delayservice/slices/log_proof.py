@@ -73,7 +73,7 @@ class LogProof:
         is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
-    # -1, an unknown epoch, counts as the same.
+    # An unknown epoch, -1, counts as the same.
     def is_read_by(self, leader_epoch: int) -> bool:
         return self._newest >= leader_epoch
 
@@ -159,7 +159,7 @@ class LogProof:
         return LogTruncatedError(why, is_stored=is_stored)
 
 
-# Each reading steps so much further back.
+# Factor by which the step back grows with each reading.
 _FURTHER: Final = 8
 
 
@@ -176,7 +176,7 @@ class LevelProof:
         self._log_start = self._begun_at = 0
         self._back = 1
 
-    # H while the log is read again from below H, else 0.
+    # It is H while the log is read again from below H, else 0.
     @property
     def awaited_end(self) -> int:
         return 0 if self._is_over or self._begun_at >= self.offset else self.offset

@@ -8,7 +8,7 @@ from delayservice.slices.settling import Settling
 from delayservice.slices.transaction import LoopParts
 from delayservice.slices.upkeep import Upkeep
 
-# While no writer is open, the clock is not trusted, or slices catch up.
+# Waits for records, ms: while no writer is open, the clock is not trusted, or slices catch up.
 _NOT_SETTLING_WAIT_MS: Final = 50.0
 # While a slice is taken over or released.
 _CHANGING_WAIT_MS: Final = 5.0

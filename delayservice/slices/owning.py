@@ -22,7 +22,7 @@ from delayservice.slices.writer import LOSSES_MAX, WriterOpener
 
 # One or two failures occur when a broker refuses a record.
 _FAILURES_MAX: Final = 4
-# They need a writer.
+# Roles in which a node needs a writer.
 _WRITING: Final = frozenset({Role.OWNER, Role.HEIR})
 
 _log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ class Owning:
     def role(self, number: int) -> Role:
         return self._role_of.get(number, Role.REPLICA)
 
-    # Empty: there is none, or it is too early to tell. Any thread may call.
+    # Why no writer can be opened; empty: one can, or it is too early to tell. Any thread may call.
     @property
     def writer_trouble(self) -> str:
         return self._opener.trouble
@@ -120,7 +120,8 @@ class Owning:
 
     # --- the writer ----------------------------------------------------------------------------
 
-    # As owner or heir of a slice, or as it may own none before it could open one.
+    # An owner or heir needs a writer, and so does a worker that may own no slice before it could
+    # open one.
     @property
     def lacks_writer(self) -> bool:
         is_wanted = self._is_writer_wanted or bool(self._opener.trouble)
@@ -232,7 +233,7 @@ class Owning:
             else:
                 self._take(slice_, found, job.stored)
 
-    # From the last checkpoint on; the next commit carries this owner's first one.
+    # Settling begins at the last checkpoint; the next commit carries this owner's first one.
     def _take(self, slice_: Slice, taken: Taken, stored: Mapping[Place, int]) -> None:
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
         missing, short = [], []

@@ -19,7 +19,7 @@ from delayservice.engine.shard import Shard
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.base import DeliveryStore
 
-# While the log is read; one due time may need more.
+# Memory for records while the log is read; one due time may need more.
 _BYTES_MAX: Final = 32 << 20
 # Memory that a stored record takes beside its payload.
 _FRAME_BYTES: Final = 300
@@ -129,7 +129,7 @@ class Rereading:
         if self._bytes > self._bytes_max:
             self._narrow()
 
-    # Drops the later half of the due times; records of one due time are kept.
+    # The records of the later half of the due times are dropped; those of one due time are kept.
     def _narrow(self) -> None:
         keys = sorted({key_ms for key_ms, _ in self._kept.values()})
         self.stop_ms = keys[(len(keys) + 1) // 2] if len(keys) > 1 else keys[0] + 1
@@ -230,7 +230,7 @@ class RepairingStore:
                 )
             yield 0
 
-    # From the store and the log, up to S at the end.
+    # Records come from the store and the log, up to S at the end.
     def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
         log, stored = self._log(), self._shard.stored
         log_start = log.source.bounds(log.place).start

@@ -30,7 +30,7 @@ class Cancellers:
         self._scan = scan
         self._note_gap = note_gap
         self._log_start = 0
-        # By source offset of each record marked at take-over.
+        # Offset of the canceller, by the offset of each record marked at take-over.
         self._known: dict[int, int] = {}
 
     def take_over(self, marked: Iterable[tuple[int, Key]]) -> None:

@@ -13,7 +13,7 @@ from delayservice.slices.slice import Slice
 from delayservice.slices.transaction import LoopParts
 
 _SHARE_MIN: Final = 200
-# For all shards together, in one iteration: reading records that were fired.
+# Time in one iteration, for all shards together, to read records that were fired.
 _READ_S: Final = 0.05
 
 
@@ -64,7 +64,7 @@ class Settling:
                 else:
                     self._parts.agenda.look_when_due(lane)
 
-    # First those with a due record, earliest first, then those whose H has to move.
+    # Shards with a due record come first, earliest first, then those whose H has to move.
     def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
         agenda, is_held = self._parts.agenda, self._parts.edges.is_held
         lanes = []

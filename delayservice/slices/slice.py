@@ -65,11 +65,11 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
     **{(phase, Step.STEP_DOWN): Phase.REPLICA for phase in Phase},
 }
 
-# Lanes advance a cursor themselves, and ignore those of checkpoints read back.
+# Phases in which lanes advance a cursor themselves, and ignore those of checkpoints read back.
 OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
-# May end with a release, which follows a last checkpoint.
+# Phases that may end with a release, which follows a last checkpoint.
 SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
-# Before a commit of this ownership's first checkpoint, or the first with an added shard.
+# Phases before a commit of this ownership's first checkpoint, or the first with an added shard.
 ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
 
 
@@ -120,7 +120,8 @@ class Slice:
         self.setbacks = 0
         self.trouble = ""
         self.damaged_logs: dict[str, tuple[int, str]] = {}
-        # By delay topic, kept until the next commit, which may add contracts.
+        # Contracts of the newest committed checkpoint by delay topic, kept until the next commit,
+        # which may add contracts.
         self.stated: dict[str, Contracts] = {}
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0

@@ -32,7 +32,7 @@ from delayservice.slices.log_end_queries import stored_of
 from delayservice.slices.slice import Slice, Taken
 from delayservice.slices.transaction import LoopParts
 
-# About 200 contracts, as JSON.
+# JSON of a shard's contracts in a checkpoint: about 200 contracts.
 CONTRACTS_BYTES_MAX: Final = 64 << 10
 
 _log = structlog.get_logger(__name__)
@@ -190,7 +190,7 @@ class TakeOvers:
             self._jobs.append(TakeOver(self._background.submit(run), tuple(turns), stored))
 
 
-# Half the size for each failure in a row.
+# Slices whose last take-overs failed are in smaller groups: half the size for each failure.
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:

@@ -25,9 +25,10 @@ from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.slice import OWNED, Phase, Slice
 
-# Between two checkpoints that are used to compare the broker's clock.
+# Least time between two checkpoints that are used to compare the broker's clock.
 _PROBE_EVERY_S: Final = 0.1
-# Older ones are dropped. While the clock is not trusted, one is written each second.
+# Checkpoints that wait for this comparison; older ones are dropped. While the clock is not trusted,
+# one is written each second.
 _PROBES_MAX: Final = 64
 
 _log = structlog.get_logger(__name__)
@@ -152,7 +153,7 @@ class Transaction:
                 return True
         return False
 
-    # Before ``cursor_interval_ms`` has passed.
+    # Such a commit does not wait for ``cursor_interval_ms``.
     @property
     def is_urgent(self) -> bool:
         return bool(

@@ -16,10 +16,10 @@ from delayservice.slices.edges import Edges
 from delayservice.slices.slice import OWNED, Slice
 
 _TENDED_PER_S: Final = 20
-# Between two updates of an idle slice.
+# Least time between two updates of an idle slice.
 _ROUND_S: Final = 4.0
-# Those that catch up, or are new: the sooner that is known to have ended, the sooner they can be
-# owned.
+# Slices that catch up or are new and are updated each ``follow_s``: the sooner it is known that
+# they have caught up, the sooner they can be owned.
 _BEHIND_AT_ONCE: Final = 4
 
 
@@ -39,7 +39,7 @@ class Upkeep:
         heard: Callable[[Slice, ReadBack], None],
         interrupted: Callable[[Slice, str], None],
     ) -> None:
-        # Changed since their digests and metrics were updated.
+        # Slices that have changed since their digests and metrics were updated.
         self.active: set[int] = set()
         self._slices = slices
         self._checkpoints = edges.checkpoints
@@ -166,7 +166,7 @@ class Upkeep:
                     lane.sync_soon()
 
 
-# Nothing if the slice is refused, or digests are off.
+# Nothing is done if the slice is refused, or digests are off.
 def _turn_copies(slice_: Slice) -> bool:
     if slice_.copies is None or slice_.follower.refusal:
         return False

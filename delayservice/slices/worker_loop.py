@@ -73,7 +73,7 @@ class WorkerLoop:
     def is_settling(self) -> bool:
         return self._owning.is_settling
 
-    # Any thread may call.
+    # Why no writer can be opened. Any thread may call.
     @property
     def writer_trouble(self) -> str:
         return self._owning.writer_trouble
@@ -125,8 +125,8 @@ class WorkerLoop:
             self._upkeep.active |= commit.checkpoints.keys()
             self._owning.hear_commit(commit)
 
-    # Nothing while the clock is not trusted. Roles come first: the process may have been suspended
-    # during the poll.
+    # Nothing is settled while the clock is not trusted. Roles come first: the process may have been
+    # suspended during the poll.
     def _serve(self) -> None:
         transaction = self._transaction
         if transaction.commit is not None or not transaction.writer:
@@ -171,8 +171,8 @@ class WorkerLoop:
         """
         self._restated.add(slice_no)
 
-    # About once a second while the clock is not trusted: the broker's timestamp on the checkpoint
-    # shows whether it is right.
+    # Commits a checkpoint about once a second while the clock is not trusted: the broker's
+    # timestamp on the checkpoint shows whether it is right.
     def _ask_the_time(self) -> None:
         if self._transaction.since_commit_s < _ASK_THE_TIME_S:
             return
@@ -181,18 +181,18 @@ class WorkerLoop:
             self._transaction.begin_commit(also=[owned])
             self._hear_commit()
 
-    # If an unknown secret signed it, no more records are stored.
+    # If an unknown secret signed the checkpoint, no more records are stored.
     def _not_followed(self, slice_: Slice, why: str) -> None:
         self._owning.interrupted_safely(slice_, why)
         self._intake.let_store(slice_)
 
-    # Returns whether to do so again in a second.
+    # Returns whether to tend the slice again in a second.
     def _tend(self, slice_: Slice) -> bool:
         for lane in slice_.lanes.values():
             self._owning.await_end(lane)
         return self._edges.tended(slice_)
 
-    # If it is a ``Probe``, the broker's clock is compared.
+    # The broker's clock is compared if the checkpoint is a ``Probe``.
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
         probe = self._transaction.take_probe(slice_.number, read_back.data)
         if probe is not None and read_back.broker_ms != NO_TIME:

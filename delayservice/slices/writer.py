@@ -8,13 +8,13 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.slices.edges import Edges
 
 _OPEN_RETRY_S: Final = 1.0
-# In a row; above it, slices are left to other nodes.
+# After more losses in a row, slices are left to other nodes.
 LOSSES_MAX: Final = 2
 # Multiplied by 2 to the power of the number of losses in a row.
 _LOSS_REST_S: Final = 0.1
 _LOSS_REST_S_MAX: Final = 5.0
 _SLOW_S: Final = 5.0
-# Between two losses that count as in a row.
+# Longest time between two losses that count as losses in a row.
 _LOSSES_S: Final = 20.0
 
 
@@ -37,7 +37,7 @@ class WriterOpener:
     def is_opening(self) -> bool:
         return self._opening is not None
 
-    # Empty: there is none, or it is too early to tell. Any thread may call.
+    # Why no writer can be opened; empty: one can, or it is too early to tell. Any thread may call.
     @property
     def trouble(self) -> str:
         took_s = self._clock.monotonic_s() - self._began_s
