@@ -1,12 +1,16 @@
 """Counts of a shard's pending records, by target and by due time.
 
-They are updated as records are stored, and made anew by each scan of the disk: by the minute of the
-key, for parked records by its second. K drops the minutes that it has passed. Three facts don't
-follow from the key alone: a record due beyond the roll window has its roll time as key, and counts
-by the hour or day in which it is due. A cancel does not name the target, so the target with the
-most records with an id in that minute loses one: the sum is always right, counts by target once K
-has passed. Settled records of the minute of K still count; ``by_target`` reduces them in
-proportion.
+They are updated as records are stored, and made anew by each scan of the disk. Counts are by the
+minute of the key, those of parked records by its second. A minute is dropped as a whole when K has
+passed it. Three facts don't follow from the key alone:
+
+- The key of a record that is due beyond the roll window is its roll time. It counts by the hour or
+  the day in which it is due.
+- A cancel names key and id of the record that it cancels, not the target. One record of the target
+  with the most records with an id in that minute is subtracted: the sum is always right, and the
+  counts of targets are right again when K has passed that minute.
+- Settled records of the minute of K are still counted; ``by_target`` reduces the counts of that
+  minute in proportion.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
 _BY_DAY_HOURS: Final = 48
-# A few megabytes. Beyond it, further targets count for ``OTHERS``, and records due beyond the roll
-# window at their roll time.
+# Largest number of counts of a shard, a few megabytes. Beyond it, further targets count for
+# ``OTHERS``, and records due beyond the roll window at their roll time.
 ENTRIES_MAX: Final = 50_000
 # No topic can have this name.
 OTHERS: Final = "(other)"
@@ -34,7 +38,7 @@ OTHERS: Final = "(other)"
 # (start, width) in epoch ms and ms, of the hour or day in which records are due.
 _Due: TypeAlias = tuple[int, int]
 _Group: TypeAlias = tuple[str, bool]
-# For keys that are roll times.
+# Records whose key is a roll time, with the hour or day in which they are due.
 _FarGroup: TypeAlias = tuple[str, bool, _Due]
 # A target topic, or a pair of delay topic and target topic.
 Name = TypeVar("Name", str, tuple[str, str])
@@ -130,7 +134,7 @@ class Census:
         self._count(known, group)
         self._targets[group[0]] += 1
 
-    # Under ``OTHERS`` if there are ``ENTRIES_MAX`` counts; returns the name counted under.
+    # Returns the target under which it is counted: ``OTHERS`` if there are ``ENTRIES_MAX`` counts.
     def _count(self, counts: dict[Any, int], group: Any, count: int = 1) -> str:  # noqa: ANN401  # near or far
         if group not in counts:
             if self._entries >= ENTRIES_MAX:
@@ -141,7 +145,7 @@ class Census:
         return target
 
     def cancel(self, key_ms: int) -> None:
-        """Subtract a record that a cancel, replacement or fire settles."""
+        """Subtract a record with this key that a cancel, replacement or fire settles."""
         if key_ms <= self._k_ms:
             return
         self._cancelled[key_ms // SECOND_MS] += 1
@@ -267,7 +271,7 @@ class Census:
         return {target: waiting for target, waiting in found.items() if waiting.pending}
 
 
-# The hour, or the day if it is due over 48 h after its key.
+# Start and width of the hour, or of the day if the record is due over 48 h after its key.
 def _due(key_ms: int, due_ms: int) -> _Due:
     width_ms = _DAY_MS if due_ms - key_ms > _BY_DAY_HOURS * _HOUR_MS else _HOUR_MS
     return due_ms // width_ms * width_ms, width_ms

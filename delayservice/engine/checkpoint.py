@@ -172,7 +172,7 @@ class Standing(NamedTuple):
         return UNKNOWN_STANDING not in (self, other) and self < other
 
 
-# Of a newer version, which may be the newest one.
+# Place of a checkpoint of a newer version, which may be the newest one.
 UNKNOWN_STANDING: Final = Standing(-1, -1)
 
 

@@ -107,12 +107,12 @@ class ClaimLog:
 
     def __init__(self) -> None:
         self._words: dict[int, dict[str, Word]] = {}
-        # By slice, with its number (``turn``).
+        # Newest claim of this process's writer by slice, with its number (``turn``).
         self._claimed: dict[int, tuple[int, Claimed]] = {}
         self._me = ""
 
     def enter(self, writer: str) -> None:
-        """Make ``writer`` this process's, whose claims ``claimed`` returns from now on."""
+        """Make ``writer`` the writer of this process, whose claims ``claimed`` returns."""
         self._me = writer
         self._claimed.clear()
 

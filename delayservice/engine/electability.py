@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
-# A worker reports every second.
+# Time without a report after which a worker counts as hung; it reports every second.
 SILENT_S_MAX: Final = 15.0
 TURN_S_MAX: Final = 8.0
 DISK_S_MAX: Final = 8.0
-# By then other nodes have reported whether the broker is silent for them too.
+# An owner gives its slices up after this silence of a broker: by then other nodes have reported
+# whether the broker is silent for them too.
 BROKER_S_MAX: Final = 5.5
 _REST_S: Final = 5.0
 _REST_S_MAX: Final = 60.0

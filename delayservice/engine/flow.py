@@ -20,7 +20,7 @@ SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
 
 # A record with a shorter wait is not requeued but delivered at once: requeuing takes as long.
 AHEAD_MS: Final = 50
-# What was missed in an outage may be made up at once over this time.
+# Deliveries missed in this time may be made up at once after an outage.
 BURST_MS: Final = 1_000
 # Counts of a second are kept for this time after it.
 _KEPT_S: Final = 3_600

@@ -149,8 +149,8 @@ class Sink(Protocol):
     """
 
     def open(self) -> str:
-        """Give the writer up, and create one under a transactional id never used; return that
-        id. Raise ``KafkaEdgeError``.
+        """Give the writer (transactional producer) up, and create one under a transactional id
+        that was never used; return that id. Raise ``KafkaEdgeError`` if Kafka does not answer.
         """
 
     def check(self) -> None:
@@ -180,7 +180,9 @@ class WritableTargets(Protocol):
     """Known facts about target topics; no method waits for the cluster."""
 
     @property
-    def fit(self) -> Container[Target]: ...
+    def fit(self) -> Container[Target]:
+        """Return the targets that can be written to, as far as is known."""
+
     def obstacle(self, target: Target) -> tuple[str, str] | None:
         """Return code and detail of why a target can't be written to; None: it can be, but
         outside ``fit`` ask ``refusal`` for each record. ``TARGET_ASKED``: the shard has to wait;
@@ -286,6 +288,7 @@ class Observer(Protocol):
     """Receiver of numbers for metrics, called once per batch."""
 
     def ingested(self, slice_no: int, records: int) -> None: ...
+
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
         """Add sums over committed outputs. ``now_ms``: time after their commit, epoch ms."""
 
