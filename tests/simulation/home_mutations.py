@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from connectors.kafka.sink import KafkaSink
-from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, HOMEBOUND, SCHEDULE, Entry
 from delayservice.contract.home import waiting_group
 from delayservice.contract.record import RecordReader, UserRecords
@@ -110,10 +110,10 @@ def _as_if_at_home(reader: RecordReader, entry: Entry, row: Any) -> Entry:
         return reader._read_any((entry[0], *row[1:]))
 
 
-@mistake(Contracts, "_with_homes")
-def home_by_current_count(_: Any, __: Contracts, contract: Contract) -> Contract:
+def home_by_current_count() -> AbstractContextManager[Any]:
     """The number of homes follows the settings of whoever takes over."""
-    return contract
+    right = "self.id_partitions or contract.id_partitions"
+    return _rewritten(Contracts, "extended", right, "contract.id_partitions")
 
 
 def home_counts_as_late() -> AbstractContextManager[Any]:
