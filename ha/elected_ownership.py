@@ -12,7 +12,7 @@ import structlog
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.electability import Verdict, WorkerFacts, electability
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.election import Election
 from ha.election_state import ElectionPace, Lease, RoleViews
 from ha.election_thread import ElectionThread

@@ -21,7 +21,7 @@ from delayservice.engine.electability import (
     electability,
     rest_s,
 )
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.cluster_view import ClusterView
 from ha.election_state import (
     Announce,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.notes import OwnerNote
 from ha.ownership import SliceStanding
 

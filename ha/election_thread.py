@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from delayservice.config.cluster import Placement, ZooKeeper
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.election import Election
 from ha.election_state import Announce, ClaimSlice, Effect, Evict, Lease, Resign, RoleViews, Seat
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, EnsembleRefusedError

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from delayservice.engine.electability import CopyFacts, Verdict, WorkerFacts, electability
-from delayservice.engine.ports import Gate
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Gate, Role
 from ha.members import Members, survey_of
 from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.placement import SliceFacts

@@ -29,7 +29,7 @@ from delayservice.admin.reading import id_bytes
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract import names
 from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
-from delayservice.contract.draft import CANCEL_OP, FIRE_OP
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
 from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause

@@ -12,7 +12,7 @@ from delayservice.contract.codes import RecordRefusedError
 from delayservice.contract.entry import Row
 from delayservice.contract.names import Header as RawHeader
 from delayservice.contract.times import check_is_ms
-from delayservice.engine.pending import NO_MARK
+from delayservice.engine.cursor import NO_MARK
 from delayservice.inspection.query import Fate, Pending
 
 

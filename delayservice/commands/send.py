@@ -22,8 +22,8 @@ from delayservice.config.settings import Settings
 from delayservice.contract import names
 from delayservice.contract.codes import TARGET_DENIED, RecordRefusedError
 from delayservice.contract.contracts import Contracts
-from delayservice.contract.draft import CANCEL_OP, FIRE_OP
 from delayservice.contract.entry import INVALID, SCHEDULE
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist

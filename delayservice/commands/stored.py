@@ -18,7 +18,7 @@ from delayservice.commands.console import err, instant, out, print_error, print_
 from delayservice.commands.send import instant_ms
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.engine.cursor import NO_MARK, Frame
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import (
     StoreFacts,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from delayservice.config.settings import Settings
 from delayservice.contract.contracts import CONTRACT_VERSION, Contract
+from delayservice.contract.names import is_reserved
 from delayservice.contract.targets import Allowlist
-from delayservice.contract.topic_names import is_reserved
 
 
 def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VERSION) -> Contract:

@@ -48,24 +48,18 @@ _ALL_FIELDS: Final = 6
 
 
 def turn_of(meta: Meta | None) -> int | None:
-    """Return a record's turn (time from which on it may be delivered), epoch milliseconds, from its
-    payload's meta; None: it has none.
-    """
+    """Return a record's turn, epoch ms, from its payload's meta; None: it has none."""
     return meta[5] if meta is not None and len(meta) == _ALL_FIELDS else None
 
 
 def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
-    """Return a copy of a payload's meta with ``turn_ms``, the record's turn (time from which on it
-    may be delivered), epoch milliseconds.
-    """
+    """Return a copy of a payload's meta with ``turn_ms``, epoch ms."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     return (record_id, source, attempt, expires_ms, packed_recurrence(meta), turn_ms)
 
 
 def next_attempt(meta: Meta | None) -> Meta:
-    """Return a copy of a payload's meta with the number of the delivery attempt raised by 1, and
-    without the turn.
-    """
+    """Return a copy of a payload's meta with the next attempt's number, and without the turn."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     recurrence = packed_recurrence(meta)
     if recurrence is None:
@@ -74,20 +68,16 @@ def next_attempt(meta: Meta | None) -> Meta:
 
 
 def packed_recurrence(meta: Meta | None) -> bytes | None:
-    """Return the encoded recurrence in a payload's meta, as ``recurrence.encode`` returned it;
-    None: the record is delivered once.
-    """
+    """Return the recurrence in a payload's meta, encoded by ``recurrence.encode``; None: none."""
     return meta[4] if meta is not None and len(meta) >= _RECURRING_FIELDS else None
 
 
 encode_payload = msgspec.msgpack.Encoder().encode
-"""Return the msgpack bytes of a ``Payload``."""
 
+# msgspec can't distinguish tuples by their length, as ``Payload`` does.
 _Read: TypeAlias = tuple[
     str, int, bytes | None, bytes | None, list[Header], int, tuple[bytes | int | None, ...] | None
 ]
-"""Type ``Payload`` in a form that msgspec can check: it can't distinguish tuples by their length.
-"""
 
 _decode: Callable[[bytes], Payload] = msgspec.msgpack.Decoder(_Read).decode
 
@@ -105,19 +95,15 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def record_id(self) -> bytes | None:
-        """Return the record's ``delay-id``; None: it has no id."""
         return None if self.meta is None else cast("bytes | None", self.meta[0])
 
     @property
     def was_tried(self) -> bool:
-        """Return whether the record is at its second or a later delivery attempt."""
         return self.meta is not None and cast("int", self.meta[2]) > 1
 
 
+# In two thirds of the time of ``decode_payload``. Raises ``msgspec.DecodeError``.
 decode_head = msgspec.msgpack.Decoder(Head).decode
-"""Return the payload in the bytes ``data`` as a ``Head``, with key, value and headers undecoded. It
-takes two thirds of the time of ``decode_payload``. Raises ``msgspec.DecodeError`` if the bytes are
-no payload."""
 
 
 def decode_payload(data: bytes) -> Payload:

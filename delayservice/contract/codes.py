@@ -24,15 +24,12 @@ TARGET_UNKNOWN = "target-unknown"
 TARGET_UNAUTHORIZED = "target-unauthorized"
 TARGET_REFUSED = "target-refused"
 TARGET_DOWN = "target-down"
+# Never in a dead letter.
 TARGET_PAUSED = "target-paused"
-"""Code of a record whose delivery is postponed because its target is paused. Never in a dead
-letter."""
+# Never in a dead letter.
 TARGET_ASKED = "target-asked"
-"""Code of a record whose target is being looked up in the cluster; the shard waits for the result.
-Never in a dead letter."""
+# Never in a dead letter.
 TARGET_LATER = "target-later"
-"""Code of a record whose delivery is postponed because its target can't take it now. Never in a
-dead letter."""
 TOO_LARGE = "too-large"
 OP_INVALID = "op-invalid"
 CRON_INVALID = "cron-invalid"
@@ -66,7 +63,6 @@ EXPLANATIONS: dict[str, str] = {
     COPY_FORGED: "The record claims to be the service's own copy, and its signature is wrong.",
     CONTROL_LOST: "Retention deleted, unread, what may have cancelled, replaced or fired it.",
 }
-"""Explanation of each code that a dead letter can have."""
 
 
 DETAIL_CHARS_MAX: Final = 512
@@ -80,12 +76,8 @@ def printable(detail: str) -> str:
 
 
 class RecordRefusedError(DelayServiceError):
-    """Record that breaks the contract. Raised while a record is read or settled; ``RecordReader``
-    catches it and returns an ``INVALID`` entry.
-
-    Args:
-        code: one of ``EXPLANATIONS``.
-        detail: what is wrong with the record, for people.
+    """Record that breaks the contract, with a code of ``EXPLANATIONS`` and a detail for people.
+    ``RecordReader`` catches it and returns an ``INVALID`` entry.
     """
 
     def __init__(self, code: str, detail: str) -> None:

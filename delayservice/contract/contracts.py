@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.contract.topic_names import is_legal_topic, is_reserved
+from delayservice.contract.names import is_legal_topic, is_reserved
 
 CONTRACT_VERSION: Final = 1
 """Newest contract version. A version fixes how records are read, so a node that does not know the
@@ -24,8 +24,6 @@ version of a slice must not store or serve it."""
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
-"""Value of ``Contract.past_due``: records that were due before they were written are
-dead-lettered."""
 
 MAX_DELAY_MS_MAX: Final = 2**52
 """Largest delay or timestamp, ms: half the range of due times, so that sums stay exact."""
@@ -41,9 +39,7 @@ class ContractError(DelayServiceError):
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Parameters by which the records of one delay topic are decoded, from a source offset up to
-    that of the next contract.
-    """
+    """Parameters by which one delay topic's records are decoded, from a source offset on."""
 
     version: int = CONTRACT_VERSION
     roll_window_ms: int = 7_200_000
@@ -72,7 +68,6 @@ class Contract:
     number; 0: ids have no home. Never changed once it is set, so that homes stay where they are."""
 
     def __post_init__(self) -> None:
-        """Raise ``ContractError`` if a parameter is out of bounds or the version is unknown."""
         if self.version not in PARAMETERS:
             raise _unknown(self.version)
         _check_range("roll_window_ms", self.roll_window_ms, 1, MAX_DELAY_MS_MAX)
@@ -89,16 +84,12 @@ class Contract:
             raise ContractError(f"default_target {topic!r} is no legal topic name, or is reserved")
 
     def to_json(self) -> dict[str, object]:
-        """Return the parameters by name, as JSON types, for the checkpoint."""
         return {name: getattr(self, name) for name in _NAMES if name in PARAMETERS[self.version]}
 
     @classmethod
     def from_json(cls, data: object) -> Contract:
-        """Return the contract in a JSON object that ``Contract.to_json`` wrote.
-
-        Raises:
-            ContractError: ``data`` is no JSON object, its version is unknown, or a parameter is
-                unknown, missing, of a wrong type or out of bounds.
+        """Return the contract that ``Contract.to_json`` wrote; raise ``ContractError`` if it is
+        none.
         """
         if not isinstance(data, Mapping):
             raise ContractError(f"a contract is a JSON object, not {type(data).__name__}")
@@ -129,10 +120,8 @@ class Contracts:
     __slots__ = ("_contracts", "_starts")
 
     def __init__(self, entries: Iterable[tuple[int, Contract]]) -> None:
-        """Take ``(from_offset, contract)`` pairs in ascending order.
-
-        Raises:
-            ContractError: the list is empty or not ascending, or an offset is negative.
+        """Take ascending ``(from_offset, contract)`` pairs; raise ``ContractError`` if they are
+        not.
         """
         pairs = list(entries)
         self._starts = [start for start, _ in pairs]
@@ -142,34 +131,26 @@ class Contracts:
             raise ContractError(f"contracts must start at ascending offsets, not {self._starts}")
 
     def __eq__(self, other: object) -> bool:
-        """Return whether ``other`` holds the same contracts, which apply from the same offsets."""
         return isinstance(other, Contracts) and self.entries() == other.entries()
 
     def __hash__(self) -> int:
-        """Return the hash of all ``(from_offset, contract)`` pairs."""
         return hash(self.entries())
 
     def __repr__(self) -> str:
-        """Return a text with all ``(from_offset, contract)`` pairs, for logs and failed tests."""
         return f"Contracts({list(self.entries())!r})"
 
     def entries(self) -> tuple[tuple[int, Contract], ...]:
-        """Return all ``(from_offset, contract)`` pairs, ascending. A contract applies from its
-        source offset up to that of the next pair.
-        """
+        """Return all ``(from_offset, contract)`` pairs, ascending."""
         return tuple(zip(self._starts, self._contracts, strict=True))
 
     def at(self, offset: int) -> Contract:
-        """Return the contract that applies at a source offset. The first contract also applies
-        below its own ``from_offset``.
-        """
+        """Return the contract at a source offset. The first one also applies below its start."""
         if len(self._starts) == 1:
             return self._contracts[0]
         return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
 
     @property
     def newest_version(self) -> int:
-        """Return the highest version of these contracts."""
         return max(contract.version for contract in self._contracts)
 
     def since(self, offset: int) -> tuple[Contract, ...]:
@@ -177,25 +158,21 @@ class Contracts:
         return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
 
     def span(self, offset: int) -> tuple[int, int | None]:
-        """Return ``(first, stop)``: the contract that applies at source offset ``offset`` applies
-        from ``first`` on and below ``stop``; None: there is no later contract.
+        """Return the offsets ``[first, stop)`` of the contract at ``offset``; ``stop`` None: no
+        end.
         """
         after = max(bisect_right(self._starts, offset), 1)
         first = 0 if after == 1 else self._starts[after - 1]
         return first, self._starts[after] if after < len(self._starts) else None
 
     def extended(self, end: int, contract: Contract, ahead: int = 0) -> Contracts:
-        """Return the contracts that start below ``end``, followed by the new one.
+        """Return the contracts that start below ``end``, followed by ``contract`` from ``end +
+        ahead`` on unless the last equals it.
 
-        The new one is not added if the last of them equals it. Contracts that start at ``end`` or
-        above are dropped: the log holds no record read by them, so no key changes. The first of
-        them stays in place of the new one if both are equal and it does not start later.
-
-        Args:
-            end: end offset of the log, read after the earlier owners were fenced.
-            contract: the new contract. It gets the number of home partitions of these contracts,
-                if they have one.
-            ahead: number of offsets from ``end`` on for which the old contract still applies.
+        ``end`` is the end of the log, read after the earlier owners were fenced. Contracts that
+        start there or above are dropped: no record was read by them, so no key changes. The first
+        of them stays if it equals ``contract`` and starts no later. The number of home partitions
+        stays.
         """
         contract = replace(contract, id_partitions=self.id_partitions or contract.id_partitions)
         if end == 0:
@@ -211,27 +188,21 @@ class Contracts:
 
     @property
     def id_partitions(self) -> int:
-        """Return the number of partitions among which ids have their home; 0: ids have no home."""
         return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
-        """Return the contracts as JSON bytes, in the form in which a checkpoint holds them."""
         return msgspec.json.encode(self.to_json())
 
     def needed_from(self, log_start: int) -> Contracts:
-        """Return these contracts without those that apply only below ``log_start``, the first
-        offset that the log holds.
-        """
+        """Return these contracts without those that apply only below the log's start."""
         gone = bisect_right(self._starts, log_start) - 1
         return self if gone < 1 else Contracts(self.entries()[gone:])
 
     def agree_below(self, stop: int, other: Contracts) -> bool:
-        """Return whether these contracts and ``other`` apply the same parameters at every source
-        offset below ``stop``.
+        """Return whether both apply the same parameters at every source offset below ``stop``.
 
-        If one of the two starts later because its first contracts were dropped, the other must have
-        a contract that starts at that offset too. Contracts that start at ``stop`` or above are not
-        compared.
+        If one starts later because its first contracts were dropped, the other must have a contract
+        that starts at that offset too.
         """
         first = max(self._starts[0], other._starts[0])
         if stop == 0:
@@ -242,18 +213,13 @@ class Contracts:
         return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:
-        """Return the contracts as JSON types for the checkpoint: a list of objects with the keys
-        ``from``, a source offset, and ``contract``.
-        """
+        """Return a list of objects with ``from``, a source offset, and ``contract``."""
         return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]
 
     @classmethod
     def from_json(cls, data: object) -> Contracts:
-        """Return the contracts in a JSON list that ``Contracts.to_json`` wrote.
-
-        Raises:
-            ContractError: the data is no such list, or one of its contracts is invalid or of an
-                unknown version.
+        """Return the contracts that ``to_json`` wrote; raise ``ContractError`` if they can't be
+        read.
         """
         if not isinstance(data, list):
             raise ContractError(f"contracts are a JSON list, not {type(data).__name__}")

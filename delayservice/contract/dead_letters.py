@@ -33,7 +33,6 @@ REASONS: Final = {
     RECURRING: "a recurring schedule has no single due time to be replaced",
     LIMIT: "replayed as often as allowed",
 }
-"""Explanation of each reason for which a dead letter is not replayed, by reason."""
 
 _ADDED: Final = frozenset(
     {
@@ -62,13 +61,12 @@ _ROCKETMQ_TIMES: Final = frozenset(
 )
 _KEYED_TIMES: Final = frozenset({"scheduler-epoch", "schedule_target_epoch"})
 ALL_TIMES: Final = _OWN_TIMES | _ROCKETMQ_TIMES | _KEYED_TIMES
-"""Names of all headers that give a due time or a delay, those of other delay systems included."""
 _ROCKETMQ_TIME: Final = {
     names.DELAY_AT: "TIMER_DELIVER_MS",
     names.DELAY_AFTER: "TIMER_DELAY_MS",
 }
+# It makes the record's key its id, and has no other effect (``input_headers``).
 _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
-"""Karafka header by which the record's key is its id; it has no other effect (``aliases``)."""
 
 
 class DeadLetterSource(NamedTuple):
@@ -79,32 +77,23 @@ class DeadLetterSource(NamedTuple):
     offset: int
 
     def __str__(self) -> str:
-        """Return the source in the form of ``delay-source``: ``topic:partition:offset``."""
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Fields that ``DeadLetter`` and ``Heading`` share."""
-
     partition: int
-    """Partition of the dead-letter topic."""
     offset: int
-    """Offset in that partition."""
     time_ms: int
     """Append time of the dead letter, epoch milliseconds."""
     code: str
-    """Value of ``delay-error``, one of ``codes.EXPLANATIONS``."""
     detail: str
-    """Value of ``delay-error-detail``: why the record was dead-lettered, for people."""
     source: DeadLetterSource | None
     """Place where the user wrote the dead-lettered record; None: unknown."""
     key: bytes | None
-    """Key of the dead-lettered record."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return ``(partition, offset)`` of the dead letter in the dead-letter topic."""
         return self.partition, self.offset
 
 
@@ -113,7 +102,6 @@ class DeadLetter(_Facts):
     """A dead letter as it was read from the dead-letter topic."""
 
     value: bytes | None
-    """Value of the dead-lettered record."""
     headers: Headers
     """Headers of the record, without those that the service added to the dead letter."""
 
@@ -125,14 +113,11 @@ class DeadLetter(_Facts):
 
     @property
     def record_id(self) -> bytes | None:
-        """Return the record's ``delay-id``; None: it has no such header."""
         return _said(self.headers, names.DELAY_ID)
 
+    # None: ``delay-replays`` can't be read.
     @property
     def replays(self) -> int | None:
-        """Return the number of earlier replays of the record; None if ``delay-replays`` can't be
-        read.
-        """
         text = _said(self.headers, names.DELAY_REPLAYS)
         if text is None:
             return 0
@@ -140,7 +125,6 @@ class DeadLetter(_Facts):
 
     @property
     def bytes_held(self) -> int:
-        """Return the size of the record's key, value and headers, bytes."""
         own = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + own
 
@@ -150,22 +134,17 @@ class Heading(_Facts):
     """Summary of a dead letter, without value and headers, for lists."""
 
     target: str | None
-    """Target topic in the record's headers; None: no header names one."""
     value_bytes: int | None
-    """Size of the value, bytes; None: it is null."""
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Heading:
-        """Return the summary of a dead letter."""
         shared = {field.name: getattr(letter, field.name) for field in fields(_Facts)}
         value_bytes = None if letter.value is None else len(letter.value)
         return cls(**shared, target=letter.target, value_bytes=value_bytes)
 
 
 class Rewritten(NamedTuple):
-    """Record that replays a dead letter; ``topic`` and ``partition`` of a delay topic are where it
-    is to be written.
-    """
+    """Record that replays a dead letter, and where in a delay topic it is to be written."""
 
     topic: str
     partition: int
@@ -176,23 +155,19 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Selection of dead letters by ``delay-error`` codes, append time and source. An empty or None
-    field does not restrict it; ``partition`` and ``offset`` count only with ``topic``.
+    """Selection of dead letters by code, append time and source. Empty and None do not restrict;
+    ``partition`` and ``offset`` count only with ``topic``.
     """
 
     codes: frozenset[str] = frozenset()
     since_ms: int | None = None
     until_ms: int | None = None
-    """End of the range of append times, epoch ms, exclusive; ``since_ms`` is its inclusive start.
-    """
+    """Exclusive, epoch ms; ``since_ms`` is inclusive."""
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
-    """Offset at which the user wrote the dead-lettered record, in ``partition`` of the delay topic
-    ``topic``."""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Return whether a dead letter is selected."""
         return (
             (not self.codes or letter.code in self.codes)
             and (self.since_ms is None or letter.time_ms >= self.since_ms)
@@ -213,9 +188,7 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """Return the dead letter in a row; None: the row is a marker, or was not written by the
-    service. ``partition``: the row's partition of the dead-letter topic.
-    """
+    """Return the dead letter in a row; None: a marker, or not written by the service."""
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
     code = said.get(names.DELAY_ERROR)
@@ -242,9 +215,7 @@ def bytes_of(row: Row) -> int:
 
 
 def read_source(text: bytes | None) -> DeadLetterSource | None:
-    """Return the place in a ``delay-source``: ``topic:partition:offset``, with or without the
-    number of an occurrence, ``#n``. None: the text has neither form.
-    """
+    """Return the place in ``topic:partition:offset``, perhaps with ``#n``; None: another form."""
     found = _PLACE.fullmatch(text or b"")
     if found is None:
         return None
@@ -252,10 +223,8 @@ def read_source(text: bytes | None) -> DeadLetterSource | None:
 
 
 def replayed_offsets(row: Row) -> list[int]:
-    """Return the offsets of replayed dead letters that a marker lists; an empty list if the row is
-    no marker.
-
-    A dead letter is never a marker, even if its record has a header ``delay-replayed``.
+    """Return the replayed offsets that a marker lists; empty: the row is no marker. A dead letter
+    is never one, even if its record has a header ``delay-replayed``.
     """
     said = dict(row[4] or ())
     text = said.get(names.DELAY_REPLAYED)
@@ -276,13 +245,8 @@ def refusal(
 ) -> str | None:
     """Return why a dead letter can't be replayed, a key of ``REASONS``; None: it can.
 
-    Args:
-        letter: the dead letter. Whether it was replayed before is checked by the caller, so
-            ``REPLAYED`` is never returned.
-        replays_max: largest number of replays of one record.
-        is_delay_partition: function that returns whether a topic is a delay topic with this
-            partition.
-        retimed: whether the record is to get another due time.
+    ``retimed``: the record is to get another due time. ``REPLAYED`` is never returned: the caller
+    checks whether the letter was replayed before.
     """
     if letter.source is None or not is_delay_partition(
         letter.source.topic, letter.source.partition
@@ -307,16 +271,10 @@ def rewritten(
     *,
     is_level: bool = False,
 ) -> Rewritten:
-    """Return the record of a dead letter, to be written again to the partition of its source. The
-    headers ``delay-replayed-from`` and ``delay-replays`` are added.
+    """Return the record of a dead letter, to be written again to the partition of ``source``.
 
-    Args:
-        letter: a dead letter for which ``refusal`` returned None.
-        source: the source of the dead letter.
-        time: ``delay-at`` or ``delay-after`` with which the record gets a new due time; None: it
-            keeps its own.
-        is_level: whether its delay topic is a level topic; then ``delay-at`` and ``delay-after``
-            are removed, and ``time`` is ignored.
+    ``time``: ``delay-at`` or ``delay-after`` that replaces its own; ignored on a level topic, where
+    both are removed. ``refusal`` must have returned None.
     """
     first = _said(letter.headers, names.DELAY_REPLAYED_FROM) or str(source).encode()
     headers = [header for header in letter.headers if header[0] not in _REPLAY_PROVENANCE]
@@ -332,17 +290,13 @@ def rewritten(
 
 
 def marker(offsets: Iterable[int]) -> Headers:
-    """Return the headers of a marker. ``offsets``: offsets of the replayed dead letters, in the
-    partition to which the marker is written.
-    """
+    """Return the headers of a marker that lists these offsets of its own partition."""
     return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
 
 
+# A time header of another system also decides which id the record has, so it is replaced by one of
+# that system that keeps the id and does not contradict ``time``.
 def _retimed(headers: Headers, time: Header) -> Headers:
-    """Return the headers with ``time``, ``delay-at`` or ``delay-after``, in place of all time
-    headers. A time header of another system also decides which id the record has, so it is replaced
-    by a header of that system that keeps the id and does not contradict ``time``.
-    """
     kept: Headers = []
     for name, value in headers:
         if name in _ROCKETMQ_TIMES:
@@ -355,7 +309,4 @@ def _retimed(headers: Headers, time: Header) -> Headers:
 
 
 def _said(headers: Headers, name: str) -> bytes | None:
-    """Return the value of the last header named ``name``; None: it is null, or there is no such
-    header.
-    """
     return dict(headers).get(name)

@@ -6,39 +6,34 @@ from typing import Any, TypeAlias
 
 from delayservice.contract.names import Header
 
+# A user's record that is to be delivered later.
 SCHEDULE = 0
-"""Kind of a user's record that is to be delivered later."""
+# Requeued by the service, or a schedule's next occurrence; its signature is right.
 COPY = 1
-"""Kind of a record that the service requeued, or of a schedule's next occurrence; it has a right
-signature."""
 CANCEL = 2
-"""Kind of a control record that cancels the pending record of its id."""
+# Breaks the contract and is dead-lettered.
 INVALID = 3
-"""Kind of a record that breaks the contract and is dead-lettered."""
+# Delivers the pending record of its id now.
 FIRE = 4
-"""Kind of a control record that delivers the pending record of its id now."""
+# Stands for a cancel, replacement or fire that retention has deleted from the log after a stored
+# record was marked with its offset.
 CONTROL_LOST = 5
-"""Kind of an entry in place of a cancel, replacement or fire that retention has deleted from the
-log after a stored record was marked with its offset."""
+# A user's valid record whose id has its home in another partition, to which it is sent.
 HOMEBOUND = 6
-"""Kind of a user's valid record whose id has its home in another partition, to which it is sent."""
 
 OFFSET_MAX = 2**63 - 1
-"""Largest offset of a partition."""
 
 Headers: TypeAlias = list[Header]
 
+# (key, value, headers) of a source record as it was written.
 Original: TypeAlias = tuple[bytes | None, bytes | None, Headers]
-"""``(key, value, headers)`` of a source record as it was written."""
 
+# (code, detail); from an envelope (code, detail, 0, delay-source), the last arguments of
+# ``UndeliveredOutputs.dead_letter``; 0: no due time.
 Refusal: TypeAlias = tuple[str, str] | tuple[str, str, int, bytes]
-"""``(code, detail)`` of an ``INVALID`` entry: one of ``codes.EXPLANATIONS``, and what is wrong, for
-people. If the record came in an envelope: ``(code, detail, 0, delay-source)``, the last arguments
-of ``UndeliveredOutputs.dead_letter``; 0 means that the record has no due time."""
 
+# (kind, append time in epoch ms, home partition of its id).
 Foreign: TypeAlias = tuple[int, int, int]
-"""``(kind, written_ms, home)`` of a ``HOMEBOUND`` entry: ``SCHEDULE``, ``CANCEL`` or ``FIRE``, the
-append time in epoch milliseconds, and the home partition of its id."""
 
 Entry: TypeAlias = tuple[int, int, int, bytes | None, Any, Any]
 """Decoded source record: ``(offset, kind, key_ms, id, payload, extra)``.
@@ -67,13 +62,10 @@ nowhere else.
 A ``key_ms`` below the payload's ``due_ms`` is a roll time; one above it is the end of a wait after
 the due time."""
 
+# Compared by identity: headers that the client library can't decode. Kafka's header names are UTF-8
+# by protocol, yet a broker accepts any bytes. confluent-kafka 2.16.1 raises ``SystemError`` for a
+# name that is not UTF-8, and cuts a name at a zero byte.
 UNREADABLE: Headers = [("", None)]
-"""Object, compared by identity, that stands for headers that the client library can't decode.
 
-Kafka's header names are UTF-8 by protocol, yet a broker accepts any bytes. confluent-kafka 2.16.1
-raises ``SystemError`` for a name that is not UTF-8, and cuts a name at a zero byte.
-"""
-
+# (offset, append time in epoch ms, key, value, headers) as a consumer received it.
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
-"""``(offset, timestamp_ms, key, value, headers)`` of a source record as a consumer received it;
-``timestamp_ms`` is its append time in epoch ms."""

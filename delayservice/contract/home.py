@@ -24,16 +24,15 @@ import msgspec
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
-from delayservice.contract.draft import CANCEL_OP, FIRE_OP, SCHEDULE_OP
 from delayservice.contract.entry import CANCEL, FIRE, SCHEDULE, Original
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, SCHEDULE_OP
 from delayservice.contract.names import DELAY_HOME, DELAY_HOME_MAC, DELAY_ID, DELAY_OP, Header
 from delayservice.contract.signing import Signer
 
 ENVELOPE_VERSION: Final = 1
 
+# Its record was settled when it began to wait inside a later record of its id.
 SETTLES_NOTHING: Final = -1
-"""Value of ``settles`` of an envelope that settles no record: its record was settled before, when
-it began to wait inside a later record of its id."""
 
 _OPS: Final = {SCHEDULE: SCHEDULE_OP, CANCEL: CANCEL_OP, FIRE: FIRE_OP}
 _KINDS: Final = {name: kind for kind, name in _OPS.items()}
@@ -41,14 +40,8 @@ _SIGNER: Final = Signer(b"delay-home 1", DELAY_HOME, DELAY_HOME_MAC)
 
 
 class Sent(NamedTuple):
-    """Record of a user that is sent to the home partition of its id.
-
-    Attributes:
-        kind: ``SCHEDULE``, ``CANCEL`` or ``FIRE`` of ``entry``.
-        source: ``delay-source``, the place where the user wrote it.
-        written_ms: append time where the user wrote it, epoch milliseconds, from which its delay
-            counts.
-        original: key, value and headers in the envelope.
+    """Record of a user that is sent to the home partition of its id. ``source`` is its
+    ``delay-source``, ``written_ms`` its append time there in epoch ms, from which its delay counts.
     """
 
     kind: int
@@ -57,18 +50,13 @@ class Sent(NamedTuple):
     original: Original
 
 
+# In the order in which they were written.
 Group: TypeAlias = tuple[Sent, ...]
-"""Records of one id in the order in which they were written."""
 
 
 class Arrived(NamedTuple):
-    """Content of an envelope.
-
-    Attributes:
-        sent: the record.
-        settles: offset of the record in ``shard`` that the envelope settles, or
-            ``SETTLES_NOTHING``.
-        shard: ``topic:partition`` from which the record was sent.
+    """Content of an envelope, sent from ``shard`` (``topic:partition``), whose record ``settles``
+    the envelope settles (an offset, or ``SETTLES_NOTHING``).
     """
 
     sent: Sent
@@ -76,11 +64,8 @@ class Arrived(NamedTuple):
     shard: str
 
 
+# Waits inside a later record of its id; ``written`` is in epoch ms, bytes are base64.
 class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Record that waits for its home partition inside a later waiting record of the same id.
-    ``op`` is its operation, ``written`` its append time in epoch ms. Bytes are base64 in the JSON.
-    """
-
     op: str
     source: bytes
     written: int
@@ -91,16 +76,8 @@ class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields of the header ``delay-home`` of an envelope, or of a record that waits for its home.
-
-    Attributes:
-        v: format version.
-        op: ``schedule``, ``cancel`` or ``fire``.
-        source: ``delay-source``, the place where the user wrote the record.
-        written: its append time there, epoch milliseconds.
-        settles: in an envelope, the offset in ``shard`` that it settles; in a waiting record, the
-            offset of an earlier waiting record that it contains; or ``SETTLES_NOTHING``.
-        shard: ``topic:partition`` from which an envelope was sent; empty in a waiting record.
-        carried: earlier records that wait inside a waiting record.
+    ``op`` is ``schedule``, ``cancel`` or ``fire``; ``written`` is in epoch ms. A waiting record has
+    no ``shard``, ``settles`` an earlier waiting record, and contains ``carried``.
     """
 
     v: int
@@ -119,16 +96,7 @@ _decode = msgspec.json.Decoder(_HomeFields).decode
 def homebound(
     kind: int, record_id: bytes, source: bytes, written_ms: int, original: Original
 ) -> Sent:
-    """Return a user's record as it is sent to the home partition of its id. A cancel or fire keeps
-    only operation and id.
-
-    Args:
-        kind: ``SCHEDULE``, ``CANCEL`` or ``FIRE`` of ``entry``.
-        record_id: the id.
-        source: ``delay-source``, the place where the user wrote the record.
-        written_ms: its append time, epoch milliseconds.
-        original: its key, value and headers.
-    """
+    """Return a user's record as it is sent home. A cancel or fire keeps only operation and id."""
     if kind != SCHEDULE:
         original = (None, None, [(DELAY_OP, _OPS[kind].encode()), (DELAY_ID, record_id)])
     return Sent(kind, source, written_ms, original)
@@ -137,15 +105,8 @@ def homebound(
 def write_envelope(
     topic: str, home: int, secret: bytes, sent: Sent, settles: int, shard: str
 ) -> Original:
-    """Return the envelope of a record, to be appended to partition ``home`` of the delay topic.
-
-    Args:
-        topic: the delay topic; the signature is bound to it and to ``home``.
-        home: the partition.
-        secret: the cluster secret.
-        sent: the record.
-        settles: the offset of ``shard`` that the envelope settles, or ``SETTLES_NOTHING``.
-        shard: ``topic:partition`` where the record lies.
+    """Return a record's envelope, to be appended to partition ``home`` of the delay topic, to which
+    its signature is bound. ``settles``: offset in ``shard``, or ``SETTLES_NOTHING``.
     """
     fields = _HomeFields(
         ENVELOPE_VERSION, _OPS[sent.kind], sent.source, sent.written_ms, settles, shard
@@ -156,17 +117,13 @@ def write_envelope(
 def read_envelope(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Sent | None:
-    """Return the record in an envelope, ``original``, that lies in ``partition`` of the delay topic
-    ``topic``; None: none of ``secrets`` signed it for this partition, or it can't be read.
-    """
+    """Return the record in an envelope at this partition; None: no secret signed it for that."""
     arrived = _arrived(_SIGNER.verified(f"{topic}:{partition}", secrets, original))
     return None if arrived is None else arrived.sent
 
 
 def read_claimed_envelope(original: Original) -> Arrived | None:
-    """Return the content of an envelope without a check of its signature, for readers that don't
-    have the cluster secret; None: it can't be read.
-    """
+    """Return an envelope's content with its signature unchecked; None: it can't be read."""
     return _arrived(_SIGNER.claimed(original))
 
 
@@ -181,17 +138,11 @@ def _arrived(found: tuple[bytes, Original] | None) -> Arrived | None:
 def waiting_payload(
     home: tuple[str, int], record_id: bytes, group: Group, since_ms: int, attempt: int, took: int
 ) -> Payload:
-    """Return the payload of a record that is requeued while its home partition can't be written to.
-    Its target is that partition.
+    """Return the payload of ``group``, requeued while its home partition can't be written to.
 
-    Args:
-        home: the delay topic and the home partition.
-        record_id: the id of all records of ``group``.
-        group: the records that wait, at least one, in the order in which users wrote them.
-        since_ms: due time of the payload: when the last of them began to wait, epoch milliseconds.
-        attempt: number of the next attempt to send them home: 1 plus the number of waits.
-        took: offset of an earlier waiting record that is settled by being part of ``group``, or
-            ``SETTLES_NOTHING``.
+    ``since_ms``: when its last record began to wait, epoch ms, the payload's due time. ``attempt``:
+    number of the next attempt, 1 plus the number of waits. ``took``: offset of an earlier waiting
+    record that this one settles by containing it, or ``SETTLES_NOTHING``.
     """
     *before, last = group
     carried = tuple([_carried(one) for one in before])
@@ -204,20 +155,15 @@ def waiting_payload(
 
 
 def waiting_group(payload: Payload) -> Group:
-    """Return the records in a payload that ``waiting_payload`` built, in the order in which users
-    wrote them. Such a payload has its own delay topic as target, which no user's record can have.
-
-    Raises:
-        StoreError: the payload can't be read, although its checksum or signature was right.
+    """Return the records in a payload of ``waiting_payload``, in the order of writing; raise
+    ``StoreError`` if it can't be read. Its target is its own delay topic, which no user's record
+    can have.
     """
     return _waiting(payload)[0]
 
 
 def taken_along(payload: Payload) -> int:
-    """Return the offset of the earlier waiting record that the waiting record with ``payload``
-    settles by containing it, or ``SETTLES_NOTHING``. Raises ``StoreError`` as ``waiting_group``
-    does.
-    """
+    """Return the offset of the waiting record that this one settles, or ``SETTLES_NOTHING``."""
     return _waiting(payload)[1]
 
 

@@ -29,23 +29,16 @@ ROCKETMQ_LEVELS_MS: Final[tuple[int, ...]] = (
 )
 """RocketMQ's default ``messageDelayLevel``, ms: 1s 5s 10s 30s 1m…10m 20m 30m 1h 2h."""
 
+# By the preset's name in the configuration.
 PRESETS: Final[Mapping[str, tuple[int, ...]]] = {
     "default": DEFAULT_LEVELS_MS,
     "rocketmq": ROCKETMQ_LEVELS_MS,
 }
-"""Delays of all levels, ms, by the name of the preset in the configuration."""
 
 
 def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
-    """Return the number, from 1, of the first level with a delay of at least ``delay_ms``. If all
-    levels are shorter, return the last one, as RocketMQ does.
-
-    Args:
-        delay_ms: milliseconds, 0 or more.
-        levels_ms: delays of all levels, ms, ascending, at least one.
-
-    Raises:
-        DelayServiceError: a negative delay.
+    """Return the number, from 1, of the first level of at least ``delay_ms``, else the last, as
+    RocketMQ does. ``levels_ms`` ascends. Raise ``DelayServiceError`` for a negative delay.
     """
     if delay_ms < 0:
         raise DelayServiceError(f"a delay is 0 ms or more, not {delay_ms}")
@@ -53,5 +46,4 @@ def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
 
 
 def level_topic(level: int, prefix: str = "delay_topic_") -> str:
-    """Return the name of a level's topic: ``prefix``, followed by the level's number, from 1."""
     return f"{prefix}{level}"

@@ -1,15 +1,17 @@
-"""The type of a header, and the names of all headers that the service reads or writes.
+"""The type of a header, the names of all headers that the service reads or writes, and the rules of
+topic names.
 
 ``OUTPUT``, ``COPY_NAMES`` and ``HOME_NAMES`` are never taken from a user's record, so provenance
-can't be forged. The names of other systems are in ``aliases``.
+can't be forged. The names of other systems are in ``input_headers``.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import re
+from typing import Final, TypeAlias
 
+# The value may be null.
 Header: TypeAlias = tuple[str, bytes | None]
-"""``(name, value)`` of a record's header; the value may be null."""
 
 DELAY_AT = "delay-at"
 DELAY_AFTER = "delay-after"
@@ -39,9 +41,8 @@ DELAY_ERROR_DETAIL = "delay-error-detail"
 
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"
+# Marks dead letters as replayed (``dead_letters``).
 DELAY_REPLAYED = "delay-replayed"
-"""Header with the offsets of replayed dead letters, in the record of the dead-letter topic that
-marks them as replayed (``dead_letters``)."""
 
 DELAY_COPY = "delay-copy"
 DELAY_COPY_MAC = "delay-copy-mac"
@@ -49,6 +50,7 @@ DELAY_COPY_MAC = "delay-copy-mac"
 DELAY_HOME = "delay-home"
 DELAY_HOME_MAC = "delay-home-mac"
 
+# From a user's record.
 INPUT = frozenset(
     {
         DELAY_AT,
@@ -66,11 +68,10 @@ INPUT = frozenset(
         DELAY_TIMEZONE,
     }
 )
-"""Headers by which a user's record instructs the service."""
 
 RECURRING = frozenset({DELAY_CRON, DELAY_EVERY, DELAY_TIMES, DELAY_TIMEZONE})
-"""Input headers of a recurring schedule."""
 
+# Dropped from a user's record.
 OUTPUT = frozenset(
     {
         DELAY_DUE_AT,
@@ -83,22 +84,34 @@ OUTPUT = frozenset(
         DELAY_ERROR_DETAIL,
     }
 )
-"""Headers that the service writes to delivered records and dead letters, and drops from a user's
-record."""
 
+# A record with one of them is dead-lettered unless the service signed it.
 COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
-"""Headers of requeued records. A record with one of them is dead-lettered unless the service
-signed it."""
 
+# Of envelopes (``contract.home``); the same holds.
 HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
-"""Headers of envelopes, in which the service sends a record to the home partition of its id
-(``contract.home``). A record with one of them is dead-lettered unless the service signed it."""
 
 
 def misspelt(name: str) -> str | None:
-    """Return the input header that ``name`` misspells by case or ``_``, as ``Delay_After`` does;
-    None: the name is spelled right, or resembles no input header. The service reads a header only
-    if its name is spelled right.
-    """
+    """Return the input header that ``name`` misspells by case or ``_``, as ``Delay_After`` does."""
     meant = name.lower().replace("_", "-")
     return meant if meant != name and meant in INPUT else None
+
+
+TOPIC_NAME: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
+
+
+def is_legal_topic(topic: str) -> bool:
+    """Return whether Kafka allows a topic name (``org.apache.kafka.common.internals.Topic``)."""
+    legal = TOPIC_NAME.fullmatch(topic.encode("utf-8", "replace"))
+    return legal is not None and topic not in (".", "..")
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether a name has ``*``, ``?`` or ``[``, which no legal topic name has."""
+    return any(sign in name for sign in "*?[")
+
+
+def is_reserved(topic: str) -> bool:
+    """Return whether a topic belongs to Kafka (``__*``) or to a delay service (``delay_*``)."""
+    return topic.startswith(("__", "delay_"))

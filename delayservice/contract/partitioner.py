@@ -15,14 +15,10 @@ _MASK31: Final = 0x7FFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """Return the 32-bit murmur2 hash as an unsigned number (Java's ``int`` has the same bits)."""
+    """Return the 32-bit murmur2 hash, unsigned (Java's ``int`` has the same bits)."""
     return murmurhash2(data, _SEED)
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """Return the partition that a Java producer chooses for ``key``, 0 to ``partitions`` - 1.
-
-    Raises:
-        ZeroDivisionError: ``partitions`` is 0.
-    """
+    """Return the partition, 0 to ``partitions`` - 1, that a Java producer chooses for ``key``."""
     return (murmurhash2(key, _SEED) & _MASK31) % partitions

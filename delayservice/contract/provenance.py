@@ -28,63 +28,46 @@ from delayservice.contract.names import (
 )
 from delayservice.contract.recurrence import recurrence_of
 
+# Above these bytes of value or header values, the record's exact size is checked.
 _LARGE_BYTES: Final = 500_000
-"""Size in bytes of a value, or of all header values together, above which the exact size of the
-record is checked."""
 
 
 class Provenance:
-    """Builder of the headers of one shard's outputs that name the source record."""
-
     __slots__ = ("_prefix", "_shard")
 
     def __init__(self, topic: str, partition: int) -> None:
-        """Prepare for the outputs of ``partition`` of the delay topic ``topic``."""
         self._shard = f"{topic}:{partition}".encode()
         self._prefix = self._shard + b":"
 
     def source(self, offset: int, meta: Meta | None) -> bytes:
-        """Return ``delay-source``: ``topic:partition:offset`` of the record as the user wrote it.
-
-        Args:
-            offset: source offset of the record.
-            meta: meta of the record's payload, which names the user's record if this one was
-                requeued.
-        """
+        """Return ``delay-source``: ``topic:partition:offset`` where the user wrote it."""
         if meta is not None and meta[1] is not None:
             return meta[1]
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at source offset ``offset`` was requeued or came in an
-        envelope, so that the user wrote it at another place, which its ``meta`` names.
+        """Return whether the user wrote the record elsewhere: it was requeued or came in an
+        envelope.
         """
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Return ``delay-source``, without the number of an occurrence, of a record of this shard
-        that the user wrote to another shard; None: the user wrote it to this shard. ``meta``: meta
-        of the record's payload.
-        """
+        """Return ``delay-source``, without an occurrence's number, if written to another shard."""
         source = None if meta is None else meta[1]
         if source is None or source.startswith(self._prefix):
             return None
         return source.partition(b"#")[0]
 
     def origin(self, offset: int) -> tuple[Header, Header]:
-        """Return the headers ``delay-source`` and ``delay-settles`` for the output of a record that
-        a user wrote to this shard at source offset ``offset``.
+        """Return ``delay-source`` and ``delay-settles`` of a record that a user wrote to this
+        shard.
         """
         settles = b"%d" % offset
         return (DELAY_SOURCE, self._prefix + settles), (DELAY_SETTLES, settles)
 
     def settles(self, offset: int, source: bytes) -> Headers:
-        """Return the header ``delay-settles`` with ``offset``. If the user wrote the record to
-        another shard, such as a level topic's, add ``delay-shard``, which names this shard.
-
-        Args:
-            offset: source offset of the record that the output settles.
-            source: ``delay-source`` of the record as the user wrote it.
+        """Return ``delay-settles``, and ``delay-shard`` if the user wrote the record to another
+        shard.
         """
         settles: Header = (DELAY_SETTLES, b"%d" % offset)
         return (
@@ -92,14 +75,7 @@ class Provenance:
         )
 
     def headers(self, offset: int, due_ms: int, meta: Meta | None) -> Headers:
-        """Return the headers that a delivery adds to the record's own headers: due time, source and
-        settled offset; also id and attempt, if the record has an id or was tried before.
-
-        Args:
-            offset: source offset of the record that is delivered.
-            due_ms: its due time, epoch milliseconds.
-            meta: meta of its payload.
-        """
+        """Return the headers that a delivery adds to the record's; ``due_ms`` is in epoch ms."""
         if meta is None:
             settles = b"%d" % offset
             return [  # in one piece, for every plain record goes through it (``bench whole``)
@@ -121,25 +97,14 @@ class Provenance:
 
 
 def due_header(due_ms: int) -> Header:
-    """Return the header ``delay-due-at``; ``due_ms`` is in epoch milliseconds."""
     return DELAY_DUE_AT, b"%d" % due_ms
 
 
 def dead_letter_headers(
     original: Sequence[Header] | None, code: str, detail: str, source: bytes
 ) -> Headers:
-    """Return the headers of a dead letter: the record's headers, then code, detail and source.
-
-    The last header of a name counts, so a header of the record does not hide an added one.
-
-    Args:
-        original: headers of the record as it was written; None: it has none.
-        code: one of ``codes.EXPLANATIONS``.
-        detail: why, as text for people; ``codes.printable`` is applied to it.
-        source: ``delay-source`` of the record as the user wrote it.
-
-    Returns:
-        A new list; the caller appends ``delay-settles``.
+    """Return the headers of a dead letter, a new list: the record's, then code, detail, source. The
+    last header of a name counts, so a header of the record does not hide an added one.
     """
     return [
         *(original or ()),
@@ -150,9 +115,8 @@ def dead_letter_headers(
 
 
 def asked_again(payload: Payload) -> Original:
-    """Return key, value and headers of a pending record for its dead letter. Input headers for the
-    same due time, target, id, expiry and recurrence are added, so that the dead letter can be
-    replayed.
+    """Return a pending record's content with the input headers that ask for the same delivery, so
+    that its dead letter can be replayed.
     """
     target, partition, key, value, headers, due_ms, meta = payload
     asked: list[Header] = [
@@ -173,10 +137,7 @@ def asked_again(payload: Payload) -> Original:
 
 
 def without_content(original: Original) -> tuple[Original, str]:
-    """Return ``(None, None, [])``, as key, value and headers of a dead letter that would be too
-    large with those of ``original``, and a text to put before the dead letter's detail, which says
-    that they were left out.
-    """
+    """Return empty content for a dead letter that would be too large, and text for its detail."""
     _, value, headers = original
     held = sum(len(part or b"") for _, part in headers) + len(value or b"")
     told = (
@@ -187,9 +148,7 @@ def without_content(original: Original) -> tuple[Original, str]:
 
 
 def is_large(value: bytes | None, headers: Headers) -> bool:
-    """Return whether the value, or all header values together, have over 500,000 bytes, so that a
-    topic may refuse the record as too large.
-    """
+    """Return whether a topic may refuse value or header values as too large."""
     if value is not None and len(value) > _LARGE_BYTES:
         return True
     return bool(headers) and sum([len(text or b"") for _, text in headers]) > _LARGE_BYTES

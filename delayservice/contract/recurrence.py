@@ -24,12 +24,9 @@ from delayservice.contract.codec import Meta, Payload, packed_recurrence
 from delayservice.contract.names import Header
 from delayservice.contract.times import DUE_STOP_MS
 
+# (cron expression, IANA time zone, after_ms) to the first later instant, epoch ms; None: there is
+# none. Raises ``RecordRefusedError`` if the expression or the zone is invalid.
 CronTime: TypeAlias = Callable[[str, str, int], int | None]
-"""Function of ``(cron expression, IANA time zone, after_ms)`` that returns the first matching
-instant after ``after_ms``; both are epoch milliseconds; None: there is no such instant.
-
-Raises ``RecordRefusedError`` if the expression or the zone is invalid.
-"""
 
 _UTC: Final = "UTC"
 
@@ -37,16 +34,10 @@ _UTC: Final = "UTC"
 class Recurrence(msgspec.Struct, array_like=True, frozen=True):
     """Occurrences of a recurring schedule.
 
-    Attributes:
-        every_ms: the period, milliseconds; 0: ``cron`` applies.
-        cron: an expression of five fields, or of six with seconds first; empty: ``every_ms``
-            applies.
-        zone: the IANA time zone of the cron expression.
-        left: the number of remaining occurrences, the pending one included; None: unlimited.
-        number: number of the pending occurrence, from 1; 0: the first is not computed yet.
-        start_ms: earliest occurrence of a cron schedule, epoch milliseconds; 0: not given.
-        shift_ms: time by which each occurrence is moved later, within the schedule's window,
-            milliseconds.
+    ``every_ms`` 0: ``cron`` applies, five fields, or six with seconds first, in the IANA zone
+    ``zone``. ``left`` counts the pending occurrence too; None: unlimited. ``number`` of the pending
+    one is from 1; 0: the first is not computed yet. ``start_ms``, epoch ms, bounds a cron schedule;
+    0: it is not given. ``shift_ms`` moves each occurrence later, within the schedule's window.
     """
 
     every_ms: int
@@ -59,13 +50,10 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def left_after(self) -> int | None:
-        """Return the number of occurrences after the pending one; None: unlimited."""
         return None if self.left is None else self.left - 1
 
     def headers(self) -> list[Header]:
-        """Return the input headers of this recurrence, without start and window, for a dead letter
-        that can be replayed.
-        """
+        """Return the input headers for it, without start and window, for a dead letter."""
         said: list[Header] = []
         if self.every_ms:
             said.append((names.DELAY_EVERY, b"%d" % self.every_ms))
@@ -78,53 +66,30 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Return the bytes of a ``Recurrence``, as they are kept in a payload's meta."""
 
 decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).decode
-"""Return the ``Recurrence`` in the bytes that ``encode`` returned."""
 
 
 def recurs(meta: Meta) -> bool:
-    """Return whether a record with this payload's meta is a recurring schedule."""
     return packed_recurrence(meta) is not None
 
 
 def recurrence_of(meta: Meta | None) -> Recurrence | None:
-    """Return the recurrence in a payload's meta; None: the record does not recur."""
     packed = packed_recurrence(meta)
     return None if packed is None else decode(packed)
 
 
 def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> int | None:
-    """Return the time of a cron schedule's first occurrence, moved by ``shift_ms``, in epoch
-    milliseconds; None: it never occurs.
-
-    Args:
-        recurrence: the schedule.
-        written_ms: append time of its record, epoch milliseconds.
-        cron_time: function that computes the instants of a cron expression.
-
-    Raises:
-        RecordRefusedError: the cron expression or the time zone is invalid.
+    """Return a cron schedule's first occurrence plus ``shift_ms``, epoch ms; None: there is none.
+    Raise ``RecordRefusedError`` if the expression or the zone is invalid.
     """
     after_ms = recurrence.start_ms - 1 if recurrence.start_ms else written_ms
     return _shifted(recurrence, after_ms, cron_time)
 
 
 def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime) -> Payload | None:
-    """Return the payload of a schedule's next occurrence, after the pending one was delivered.
-
-    Args:
-        payload: the occurrence that was delivered.
-        source: its ``delay-source``, with or without an occurrence's number.
-        now_ms: now, epoch milliseconds; occurrences up to now are skipped.
-        cron_time: function that computes the instants of a cron expression.
-
-    Returns:
-        The next occurrence; None: the record does not recur, or there is no further occurrence.
-
-    Raises:
-        RecordRefusedError: the cron expression or the time zone is invalid.
+    """Return the payload of the occurrence after the delivered one and after ``now_ms`` (epoch ms);
+    None: there is none. Raise ``RecordRefusedError`` if expression or zone is invalid.
     """
     recurrence = recurrence_of(payload[6])
     if recurrence is None or recurrence.left == 1:
@@ -137,8 +102,8 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
 
 
 def left_after(payload: Payload) -> Payload:
-    """Return a schedule's payload with one occurrence less, due 1 ms after the pending one, for a
-    dead letter with the rest of the schedule. A record that does not recur is returned unchanged.
+    """Return a schedule's payload with one occurrence less, due 1 ms later, for the dead letter of
+    the rest. Another payload is returned unchanged.
     """
     meta, recurrence = payload[6], recurrence_of(payload[6])
     if meta is None or recurrence is None:
@@ -162,16 +127,8 @@ def _shifted(recurrence: Recurrence, after_ms: int, cron_time: CronTime) -> int 
 def at_occurrence(
     payload: Payload, recurrence: Recurrence, source: bytes, due_ms: int | None
 ) -> Payload | None:
-    """Return the payload of one occurrence of a recurring schedule.
-
-    Args:
-        payload: payload of any occurrence of the schedule.
-        recurrence: the schedule, with the number of this occurrence and of those that are left.
-        source: ``delay-source`` of the schedule, with or without an occurrence's number.
-        due_ms: due time of the occurrence, epoch milliseconds; None: there is none.
-
-    Returns:
-        The payload; None: there is no occurrence, or it is after the record's expiry.
+    """Return the payload of the schedule's occurrence at ``due_ms``, epoch ms; None: ``due_ms`` is
+    None, or after the expiry.
     """
     identity, _, _, expires_ms, *_ = payload[6] or (None, None, 1, None)
     if due_ms is None or due_ms >= DUE_STOP_MS or (expires_ms is not None and due_ms > expires_ms):
@@ -181,7 +138,5 @@ def at_occurrence(
 
 
 def numbered(source: bytes, number: int) -> bytes:
-    """Return ``delay-source`` of one occurrence: ``topic:partition:offset#number``. ``source``:
-    ``delay-source`` of the schedule, with or without an occurrence's number.
-    """
+    """Return ``delay-source`` of an occurrence: ``topic:partition:offset#number``."""
     return source.split(b"#", 1)[0] + b"#%d" % number

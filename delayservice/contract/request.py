@@ -12,8 +12,9 @@ from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
-from delayservice.contract.aliases import RESERVED
 from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.input_headers import RESERVED
+from delayservice.contract.names import is_legal_topic, is_reserved
 from delayservice.contract.times import (
     DUE_STOP_MS,
     check_every,
@@ -24,10 +25,8 @@ from delayservice.contract.times import (
     parse_duration_ms,
     parse_zone,
 )
-from delayservice.contract.topic_names import is_legal_topic, is_reserved
 
 Text: TypeAlias = bytes | str
-"""Bytes, or a string that will be encoded as UTF-8."""
 
 Delay: TypeAlias = timedelta | int | str
 """Length of time: a ``timedelta``, a number of milliseconds, or a text: digits (milliseconds),
@@ -59,7 +58,7 @@ _PARTITION_MAX: Final = 2**31 - 1
 
 
 class When(TypedDict, total=False):
-    """Keyword arguments of ``when_headers``, which explains them, and of ``DelayProducer.send``."""
+    """Keyword arguments of ``when_headers`` and of ``DelayProducer.send``."""
 
     delay: Delay | None
     at: Instant | None
@@ -158,9 +157,6 @@ def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
 
 
 def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
-    """Return ``rule(value)``; raise ``InvalidRequestError`` if ``rule`` raises
-    ``RecordRefusedError``.
-    """
     try:
         return rule(value)
     except RecordRefusedError as exc:
@@ -170,15 +166,9 @@ def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
 def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
     """Return the input headers that name the target.
 
-    Args:
-        topic: the target topic.
-        partition: its partition; None: chosen by the output's key, as a Java producer does.
-        key: the key of the output, the delivered record; ``NO_KEY``: the output has no key; None:
-            it has the record's own key.
-
-    Raises:
-        InvalidRequestError: the topic is illegal or reserved, or the partition is no partition
-            number.
+    ``partition`` None: it is chosen by the output's key, as a Java producer does. ``key`` None: the
+    record's own key; ``NO_KEY``: no key. Raise ``InvalidRequestError`` if the topic is illegal or
+    reserved, or the partition no partition number.
     """
     headers: list[Header] = [(names.DELAY_TARGET_TOPIC, _target(topic))]
     if partition is not None:
@@ -202,12 +192,8 @@ def _target(topic: str) -> str:
 
 
 def plain_headers(headers: OwnHeaders) -> list[Header]:
-    """Return the headers that a caller wants delivered, as a list.
-
-    Raises:
-        InvalidRequestError: one of them is an input header of the service, or would be removed
-            before delivery, or is one by which the service knows its own records; or its name has
-            a zero byte.
+    """Return the headers that a caller wants delivered, as a list. Raise ``InvalidRequestError`` if
+    the service reads, removes or writes one of them, or a name has a zero byte.
     """
     own = list(headers.items() if isinstance(headers, Mapping) else headers)
     for name, _ in own:
@@ -221,16 +207,14 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
     return [(name, _bytes(value)) for name, value in own]
 
 
+# The client library would write only what is before a zero byte.
 def _bytes(value: bytes | str | None) -> bytes | None:
-    """Encode text, of which the client library would write only what is before a zero byte."""
     return value.encode() if isinstance(value, str) else value
 
 
 def id_bytes(record_id: Text, bytes_max: int) -> bytes:
-    """Return an id as bytes: a string in UTF-8, bytes unchanged.
-
-    Raises:
-        InvalidRequestError: it is empty, or longer than ``bytes_max`` bytes.
+    """Return an id as bytes (text as UTF-8); raise ``InvalidRequestError`` unless it has 1 to
+    ``bytes_max`` bytes.
     """
     encoded = record_id.encode() if isinstance(record_id, str) else record_id
     if not 0 < len(encoded) <= bytes_max:
@@ -239,11 +223,8 @@ def id_bytes(record_id: Text, bytes_max: int) -> bytes:
 
 
 def delay_ms(argument: str, delay: Delay) -> int:
-    """Return a delay in milliseconds, rounded up so that no delivery is early. ``argument``: name
-    of the argument that gave it, for the error.
-
-    Raises:
-        InvalidRequestError: it is negative, ``DUE_STOP_MS`` or more, or can't be read.
+    """Return a delay in ms, rounded up so that no delivery is early; raise ``InvalidRequestError``
+    if it is negative, ``DUE_STOP_MS`` or more, or can't be read.
     """
     if isinstance(delay, timedelta):
         return _bounded_ms(argument, -(-delay // _MILLISECOND))
@@ -253,12 +234,8 @@ def delay_ms(argument: str, delay: Delay) -> int:
 
 
 def instant_ms(argument: str, instant: Instant) -> int:
-    """Return a point in time as epoch milliseconds, rounded up. ``argument``: name of the argument
-    that gave it, for the error.
-
-    Raises:
-        InvalidRequestError: it has no time zone, is before 1970, ``DUE_STOP_MS`` or more, looks
-            like seconds, or can't be read.
+    """Return an instant in epoch ms, rounded up; raise ``InvalidRequestError`` if it has no time
+    zone, is before 1970, ``DUE_STOP_MS`` or more, looks like seconds, or can't be read.
     """
     if isinstance(instant, datetime):
         if instant.utcoffset() is None:

@@ -26,23 +26,17 @@ from delayservice.contract.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 1
 
+# Holds a schedule's next occurrence and settles no record.
 CONTINUES: Final = -1
-"""Value of ``settles`` of a requeued record that holds a schedule's next occurrence and settles no
-record."""
 
+# (base, key time in epoch ms, payload). A record of its id at ``base`` or above cancels it.
 Copy: TypeAlias = tuple[int, int, Payload]
-"""``(base, at_ms, payload)`` of a requeued record with a right signature: the first offset at which
-a record of the same id cancels it, its key time in epoch ms, and the pending record's content."""
 
 _SIGNER: Final = Signer(b"delay-copy 1", DELAY_COPY, DELAY_COPY_MAC)
 
 
+# ``at``, ``due``, ``expires`` and ``turn`` are epoch ms; bytes are base64.
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Fields of the header ``delay-copy`` of a requeued record: ``v`` is the format version, the
-    others are arguments of ``write_copy`` or items of its payload (``codec``). ``at``, ``due``,
-    ``expires`` and ``turn`` are epoch ms. Bytes are base64 in the JSON.
-    """
-
     v: int
     settles: int
     source: bytes
@@ -75,23 +69,14 @@ def write_copy(
     payload: Payload,
     shard: str | None = None,
 ) -> Original:
-    """Return a pending record as it is requeued, to be appended to ``partition`` of ``topic``.
+    """Return a pending record as it is requeued to ``partition`` of ``topic``, to which its
+    signature is bound.
 
-    Args:
-        topic: the delay topic; the signature is bound to it and to ``partition``.
-        partition: partition of that topic.
-        secret: the cluster secret.
-        settles: source offset of the record that the requeued one settles, or ``CONTINUES``.
-        source: ``delay-source`` of the record as the user wrote it; it replaces the one in
-            ``payload``.
-        base: first offset at which a record of the same id cancels the requeued one.
-        at_ms: key time of the requeued record, when it is to be settled, epoch ms, 1 or more.
-        payload: the pending record, with the delivery attempt and due time of the requeued one.
-        shard: ``topic:partition`` of the offset ``settles``, if it is not the partition to append
-            to: a record of a level topic is parked in another delay topic; else None.
-
-    Returns:
-        Key, value and headers of the requeued record.
+    ``settles``: source offset of the record that it settles, or ``CONTINUES``. ``source``:
+    ``delay-source`` of the record as the user wrote it. ``base``: first offset at which a record of
+    its id cancels it. ``at_ms``: when it is to be settled, epoch ms, 1 or more. ``shard``:
+    ``topic:partition`` of ``settles`` if it is not the partition to append to: a level topic's
+    record is parked in another delay topic.
     """
     target, target_partition, key, value, own, due_ms, meta = payload
     identity, _, attempt, expires_ms, *more = meta or (None, None, 1, None)
@@ -118,9 +103,8 @@ def write_copy(
 def read_copy(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Copy | None:
-    """Return the content of a requeued record, ``original``, that lies in ``partition`` of
-    ``topic``; None: none of ``secrets`` signed it for this partition, or it can't be read. The meta
-    of the returned payload always names the place where the user wrote the record. Never raises.
+    """Return the content of a requeued record; None: no secret signed it for this partition. Its
+    meta always names the place where the user wrote the record. Never raises.
     """
     if _SIGNER.verified(f"{topic}:{partition}", secrets, original) is None:
         return None
@@ -129,9 +113,7 @@ def read_copy(
 
 
 class Claim(NamedTuple):
-    """Content of a requeued record whose signature was not checked. The fields are the arguments of
-    ``write_copy`` of the same name.
-    """
+    """Content of a requeued record with its signature unchecked; fields as in ``write_copy``."""
 
     settles: int
     shard: str | None
@@ -141,10 +123,8 @@ class Claim(NamedTuple):
 
 
 def read_claim(original: Original) -> Claim | None:
-    """Return the content of a requeued record without a check of its signature; None: it can't be
-    read.
-
-    It serves readers of the topic that don't have the cluster secret. Never raises.
+    """Return a requeued record's content unchecked, for readers without the cluster secret; None:
+    it can't be read. Never raises.
     """
     found = _SIGNER.claimed(original)
     if found is None:

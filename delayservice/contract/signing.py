@@ -21,12 +21,8 @@ _NULL_LENGTH = _LENGTH.pack(-1)
 
 
 class Signer:
-    """Writer and reader of two headers of a record: a text of the service and its signature.
-
-    Args:
-        domain: the kind of record, part of the signed bytes, so that kinds can't be exchanged.
-        text_name: header of the text.
-        mac_name: header of the signature, HMAC-SHA256 in hex.
+    """Writer and reader of two headers: a text of the service, and its HMAC-SHA256 in hex. The
+    signed bytes contain ``domain``, so that kinds of records can't be exchanged.
     """
 
     def __init__(self, domain: bytes, text_name: str, mac_name: str) -> None:
@@ -34,13 +30,8 @@ class Signer:
         self._names = [text_name, mac_name]
 
     def signed(self, place: str, secret: bytes, text: bytes, record: Original) -> Original:
-        """Return the record with the text and its signature as the last two headers.
-
-        Args:
-            place: ``topic:partition`` to which the record is to be appended.
-            secret: the cluster secret.
-            text: the service's own fields about the record.
-            record: key, value and headers.
+        """Return the record with text and signature as the last two headers. ``place`` is the
+        ``topic:partition`` to which it is to be appended.
         """
         key, value, own = record
         parts = (text, self._mac(secret, place, text, record))
@@ -49,10 +40,7 @@ class Signer:
     def verified(
         self, place: str, secrets: Sequence[bytes], signed: Original
     ) -> tuple[bytes, Original] | None:
-        """Return ``(text, record)`` of a signed record: the text, and the record without the
-        headers of text and signature; None: none of ``secrets`` signed it for ``place``, its
-        ``topic:partition``.
-        """
+        """Return the text, and the record without both headers; None: not signed for ``place``."""
         found = self.claimed(signed)
         if found is None:
             return None
@@ -62,9 +50,7 @@ class Signer:
         return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
-        """Return ``(text, record)`` as ``verified`` does, without a check of the signature; None:
-        the last two headers are not text and signature.
-        """
+        """Return ``(text, record)`` as ``verified`` does, without a check of the signature."""
         key, value, headers = signed
         own, last = headers[:-2], headers[-2:]
         if [name for name, _ in last] != self._names:
@@ -84,8 +70,6 @@ def _flat(headers: Headers) -> list[bytes | None]:
     return [part for name, text in headers for part in (name.encode(), text)]
 
 
+# With its length in front, so that two different records never have the same signed bytes.
 def _with_length(part: bytes | None) -> bytes:
-    """Return ``part`` behind its length in 8 bytes (-1 for null), so that two different records
-    never have the same signed bytes.
-    """
     return _NULL_LENGTH if part is None else _LENGTH.pack(len(part)) + part

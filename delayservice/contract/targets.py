@@ -15,22 +15,15 @@ from collections.abc import Iterable
 from fnmatch import translate
 
 from delayservice.contract.codes import TARGET_DENIED, TARGET_INVALID, RecordRefusedError
-from delayservice.contract.topic_names import TOPIC_NAME, is_reserved
+from delayservice.contract.names import TOPIC_NAME, is_reserved
 
 _CACHE_ENTRIES_MAX = 1024
 
 
 class Allowlist:
-    """Allowed target topics of one delay topic.
-
-    Attributes:
-        good: cache of up to 1,024 allowed topics. Other topics may be allowed as well.
-
-    Args:
-        delay_topic: the delay topic, which is never a target itself.
-        allow: shell-style patterns of allowed targets, matching whole names, case-sensitive.
-        reserved: names and patterns that are never targets, even if ``allow`` matches them.
-        default: a topic that is allowed without a pattern.
+    """Allowed target topics of one delay topic, which is never a target itself. ``allow`` and
+    ``reserved`` are shell-style patterns of whole names, case-sensitive; ``reserved`` wins,
+    ``default`` needs no pattern. ``good`` caches up to 1,024 allowed topics.
     """
 
     def __init__(
@@ -60,23 +53,15 @@ class Allowlist:
 
 
 class TargetReader:
-    """Reader of the header that names the target topic, for one delay topic, which is never a
-    target. It caches the topics that it has allowed.
-    """
+    """Reader of the target header of one delay topic, which is never a target."""
 
     def __init__(self, delay_topic: str) -> None:
+        # Cache of up to 1,024 allowed topics, by the header's value.
         self.allowed: dict[bytes | None, str] = {}
-        """Cache of up to 1,024 allowed topics, by the value of the header. Other values may be
-        allowed as well."""
         self._allowlist = Allowlist(delay_topic, ["*"])
 
     def check(self, name: str, value: bytes | None) -> str:
-        """Return the target topic in the value of the header ``name``.
-
-        Raises:
-            RecordRefusedError: ``target-invalid`` for an illegal topic name, ``target-denied`` for
-                a reserved topic.
-        """
+        """Return the target topic; raise ``RecordRefusedError`` if it is illegal or reserved."""
         topic = _legal_topic(name, value)
         denial = self._allowlist.denial(topic)
         if denial is not None:
@@ -92,9 +77,6 @@ def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 
 def _legal_topic(name: str, value: bytes | None) -> str:
-    """Return the topic in a header's value; raise ``RecordRefusedError`` if Kafka does not allow
-    such a topic name.
-    """
     if value is None or not TOPIC_NAME.fullmatch(value) or value in (b".", b".."):
         shown = "no value" if value is None else repr(value[:64])[1:]
         raise RecordRefusedError(TARGET_INVALID, f"{name} is {shown}: no legal topic name")

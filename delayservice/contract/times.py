@@ -1,4 +1,5 @@
-"""Parsers of instants, delays and recurrences as users write them. Times are whole milliseconds.
+"""Parsers of instants, delays and recurrences as users write them, and the even spreading of
+records over a span of time, which avoids peaks of load. Times are whole milliseconds.
 
 They use regular expressions and integer arithmetic of this project, because a record's key depends
 on them: a library that parses differently after an upgrade would change existing keys (design rule
@@ -26,22 +27,21 @@ DUE_STOP_MS = 2**53
 """Exclusive bound of due times, epoch ms, exact in JSON and in doubles. Parsers return it in place
 of any larger value."""
 
+# Smallest number that is surely meant as epoch milliseconds, not as epoch seconds.
 SURELY_MS: Final = 100_000_000_000
-"""Smallest number that is surely meant as epoch milliseconds, not as epoch seconds."""
+# 1970 to 1973 as milliseconds, but 1973 to 5138 as epoch seconds.
 _SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
-"""Numbers that are refused as epoch milliseconds (1970 to 1973), because as epoch seconds they mean
-1973 to 5138."""
 
 _DIGITS_MAX = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
+# RFC 3339, and what libraries leave out where it is zero: seconds (Java's ``OffsetDateTime``) and
+# the minutes of the offset (PostgreSQL).
 _RFC3339 = re.compile(
     rb"(\d{4}-\d\d-\d\d)[Tt ]((?:[01]\d|2[0-3]):[0-5]\d)(?::([0-5]\d)(?:\.(\d+))?)?"
     rb"([Zz]|[+-](?:[01]\d|2[0-3])(?::[0-5]\d)?)"
 )
-"""RFC 3339, and what is left out by libraries where it is zero: seconds (Java's ``OffsetDateTime``)
-and the minutes of the offset (PostgreSQL)."""
 _DURATION = re.compile(
     rb"P(?=\d|T\d)(?:(\d+)W)?(?:(\d+)D)?"
     rb"(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d+))?S)?)?"
@@ -62,8 +62,8 @@ _FRACTION_DIGITS = 12
 _CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
 _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
 
+# A shorter period of a recurring schedule is refused.
 EVERY_MS_MIN: Final = 1_000
-"""Shortest period of a recurring schedule, ms; a shorter one is refused."""
 
 _CRON = re.compile(rb"[0-9A-Za-z*/,#? -]{1,256}")
 _ZONE = re.compile(rb"[0-9A-Za-z_+/-]{1,64}")
@@ -71,30 +71,16 @@ _TIMES_MAX: Final = 2**31
 
 
 def parse_count(name: str, value: bytes | None) -> int:
-    """Return the number in a header's value, decimal digits; ``DUE_STOP_MS`` for a larger one.
-    ``name``: name of the header, for the error.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``, the value is not ASCII digits.
-    """
+    """Return a header's number, at most ``DUE_STOP_MS``; refuse all but ASCII digits."""
     if value is None or not value.isdigit():
         raise _refused(name, value, "decimal digits are expected")
     return _bounded(value)
 
 
 def parse_instant_ms(name: str, value: bytes | None) -> int:
-    """Return the instant in a header's value: epoch milliseconds, or RFC 3339 with an offset, of
-    which seconds and the minutes of the offset may be left out.
-
-    Args:
-        name: name of the header, for the error.
-        value: value of the header.
-
-    Returns:
-        Epoch milliseconds, ``DUE_STOP_MS`` at most; negative before 1970.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``, any other text, such as a time without an offset.
+    """Return an instant, epoch ms, ``DUE_STOP_MS`` at most, negative before 1970. The value is
+    epoch milliseconds, or RFC 3339 with an offset, where seconds and the offset's minutes may be
+    left out. Raise ``RecordRefusedError`` (``time-invalid``) for any other text.
     """
     if value is not None and value.isdigit():
         return _bounded(value)
@@ -114,21 +100,13 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """Return the instant in a header's value, epoch ms, as ``parse_instant_ms`` does.
-
-    Raises:
-        RecordRefusedError: as by ``parse_instant_ms``, and if the value is a number that looks like
-            epoch seconds.
-    """
+    """Return an instant as ``parse_instant_ms`` does; refuse a number that looks like seconds."""
     instant_ms = parse_instant_ms(name, value)
     is_number = value is not None and value.isdigit()
     return check_is_ms(name, instant_ms) if is_number else instant_ms
 
 
 def check_is_ms(name: str, instant_ms: int) -> int:
-    """Return ``instant_ms``, epoch ms, unchanged; raise ``RecordRefusedError`` if it looks like
-    epoch seconds. ``name``: name of the header, for the error.
-    """
     if instant_ms in _SECONDS_LIKE:
         raise RecordRefusedError(
             TIME_INVALID,
@@ -139,19 +117,10 @@ def check_is_ms(name: str, instant_ms: int) -> int:
 
 
 def parse_duration_ms(name: str, value: bytes | None) -> int:
-    """Return the delay in a header's value: milliseconds, an ISO 8601 duration of weeks to seconds,
-    or numbers with units from ``ms`` to ``y`` (``1h30m``); a year has 365 days. ISO 8601 years and
-    months are refused: their length depends on a calendar and a time zone.
-
-    Args:
-        name: name of the header, for the error.
-        value: value of the header.
-
-    Returns:
-        Milliseconds, 0 to ``DUE_STOP_MS``.
-
-    Raises:
-        RecordRefusedError: ``time-invalid``, any other text.
+    """Return a delay, ms, 0 to ``DUE_STOP_MS``. The value is milliseconds, an ISO 8601 duration of
+    weeks to seconds, or numbers with units from ``ms`` to ``y`` (``1h30m``); a year has 365 days.
+    Years and months of ISO 8601 are refused: their length depends on a calendar and a time zone.
+    Raise ``RecordRefusedError`` (``time-invalid``) for any other text.
     """
     if value is not None and value.isdigit():
         return _bounded(value)
@@ -170,9 +139,7 @@ def parse_duration_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_cron(value: bytes | None) -> str:
-    """Return the cron expression in a header's value. Raise ``RecordRefusedError`` if it is empty,
-    has characters that no cron expression has, or has over 256 characters.
-    """
+    """Return a cron expression, of which only characters and length are checked here."""
     if value is None or not _CRON.fullmatch(value):
         why = "is no cron expression of 256 characters at most"
         if value is not None and value.startswith(b"@"):
@@ -182,9 +149,7 @@ def parse_cron(value: bytes | None) -> str:
 
 
 def parse_zone(value: bytes | None) -> str:
-    """Return the name of a time zone in a header's value. Raise ``RecordRefusedError`` if it is
-    empty, has characters that no such name has, or has over 64 characters.
-    """
+    """Return a time zone's name, of which only characters and length are checked here."""
     if value is None or not _ZONE.fullmatch(value):
         raise RecordRefusedError(
             ZONE_INVALID, f"{names.DELAY_TIMEZONE} is no name of a time zone, as Europe/Berlin is"
@@ -193,9 +158,6 @@ def parse_zone(value: bytes | None) -> str:
 
 
 def check_times(times: int) -> int:
-    """Return ``times``, a schedule's number of occurrences; raise ``RecordRefusedError`` unless it
-    is 1 to 2**31.
-    """
     if not 1 <= times <= _TIMES_MAX:
         raise RecordRefusedError(
             CRON_INVALID, f"{names.DELAY_TIMES} is {times}: it must be 1 to {_TIMES_MAX}"
@@ -204,9 +166,6 @@ def check_times(times: int) -> int:
 
 
 def check_every(every_ms: int) -> int:
-    """Return ``every_ms``, a schedule's period, ms; raise ``RecordRefusedError`` unless it is
-    ``EVERY_MS_MIN`` or more and below ``DUE_STOP_MS``.
-    """
     if not EVERY_MS_MIN <= every_ms < DUE_STOP_MS:
         raise RecordRefusedError(
             CRON_INVALID, f"{names.DELAY_EVERY} is {every_ms} ms: {EVERY_MS_MIN} is the least"
@@ -222,17 +181,15 @@ def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
     return _bounded(whole) * unit_ms + part_ms
 
 
+# Unlike ``int``, it reads texts of any length, in linear time.
 def _bounded(digits: bytes) -> int:
-    """Return the number in ASCII digits; ``DUE_STOP_MS`` for a larger one. Unlike ``int``, it reads
-    texts of any length, in linear time.
-    """
     if len(digits) > _DIGITS_MAX:
         digits = digits.lstrip(b"0") or b"0"
     return DUE_STOP_MS if len(digits) > _DIGITS_MAX else min(int(digits), DUE_STOP_MS)
 
 
+# Rounded up.
 def _fraction_ms(digits: bytes | None) -> int:
-    """Return the digits after a second's decimal point as milliseconds, rounded up; 0 for None."""
     if not digits:
         return 0
     return int(digits[:3].ljust(3, b"0")) + (1 if digits[3:].strip(b"0") else 0)
@@ -241,3 +198,16 @@ def _fraction_ms(digits: bytes | None) -> int:
 def _refused(name: str, value: bytes | None, expected: str) -> RecordRefusedError:
     shown = "no value" if value is None else repr(value[:64])[1:]
     return RecordRefusedError(TIME_INVALID, f"{name} is {shown}: {expected}")
+
+
+# Every node must compute the same key for a record (design rule 2), so the spread never changes.
+# The factor is 2**32 divided by the golden ratio: neighbouring offsets land far apart (Knuth,
+# volume 3, 6.4).
+_FACTOR: Final = 2_654_435_761
+_BITS: Final = 32
+_MASK: Final = (1 << _BITS) - 1
+
+
+def spread_ms(offset: int, span_ms: int) -> int:
+    """Return 0 to ``span_ms``, both included, evenly spread over source offsets."""
+    return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS

@@ -28,35 +28,29 @@ from delayservice.contract.entry import (
 from delayservice.contract.home import SETTLES_NOTHING, Group, waiting_group
 from delayservice.contract.recurrence import recurs
 from delayservice.engine import outcome
-from delayservice.engine.cursor import Key
+from delayservice.engine.cursor import NO_MARK, Key
 from delayservice.engine.losses import Gap
 from delayservice.engine.outcome import Output
-from delayservice.engine.pending import NO_MARK
 from delayservice.engine.settle import Settler
 from delayservice.engine.to_home import ToHome, WaitingForHome
 from delayservice.engine.undelivered import doubt
 
 _OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
-"""Outcome of a pending record that a later record of its id settles, by that record's kind."""
 
+# Reads the pending record at a key from the store, because another one fires it.
 PendingAt: TypeAlias = Callable[[Key], Payload]
-"""Function that reads the pending record at a key from the store, because another one fires it."""
 
+# Whether there is time to read one more fired record.
 MayRead: TypeAlias = Callable[[], bool]
-"""Function that returns whether there is time to read one more fired record."""
 
 
 class Walk:
     """State of an owner's pass over a shard's records: which pending records each one settles.
 
-    Attributes:
-        victims: keys of victims, by the offset of the user record that settles them.
-        x_of_copies: by the offset of a requeued record: offset of the first user record of its id
-            in ``[base, offset)``, or ``NO_MARK``.
-        in_flight: requeued records in flight whose append is committed.
-        in_flight_staged: requeued records that the open transaction appends.
-        doubts: gaps (unread offsets) whose records may have settled records of this store.
-        reads: number of pending records that were read from the store since ``begin``.
+    ``victims`` are by the offset of the user record that settles them. ``x_of_copies`` holds, by a
+    requeued record's offset, that of the first user record of its id in ``[base, offset)``, or
+    ``NO_MARK``. ``in_flight`` are committed, ``in_flight_staged`` in the open transaction.
+    ``doubts`` are gaps whose records may have settled records of this store.
     """
 
     def __init__(self, settler: Settler) -> None:
@@ -72,14 +66,13 @@ class Walk:
         self.reads = 0
 
     def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
-        """Start a pass over the decoded records ``queue``; ``pending_at`` reads from the store."""
+        """Start a pass over the decoded records ``queue``."""
         self._queue = queue
         self._pending_at = pending_at
         self.reads = 0
 
     @property
     def waits(self) -> bool:
-        """Return whether any requeued record is in flight, or part of the open transaction."""
         return bool(self.in_flight or self.in_flight_staged)
 
     def forget(self) -> None:
@@ -90,7 +83,6 @@ class Walk:
         self.in_flight_staged.clear()
 
     def mark(self, marks: Iterable[tuple[int, Key]]) -> None:
-        """Add ``marks``: offsets of user records, each with the key of a victim of that record."""
         for offset, key in marks:
             self.victims.setdefault(offset, {})[key] = None
 
@@ -100,8 +92,8 @@ class Walk:
         self.in_flight_staged.discard(record_id, base)
 
     def commit(self, passed: Iterable[Entry]) -> None:
-        """Note that the open transaction was committed: the records that it requeued are in
-        flight, and the victims of the ``passed`` records are forgotten.
+        """Note the commit: requeued records are in flight, victims of ``passed`` records are
+        settled.
         """
         self.in_flight.update(self.in_flight_staged)
         self.in_flight_staged.clear()
@@ -110,9 +102,8 @@ class Walk:
             self.x_of_copies.pop(entry[0], None)
 
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
-        """Add the outputs of ``entry``, the next record that H passes, and of its victims to
-        ``outputs``, and return True; add nothing and return False if the record waits. ``k``: K of
-        the cursor; ``now_ms``: now, epoch ms.
+        """Add the outputs of the next record that H passes, and of its victims; return False if
+        it waits.
         """
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
@@ -139,12 +130,10 @@ class Walk:
         outputs += settled
         return True
 
+    # The own outcome of a cancel or fire comes last. None: the record waits.
     def _act_at_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs that settle the victims of a user record that is in its home
-        partition, and at the end the own outcome of a cancel or fire. None: the record waits.
-        """
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
         if kind == SCHEDULE:
@@ -157,13 +146,10 @@ class Walk:
         told = self._settle_victims(entry, record_id, source, victims, now_ms)
         return None if told is None else [*told, said]
 
+    # A cancel or fire that settled a victim here, or that the delay topic refuses, is not sent.
     def _send_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs that settle the victims of a ``HOMEBOUND`` record, and those that send
-        it home with victims that wait for their home. It is not sent if it is a cancel or fire that
-        settled a victim here, or if the delay topic refuses it. None: the record waits.
-        """
         offset, _, _, _, original, (kind, _, _) = entry
         here: list[Key] = []
         waiting: list[WaitingForHome] = []
@@ -202,9 +188,9 @@ class Walk:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output] | None:
-        """Return the outputs that settle the record at ``offset``, whose key time has passed. If an
-        unread record may have settled it, it is dead-lettered. None: it waits. ``base``: base of
-        the record if it is requeued now.
+        """Return the outputs for a record whose key time has passed; None: it waits. It is
+        dead-lettered if an unread record may have settled it. ``base``: base if it is requeued
+        now.
         """
         if self._is_doubtful(offset, payload):
             return self._undecided(offset, payload, None)
@@ -220,7 +206,6 @@ class Walk:
     def _with_following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output]:
-        """Return ``output``, and that of a schedule's next occurrence; note those in flight."""
         meta = payload[6]
         if meta is None:
             return [output]
@@ -231,8 +216,8 @@ class Walk:
         self._flying(outputs, meta[0], base)
         return outputs
 
+    # Requeued ones are in flight from now on (rule 14).
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
-        """Note that requeued ones among ``outputs`` are in flight (rule 14); return ``outputs``."""
         if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
             self.in_flight_staged.add(record_id, base)
         return outputs
@@ -243,11 +228,10 @@ class Walk:
         return _one(self._settler.undelivered.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
-        """Return whether the record at ``offset`` may cancel a record of its id in flight."""
         return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
 
+    # Rule 8 says which victims are still pending.
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
-        """Return the keys of the pending victims of the record at ``offset`` (rule 8)."""
         victims = self.victims.get(offset, ())
         return [victim for victim in victims if victim[1] >= offset or victim > k]
 
@@ -259,9 +243,6 @@ class Walk:
         victims: Sequence[Key],
         now_ms: int,
     ) -> list[Output] | None:
-        """Return the outputs that settle ``victims`` of a user record; None: one of them waits.
-        ``source``: ``delay-source`` of the user record if it came in an envelope, else None.
-        """
         offset, kind, _, _, _, extra = entry
         kind = extra[0] if kind == HOMEBOUND else kind
         if kind == FIRE:
@@ -278,7 +259,6 @@ class Walk:
     def _fire_victims(
         self, offset: int, victims: Sequence[Key], now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs that fire ``victims`` of the record at ``offset``; None: one waits."""
         fired: list[tuple[Output, int, Payload]] = []
         for victim in victims:
             found = self._content(victim)
@@ -296,7 +276,6 @@ class Walk:
         return outputs
 
     def _is_doubtful(self, offset: int, payload: Payload) -> bool:
-        """Return whether an unread record may have settled the record at offset ``offset``."""
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False
@@ -304,17 +283,14 @@ class Walk:
         return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
 
     def _content(self, victim: Key) -> Payload:
-        """Return the payload of a pending record, from the queue or else from the store."""
         queued = self._queued(victim[1])
         if queued is not None:
             return queued
         self.reads += 1
         return self._pending_at(victim)
 
+    # A requeued record with a key below K is only in the queue, not in the store.
     def _queued(self, offset: int) -> Payload | None:
-        """Return the payload of the queued record at ``offset``; None: it is not queued. A requeued
-        record with a key below K is only in the queue, not in the store.
-        """
         at = bisect_left(self._queue, offset, key=itemgetter(0))
         if at == len(self._queue) or self._queue[at][0] != offset or self._queue[at][1] > COPY:
             return None
@@ -322,9 +298,8 @@ class Walk:
         return payload
 
 
+# The base of each requeued record in flight, by id.
 class _Flights:
-    """Requeued records in flight: the base of each, by id."""
-
     def __init__(self) -> None:
         self._bases: dict[bytes, set[int]] = {}
 
@@ -332,7 +307,6 @@ class _Flights:
         return bool(self._bases)
 
     def has(self, record_id: bytes, offset: int) -> bool:
-        """Return whether a record of this id is in flight with a base up to ``offset``."""
         return any(base <= offset for base in self._bases.get(record_id, ()))
 
     def add(self, record_id: bytes, base: int) -> None:
@@ -357,10 +331,9 @@ def _unread(_: Key) -> Payload:
     raise AssertionError("begin was not called")
 
 
+# The users' records to send home first, the offset of the waiting record that this settles, and the
+# replaced offsets.
 def _taken_along(kind: int, waiting: Sequence[WaitingForHome]) -> tuple[Group, int, list[int]]:
-    """Return the users' records in ``waiting`` to send home before a record of ``kind``; the offset
-    of the record of ``waiting`` that this settles, or ``SETTLES_NOTHING``; and replaced offsets.
-    """
     carried: Group = ()
     took, replaced = SETTLES_NOTHING, []
     for one in waiting:  # one at most, for each takes along what it finds
@@ -377,14 +350,10 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Append all of ``told`` to ``outputs``, unless one is None; return whether that was done."""
     return _took_all([_one(one) for one in told], outputs)
 
 
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """Append the outputs of all ``parts`` to ``outputs``, unless a part is None; return whether
-    that was done.
-    """
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False

@@ -1,8 +1,8 @@
 """Counts of a shard's pending records, by target and by due time.
 
 They are updated as records are stored, and made anew by each scan of the disk. Counts are by the
-minute of the key, those of parked records by its second. A minute is dropped as a whole when K (the
-key of the shard's cursor) has passed it. Three facts don't follow from the key alone:
+minute of the key, those of parked records by its second. A minute is dropped as a whole when K has
+passed it. Three facts don't follow from the key alone:
 
 - The key of a record that is due beyond the roll window is its roll time. It counts by the hour or
   the day in which it is due.
@@ -22,29 +22,26 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from delayservice.contract.codec import Head, decode_head
-from delayservice.engine.pending import NO_MARK, Frame, Lump
+from delayservice.engine.cursor import NO_MARK, Frame, Lump
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
 _BY_DAY_HOURS: Final = 48
+# Largest number of counts of a shard, a few megabytes. Beyond it, further targets count for
+# ``OTHERS``, and records due beyond the roll window at their roll time.
 ENTRIES_MAX: Final = 50_000
-"""Largest number of counts of a shard, a few megabytes. Beyond it, records of further targets count
-for ``OTHERS``, and records due beyond the roll window count at their roll time."""
+# No topic can have this name.
 OTHERS: Final = "(other)"
-"""Name under which all targets without a count of their own are counted; no topic can have it."""
 
+# (start, width) in epoch ms and ms, of the hour or day in which records are due.
 _Due: TypeAlias = tuple[int, int]
-"""``(start, width)`` of the hour or day in which records are due: epoch milliseconds,
-milliseconds."""
 _Group: TypeAlias = tuple[str, bool]
-"""``(target, has_id)``: the target of the counted records, and whether they have an id."""
+# Records whose key is a roll time, with the hour or day in which they are due.
 _FarGroup: TypeAlias = tuple[str, bool, _Due]
-"""``(target, has_id, due)`` of counted records whose key is a roll time: ``due`` is the hour or day
-in which they are due."""
+# A target topic, or a pair of delay topic and target topic.
 Name = TypeVar("Name", str, tuple[str, str])
-"""Type of a target topic, or of a pair of delay topic and target topic."""
 _Counts: TypeAlias = dict[_Group, int]
 _Kept = TypeVar("_Kept")
 
@@ -57,13 +54,8 @@ class Waiting(NamedTuple):
 
 
 class TopicCounts(msgspec.Struct):
-    """Numbers of pending records of a delay topic, for metrics.
-
-    Attributes:
-        pending: number of all pending records.
-        within: numbers of records that are past due or due within 5 s, 10 s … 24 h (one for each
-            time in ``inspection.query.HORIZONS_MS``); empty for level topics: not known.
-        targets: numbers by target; some targets may be combined under ``OTHERS``.
+    """Numbers of pending records of a delay topic, for metrics. ``within`` has one for each of
+    ``inspection.query.HORIZONS_MS``; empty for level topics: not known.
     """
 
     pending: int
@@ -71,7 +63,6 @@ class TopicCounts(msgspec.Struct):
     targets: dict[str, Waiting]
 
     def add(self, other: TopicCounts) -> None:
-        """Add the numbers of the same delay topic in another slice."""
         self.pending += other.pending
         if self.within and other.within:
             self.within = [a + b for a, b in zip(self.within, other.within, strict=True)]
@@ -103,9 +94,7 @@ class Census:
     # --- what is stored ------------------------------------------------------------------------
 
     def add(self, frames: Iterable[Frame]) -> None:
-        """Count the stored records ``frames``; those with a mark are counted as cancelled
-        instead.
-        """
+        """Count stored records; those with a mark are counted as cancelled instead."""
         plain: dict[tuple[int, str], int] = {}
         for frame in frames:
             try:
@@ -126,7 +115,6 @@ class Census:
         self._targets[target] += count
 
     def _add_other(self, frame: Frame, head: Head) -> None:
-        """Count a record that is cancelled, parked, due beyond the roll window, or has an id."""
         key_ms, group = frame[0], (head.target, head.record_id is not None)
         if frame[2] != NO_MARK:
             self._cancelled[key_ms // SECOND_MS] += 1
@@ -146,10 +134,8 @@ class Census:
         self._count(known, group)
         self._targets[group[0]] += 1
 
+    # Returns the target under which it is counted: ``OTHERS`` if there are ``ENTRIES_MAX`` counts.
     def _count(self, counts: dict[Any, int], group: Any, count: int = 1) -> str:  # noqa: ANN401  # near or far
-        """Add ``count`` to ``group`` in ``counts``; return the target under which it is counted:
-        its own, or ``OTHERS`` if there are ``ENTRIES_MAX`` counts.
-        """
         if group not in counts:
             if self._entries >= ENTRIES_MAX:
                 group = (OTHERS, *group[1:])
@@ -159,9 +145,7 @@ class Census:
         return target
 
     def cancel(self, key_ms: int) -> None:
-        """Subtract a record that a cancel, replacement or fire settles. ``key_ms``: its key, epoch
-        milliseconds.
-        """
+        """Subtract a record with this key that a cancel, replacement or fire settles."""
         if key_ms <= self._k_ms:
             return
         self._cancelled[key_ms // SECOND_MS] += 1
@@ -181,9 +165,7 @@ class Census:
             self._targets[group[0]] -= 1
 
     def pass_key(self, key_ms: int) -> None:
-        """Drop the counts of all minutes before that of ``key_ms``, epoch milliseconds, the key up
-        to which the shard is settled.
-        """
+        """Drop the counts of all minutes before that of K, epoch milliseconds."""
         minute, before = key_ms // MINUTE_MS, self._k_ms // MINUTE_MS
         self._k_ms = max(self._k_ms, key_ms)
         if minute <= before:
@@ -205,9 +187,9 @@ class Census:
     # --- what is asked -------------------------------------------------------------------------
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return ``(start_ms, stop_ms, count)`` of records with keys in ``[start_ms, stop_ms)``,
-        epoch ms, whole minutes: of parked records by second; of those due beyond the roll window by
-        the hour or day of their due time, which may end after ``stop_ms``; of others by minute.
+        """Return lumps of records with keys in ``[start_ms, stop_ms)``, epoch ms, whole minutes:
+        by minute, parked records by second, those due beyond the roll window by the hour or day
+        of their due time, which may end after ``stop_ms``.
         """
         found = [
             (second * SECOND_MS, (second + 1) * SECOND_MS, sum(counts.values()))
@@ -222,9 +204,6 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def _due_lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return ``(start_ms, stop_ms, count)`` by due time, of records whose roll time is in
-        ``[start_ms, stop_ms)``, epoch ms.
-        """
         dues: Counter[_Due] = Counter()
         for minute, counts in self._far.items():
             if start_ms <= minute * MINUTE_MS < stop_ms:
@@ -233,10 +212,9 @@ class Census:
         return [(max(due, start_ms), due + width, count) for (due, width), count in dues.items()]
 
     def far_corrections(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return corrections ``(start_ms, stop_ms, count)`` that turn counts by key into counts by
-        due time, for records with keys in ``[start_ms, stop_ms)``, epoch ms, whole minutes. The
-        minute in which the shard is being settled has no correction, because some of its records
-        were rolled already.
+        """Return lumps that turn counts by key in ``[start_ms, stop_ms)``, whole minutes, into
+        counts by due time. The minute being settled has none: some of its records were rolled
+        already.
         """
         start_ms = max(start_ms, (self._k_ms // MINUTE_MS + 1) * MINUTE_MS)
         found = [
@@ -247,9 +225,7 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def cancelled(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return ``(start_ms, stop_ms, -count)`` of cancelled records for each second of
-        ``[start_ms, stop_ms)``, epoch ms, by which counts of stored records are too high.
-        """
+        """Return negative lumps, by second, of cancelled records in counts of stored ones."""
         return [
             (second * SECOND_MS, (second + 1) * SECOND_MS, -count)
             for second, count in self._cancelled.items()
@@ -257,14 +233,12 @@ class Census:
         ]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Return whether counts by key need no correction at ``key_ms``, epoch ms: no record of its
-        minute is due beyond the roll window, and none of its second is cancelled.
-        """
+        """Return whether counts by key need no correction at ``key_ms``, epoch ms."""
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 
     def in_minute(self, minute_ms: int) -> int:
-        """Return the number of records with keys in the minute that begins at ``minute_ms``, epoch
-        ms. Settled records of it are counted, records due beyond the roll window are not.
+        """Return the number of records with keys in a minute, settled ones included, without
+        those due beyond the roll window.
         """
         near = self._in_minutes.get(minute_ms // MINUTE_MS, 0)
         first = minute_ms // SECOND_MS
@@ -272,12 +246,8 @@ class Census:
         return near + sum(sum(counts.values()) for counts in parked)
 
     def by_target(self, next_ms: int, left: int) -> dict[str, Waiting]:
-        """Return the numbers of pending records by target, in total and parked.
-
-        Args:
-            next_ms: key of the first pending record, epoch milliseconds.
-            left: number of pending records with keys in the minute of ``next_ms``, shared among its
-                targets.
+        """Return the pending records by target. ``left`` of them, in the minute of ``next_ms``,
+        the first pending key, are shared among its targets.
         """
         next_minute, next_second = next_ms // MINUTE_MS, next_ms // SECOND_MS
         share = min(left / max(self.in_minute(next_minute * MINUTE_MS), 1), 1.0)
@@ -301,32 +271,24 @@ class Census:
         return {target: waiting for target, waiting in found.items() if waiting.pending}
 
 
+# Start and width of the hour, or of the day if the record is due over 48 h after its key.
 def _due(key_ms: int, due_ms: int) -> _Due:
-    """Return start (epoch ms) and width (ms) of the hour in which a record is due, or of the day if
-    it is due over 48 h after its key ``key_ms``. Both arguments are epoch ms.
-    """
     width_ms = _DAY_MS if due_ms - key_ms > _BY_DAY_HOURS * _HOUR_MS else _HOUR_MS
     return due_ms // width_ms * width_ms, width_ms
 
 
 def _most_named(*among: dict[Any, int]) -> tuple[dict[Any, int], Any] | None:
-    """Return the largest group of records with an id, and the counts of ``among`` that hold it, as
-    ``(counts, group)``; None: there is no such group.
-    """
     named = [(n, counts, group) for counts in among for group, n in counts.items() if group[1]]
     return max(named, key=lambda one: one[0])[1:] if named else None
 
 
 def _take_below(counts: dict[int, _Kept], first: int) -> list[_Kept]:
-    """Remove the counts of minutes or seconds below ``first`` from ``counts``; return their
-    values.
-    """
     return [counts.pop(gone) for gone in [known for known in counts if known < first]]
 
 
 def largest(waiting: Mapping[Name, Waiting], limit: int) -> dict[Name, Waiting]:
-    """Return up to ``limit`` targets with their numbers: half of them have the most parked records,
-    the rest the most pending ones, so that many failing targets don't hide the healthy ones.
+    """Return up to ``limit`` targets: half have the most parked records, the rest the most
+    pending ones, so that many failing targets don't hide the healthy ones.
     """
     by_parked = sorted(waiting.items(), key=lambda item: -item[1].parked)
     found = {target: one for target, one in by_parked[: limit // 2] if one.parked}
@@ -336,9 +298,7 @@ def largest(waiting: Mapping[Name, Waiting], limit: int) -> dict[Name, Waiting]:
 
 
 def with_others(waiting: Mapping[str, Waiting], named: Container[str]) -> dict[str, Waiting]:
-    """Return the numbers of the targets in ``named``, and the sum of all other targets as
-    ``OTHERS``.
-    """
+    """Return the targets in ``named``, and the sum of all others as ``OTHERS``."""
     found: dict[str, Waiting] = {}
     for target, one in waiting.items():
         name = target if target in named else OTHERS

@@ -37,7 +37,6 @@ from delayservice.engine.losses import Lost
 
 VERSION = 1
 _NO_CHECKPOINT = (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError)
-"""Errors of reading what another program wrote to the checkpoint topic."""
 
 
 class ForeignRecordError(DelayServiceError):
@@ -51,9 +50,8 @@ class WrongSecretError(KafkaEdgeError):
 class LastRead(NamedTuple):
     """Offset of a record, and epoch of the partition leader that appended it; -1: not known.
 
-    Leaders of a partition have ascending epochs, so a record that was read before a truncation
-    differs from one that was written in its place. With the offset -1, the epoch is the highest one
-    of the records up to H.
+    Epochs ascend, so a record that was read before a truncation differs from one written in its
+    place. With the offset -1, the epoch is the highest one of the records up to H.
     """
 
     leader_epoch: int = -1
@@ -68,16 +66,12 @@ class ShardCheckpoint:
     """The committed state of one shard."""
 
     topic_id: str
-    """Id of the delay topic; a topic that was deleted and created again has another id."""
+    """A topic that was deleted and created again has another id."""
     cursor: Cursor
-    """Cursor of the shard: which of its records are settled."""
     contracts: Contracts
-    """The parameters on which the keys of records depend (design rule 2)."""
     last_read: LastRead = NOTHING_READ
-    """The newest record that the owner had read; by it a later truncation of the log is
-    detected."""
+    """The newest record that the owner had read; it reveals a later truncation of the log."""
     lost: tuple[Lost, ...] = ()
-    """The newest ranges of offsets that no owner has settled, because retention deleted them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +80,13 @@ class Checkpoint:
 
     slice_no: int
     node_id: str
-    """Node that owned the slice and wrote the checkpoint."""
     epoch: int
-    """Number of the ownership in which it was written, among the ownerships of the slice."""
+    """Number of this ownership of the slice."""
     secret_fingerprint: str
-    """``fingerprint`` of the secret with which the owner signs requeued records."""
     shards: dict[str, ShardCheckpoint]
-    """State of each shard by delay topic."""
     commit: int
-    """Number of the commit among those of the ownership ``epoch``."""
+    """Number of this commit in the ownership."""
     tenure: Tenure
-    """Writer and claim of the owner."""
 
 
 def fingerprint(secret: bytes) -> str:
@@ -105,15 +95,8 @@ def fingerprint(secret: bytes) -> str:
 
 
 def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
-    """Check that this node has the secret with which the writer of a checkpoint signs requeued
-    records.
-
-    Args:
-        checkpoint: a checkpoint of any slice.
-        known: fingerprints of this node's secrets.
-
-    Raises:
-        WrongSecretError: the checkpoint's secret is not among ``known``.
+    """Raise ``WrongSecretError`` if this node lacks the secret of a checkpoint's writer.
+    ``known`` are fingerprints.
     """
     if checkpoint.secret_fingerprint not in known:
         raise WrongSecretError(
@@ -125,7 +108,6 @@ def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of a checkpoint."""
     return msgspec.json.encode(
         {
             "v": VERSION,
@@ -158,9 +140,8 @@ class _ShardFacts(msgspec.Struct):
     contracts: msgspec.Raw
 
 
+# Only what is checked when a checkpoint is read.
 class _Facts(msgspec.Struct):
-    """Fields that are checked when a checkpoint is read."""
-
     v: int
     slice: int
     node: str
@@ -181,9 +162,7 @@ _decode_version = msgspec.json.Decoder(_Version).decode
 
 
 class Standing(NamedTuple):
-    """Place of a checkpoint in the order of those of its slice: by number of the ownership
-    (``epoch``), then of the commit.
-    """
+    """Place of a checkpoint in the order of its slice: by ownership, then by commit."""
 
     epoch: int
     commit: int
@@ -193,20 +172,13 @@ class Standing(NamedTuple):
         return UNKNOWN_STANDING not in (self, other) and self < other
 
 
+# Place of a checkpoint of a newer version, which may be the newest one.
 UNKNOWN_STANDING: Final = Standing(-1, -1)
-"""Place of a checkpoint of a newer version, which may be the newest one."""
 
 
 def standing_of(slice_no: int, data: bytes) -> Standing:
-    """Return the place of a checkpoint in the order of those of its slice. For a newer version it
-    is ``UNKNOWN_STANDING``: only ``decode_checkpoint`` refuses a newer version.
-
-    Args:
-        slice_no: the slice in the record's key.
-        data: the record's value.
-
-    Raises:
-        ForeignRecordError: it is no checkpoint of this slice.
+    """Return a checkpoint's place in the order of its slice; of a newer version
+    ``UNKNOWN_STANDING``. Raise ``ForeignRecordError`` if it is no checkpoint of the slice.
     """
     try:
         facts = _decode_facts(data)
@@ -229,9 +201,8 @@ def _is_newer(data: bytes) -> bool:
 
 
 def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
-    """Return the longest time that records must stay in the log of each delay topic, ms, by topic:
-    the longest roll window or level delay of the contracts in these checkpoints. Checkpoints that
-    can't be read are skipped.
+    """Return the longest roll window or level delay, ms, by delay topic: so long must its log
+    keep records. Checkpoints that can't be read are skipped.
     """
     longest: dict[str, int] = {}
     for data in checkpoints:
@@ -244,10 +215,8 @@ def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Return the checkpoint in the bytes of a record.
-
-    Raises:
-        KafkaEdgeError: it is no checkpoint, or of a newer version: the slice must not be served.
+    """Return a checkpoint; raise ``KafkaEdgeError`` if it is none or of a newer version: the
+    slice must not be served.
     """
     try:
         raw = msgspec.json.decode(data)
@@ -285,11 +254,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
 
 
 def decode_checkpoint_of(slice_no: int, data: bytes) -> Checkpoint:
-    """Return the checkpoint of slice ``slice_no`` in the bytes of a record.
-
-    Raises:
-        KafkaEdgeError: as by ``decode_checkpoint``, or the checkpoint belongs to another slice.
-    """
+    """Return a slice's checkpoint; raise ``KafkaEdgeError`` also if it is another slice's."""
     checkpoint = decode_checkpoint(data)
     if checkpoint.slice_no != slice_no:
         raise KafkaEdgeError(

@@ -25,29 +25,24 @@ import msgspec
 from delayservice.base.errors import KafkaEdgeError
 
 VERSION: Final = 1
+# In checkpoints, claims and releases: the writer of their transaction. The key of a tombstone names
+# another writer, the one to forget.
 WRITER: Final = "writer"
-"""Header of checkpoints, claims, releases and tombstones: the writer of their transaction. The key
-of a tombstone names another writer, the one to forget."""
 CLAIM: Final = "claim"
 RELEASE: Final = "release"
 _DIGITS_MAX: Final = 10
 
 
 class Word(NamedTuple):
-    """Newest record of a writer about a slice, at ``offset`` of the claims topic. ``is_release``:
-    True: it is a release; False: it is a claim.
-    """
+    """Newest claim or release of a writer, at ``offset`` of the claims topic."""
 
     offset: int
     is_release: bool
 
 
 class Claimed(NamedTuple):
-    """Claim of this process's writer, as it was read back.
-
-    Attributes:
-        offset: offset of the claim in the claims topic; checkpoints under this claim name it.
-        before: newest claim or release below this claim of each other writer, by writer.
+    """This process's claim at ``offset``, as read back, and each other writer's newest record
+    below.
     """
 
     offset: int
@@ -55,21 +50,19 @@ class Claimed(NamedTuple):
 
 
 class Tenure(NamedTuple):
-    """Author of a checkpoint: the writer, and the offset of the claim under which it served."""
+    """Author of a checkpoint: the writer, and the offset of its claim."""
 
     writer: str
     claim: int
 
 
 def encode_key(slice_no: int, writer: str) -> bytes:
-    """Return the key of a writer's claims and releases of a slice."""
     return b"%d:%s" % (slice_no, writer.encode())
 
 
 def encode_word(slice_no: int, writer: str, node_id: str, word: str, turn: int) -> bytes:
-    """Return the value of a claim or release of a slice. ``word``: ``CLAIM`` or ``RELEASE``;
-    ``turn``: number of the claim, or of the released one, higher than that of each earlier claim of
-    this writer.
+    """Return the value of a claim or release. ``turn`` numbers the claims of a writer,
+    ascending.
     """
     said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
     return msgspec.json.encode(said | {"turn": turn})
@@ -83,11 +76,7 @@ def slice_no_of(key: bytes | None) -> int | None:
 
 
 def decode_key(key: bytes | None) -> tuple[int, str]:
-    """Return slice number and writer from the key of a claim, release or tombstone.
-
-    Raises:
-        KafkaEdgeError: the service did not write this key.
-    """
+    """Return slice number and writer; raise ``KafkaEdgeError`` for a foreign key."""
     number, _, writer = (key or b"").partition(b":")
     slice_no = slice_no_of(number)
     if slice_no is None or not writer:
@@ -99,13 +88,8 @@ def decode_key(key: bytes | None) -> tuple[int, str]:
 
 
 def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozenset[str]:
-    """Return the writers that may still commit for a slice, other than ``me``.
-
-    Args:
-        claimed: this process's claim as read back, with earlier claims and releases of other
-            writers.
-        tenure: writer and claim of the newest committed checkpoint; None: there is no checkpoint.
-        me: the writer of this process.
+    """Return the writers but ``me`` that may still commit for a slice. ``tenure`` is that of the
+    newest checkpoint; None: there is none.
     """
     # A claim is the newest of its log, unless that was deleted and created again since the tenure.
     start = 0 if tenure is None or tenure.claim > claimed.offset else tenure.claim
@@ -117,29 +101,25 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
 
 
 class ClaimLog:
-    """Newest claim or release of each writer for each slice, in the part of the claims topic that
-    was read.
+    """Newest claim or release of each writer and slice, in the part of the claims topic read so
+    far.
     """
 
     def __init__(self) -> None:
         self._words: dict[int, dict[str, Word]] = {}
+        # Newest claim of this process's writer by slice, with its number (``turn``).
         self._claimed: dict[int, tuple[int, Claimed]] = {}
-        """Newest claim of this process's writer, with its number (``turn``), by slice."""
         self._me = ""
 
     def enter(self, writer: str) -> None:
-        """Make ``writer`` the writer of this process, whose claims ``claimed`` returns from now
-        on.
-        """
+        """Make ``writer`` the writer of this process, whose claims ``claimed`` returns."""
         self._me = writer
         self._claimed.clear()
 
     def take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """Process one committed record of the claims topic, in the order of the log. A value that
-        can't be read counts as a claim of the writer in its key, so that this writer is fenced.
-
-        Raises:
-            KafkaEdgeError: the service did not write the record, or a newer version did.
+        """Process one committed record, in log order. A value that can't be read counts as a
+        claim, so that its writer is fenced. Raise ``KafkaEdgeError`` for a foreign or newer
+        record.
         """
         slice_no, writer = decode_key(key)
         words = self._words.setdefault(slice_no, {})
@@ -158,9 +138,7 @@ class ClaimLog:
         words[writer] = Word(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
-        """Return the newest claim of this process's writer for a slice if its number (``turn``) is
-        above ``above``, else None.
-        """
+        """Return this process's newest claim of a slice if its ``turn`` is above ``above``."""
         turn, found = self._claimed.get(slice_no, (-1, None))
         return found if turn > above else None
 
@@ -175,9 +153,6 @@ _decode_said = msgspec.json.Decoder(_Said).decode
 
 
 def _read_word(value: bytes) -> tuple[bool, int]:
-    """Return whether the value is a release, and the number of the claim (``turn``). Raise
-    ``KafkaEdgeError`` if the value can't be read, or is of a newer version.
-    """
     try:
         said = _decode_said(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

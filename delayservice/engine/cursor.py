@@ -2,34 +2,58 @@
 
 Source: design rules 1 and 2. A record at offset ``o`` with key ``k`` is settled iff
 ``(o < H and k <= K) or x < H``, where ``x`` is the offset of the record that cancels, replaces or
-fires it.
+fires it. The types of pending records, between a shard and its store, are plain tuples because
+there are millions of them (``bench whole``).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
 
 from delayservice.contract.entry import OFFSET_MAX
 
+# (when a record is to be settled in epoch ms, source offset): the order of pending records.
 Key: TypeAlias = tuple[int, int]
-"""``(key_ms, offset)``: when a record is to be settled, epoch milliseconds, and its source offset.
-It gives the order of a shard's pending records."""
 
+# At or above the key ``(0, offset)`` of every control and invalid record, so that those are settled
+# as H passes them, and below the keys of all other records.
 START_KEY: Key = (0, OFFSET_MAX)
-"""K of a new shard's cursor. It is at or above the key ``(0, offset)`` of every control and invalid
-record, so that those are settled as H passes them, and below the keys of all other records."""
 
 
 class Cursor(NamedTuple):
-    """Position ``(K, H)`` of a shard: records below source offset ``offset`` (H) with keys up to
-    ``key`` (K) are settled.
-    """
+    """Position ``(K, H)`` of a shard: ``key`` is K, ``offset`` is H."""
 
     key: Key = START_KEY
     offset: int = 0
 
     def has_settled(self, key: Key, mark: int) -> bool:
-        """Return whether the record with this key is settled. ``mark``: source offset of the record
-        that cancels, replaces or fires it; -1: there is none.
-        """
+        """Return whether the record with this key and mark is settled."""
         return (key[1] < self.offset and key <= self.key) or 0 <= mark < self.offset
+
+
+# No other record has cancelled, replaced or fired it.
+NO_MARK: Final = -1
+
+# (key_ms, offset, mark, payload) as a store keeps it. ``mark`` is the offset of the record that
+# cancels, replaces or fires it, or ``NO_MARK``.
+Frame: TypeAlias = tuple[int, int, int, bytes]
+
+# (id, key_ms, offset) of a stored record that has a ``delay-id``.
+Named: TypeAlias = tuple[bytes, int, int]
+
+# (id, key_ms, offset, mark): the user record at ``mark`` settles the one at this key.
+Mark: TypeAlias = tuple[bytes, int, int, int]
+
+# (start_ms, stop_ms, count): records in a stretch of time, epoch ms, ``stop_ms`` exclusive. A
+# negative number corrects other counts of that stretch.
+Lump: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Additions:
+    """Records, ids and marks that a store must append, each list in the order of offsets."""
+
+    frames: list[Frame] = field(default_factory=list)
+    named: list[Named] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)

@@ -10,21 +10,20 @@ from enum import IntEnum
 
 
 class DiskLevel(IntEnum):
-    """Fill levels of the disk, ascending; the limits of lower levels apply at higher ones too."""
+    """Fill levels of the disk, ascending; the limits of lower ones apply at higher ones too."""
 
     ROOM = 0
     WARN = 1
-    """The node logs a warning."""
+    # No more records are stored; they stay in Kafka.
     STOP = 2
-    """No more records are stored; they stay in Kafka."""
+    # Writes that can wait stop too, such as syncs.
     FULL = 3
-    """Writes that can wait stop too, such as syncs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Used parts of the disk, percent, at which the levels of ``DiskLevel`` start, ascending. A
-    level ends when the used part is ``resume_below`` percentage points below its start.
+    """Used percent of the disk at which each level starts, ascending. A level ends
+    ``resume_below`` percentage points below its start.
     """
 
     warn: float
@@ -33,9 +32,6 @@ class Watermarks:
     resume_below: float
 
     def level(self, before: DiskLevel, used: float) -> DiskLevel:
-        """Return the level at ``used`` percent of the disk, if ``before`` was the level until
-        now.
-        """
         begins = {
             DiskLevel.WARN: self.warn,
             DiskLevel.STOP: self.stop,

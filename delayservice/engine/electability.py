@@ -1,4 +1,4 @@
-"""Verdict on whether a node may own a slice, with one reason. Pure; no clock.
+"""Verdict on whether a node may own a slice, with one reason, and the lag of its copy. Pure.
 
 Election, ``/readyz``, ``status``, metrics, alerts and the page all use this verdict. Facts about a
 worker apply to all of its slices; facts about a copy to one slice.
@@ -7,24 +7,23 @@ worker apply to all of its slices; facts about a copy to one slice.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final, NamedTuple
 
+# Time without a report after which a worker counts as hung; it reports every second.
 SILENT_S_MAX: Final = 15.0
-"""Time without a report after which a worker counts as hung, seconds; it reports every second."""
 TURN_S_MAX: Final = 8.0
-"""Longest iteration of a worker's loop before the loop counts as hung, seconds."""
 DISK_S_MAX: Final = 8.0
-"""Longest time without an answer of the stores' disk before it counts as hung, seconds."""
+# An owner gives its slices up after this silence of a broker: by then other nodes have reported
+# whether the broker is silent for them too.
 BROKER_S_MAX: Final = 5.5
-"""Time for which a broker may be silent before an owner gives its slices up, seconds. By then other
-nodes have detected and reported whether the broker is silent for them too."""
 _REST_S: Final = 5.0
 _REST_S_MAX: Final = 60.0
 
 
 class Cause(Enum):
-    """Reason for which a slice may not be owned. The values are labels of metrics: keep them."""
+    """Reason against owning a slice. The values are labels of metrics: keep them."""
 
     NONE = ""
     WORKER_SILENT = "worker_silent"
@@ -42,22 +41,13 @@ class Cause(Enum):
 
 
 class WorkerFacts(NamedTuple):
-    """Facts about a worker. The defaults are those of a healthy one.
+    """Facts about a worker; the defaults are those of a healthy one. Empty texts mean no trouble.
 
-    Attributes:
-        silent_s: time since its last report, seconds; only its supervisor knows it.
-        kafka: why Kafka can't be reached; empty: it can.
-        zookeeper: why there is no session in which slices can be owned; empty: there is one.
-        turn_s: duration of the present iteration of its loop, seconds.
-        disk_s: time for which the disk of its stores has not answered, seconds.
-        writer: why no transactional producer can be opened; empty: one can, or it is too early to
-            tell.
-        clock: why the wall clock is not trusted; empty: it is.
-        is_clock_known: False before the wall clock was compared with a broker's.
-        broker: why a broker that other nodes may reach can't be reached; empty: all can be.
-        broker_s: time for which that broker has not answered, seconds; 0: it answers again.
-        crashes: number of consecutive earlier processes that ended soon after their start.
-        lived_s: age of the present process, seconds.
+    ``silent_s`` is known to its supervisor only. ``writer`` stays empty while it is too early to
+    tell. ``turn_s`` is the age of the loop's present iteration, ``disk_s`` and ``broker_s`` how
+    long disk and broker have not answered. ``is_clock_known`` is False before the wall clock was
+    compared with a broker's. ``crashes`` counts earlier processes that ended soon after their
+    start.
     """
 
     silent_s: float = 0.0
@@ -75,14 +65,9 @@ class WorkerFacts(NamedTuple):
 
 
 class CopyFacts(NamedTuple):
-    """Facts about a node's copy of a slice.
-
-    Attributes:
-        lag_s: lag behind the owner, seconds; infinite: not known.
-        lag_s_max: largest lag with which the slice may be owned, seconds.
-        refusal: why nothing of the slice may be stored here (wrong secret); empty: it may.
-        failure: why the last attempt to serve the slice here failed; empty: it did not.
-        rest_s: remaining time after a failure for which the slice is left to other nodes, seconds.
+    """Facts about a node's copy of a slice. Infinite ``lag_s``: not known. ``refusal``: why
+    nothing may be stored (wrong secret). ``failure``: why the last attempt to serve failed;
+    ``rest_s``: how long the slice is left to other nodes after it.
     """
 
     lag_s: float = math.inf
@@ -93,13 +78,8 @@ class CopyFacts(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Verdict on whether a slice may be owned by a node.
-
-    Attributes:
-        cause: the reason against it; ``NONE``: it may be owned.
-        reason: the reason for people, one sentence; empty: it may be owned.
-        is_last_resort: whether it may be owned if no other node takes it.
-        may_keep: whether a node that owns it keeps it for now, even if another node may own it.
+    """Verdict, with a sentence for people. ``is_last_resort``: the node may own the slice if no
+    other takes it. ``may_keep``: an owner keeps it for now, even if another node may own it.
     """
 
     cause: Cause = Cause.NONE
@@ -109,7 +89,6 @@ class Verdict(NamedTuple):
 
     @property
     def may_own(self) -> bool:
-        """Return whether the slice may be owned: there is no reason against it."""
         return self.cause is Cause.NONE
 
 
@@ -117,15 +96,15 @@ ELECTABLE: Final = Verdict()
 
 
 def rest_s(failures: int) -> float:
-    """Return for how long other nodes are preferred after consecutive failures, seconds: 5 after
-    one, doubled by each further one, at most 60; 0 without a failure.
+    """Return for how long other nodes are preferred after failures, seconds: 5, doubled by each
+    further one, at most 60.
     """
     return min(_REST_S * 2 ** (failures - 1), _REST_S_MAX) if failures > 0 else 0.0
 
 
 def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:
-    """Return whether a worker may own a slice, with the first reason against it. ``copy``: facts
-    about the node's copy of the slice; None: judge the worker only.
+    """Return whether a worker may own a slice, with the first reason against it. ``copy`` None:
+    judge the worker only.
     """
     verdict = _of_worker(worker)
     return verdict if copy is None or not verdict.may_own else _of_copy(copy)
@@ -183,3 +162,59 @@ def _of_copy(copy: CopyFacts) -> Verdict:
     if lag_s > lag_s_max:
         return Verdict(Cause.CATCHING_UP, f"its copy is {lag_s:.0f} s behind and is catching up")
     return ELECTABLE
+
+
+class Lag:
+    """Lag of this node's copy of a slice behind the committed checkpoints.
+
+    Under load a copy is always a little behind the newest checkpoint, so it is compared with an
+    older one until it has reached that. The lag is the age of the newest checkpoint reached.
+    """
+
+    def __init__(self) -> None:
+        self._goal: Mapping[str, int] | None = None
+        self._goal_s = 0.0
+        self._newest: Mapping[str, int] = {}
+        self._stored: Mapping[str, int] = {}
+        self._newest_s = 0.0
+        self._reached_s = -math.inf
+
+    def never_served(self, now_s: float) -> None:
+        """Note that the slice has no checkpoint, so that its copy has no lag. Monotonic seconds."""
+        self.heard({}, now_s)
+
+    def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
+        """Note H of each delay topic in the newest checkpoint. ``now_s``: monotonic seconds."""
+        self._newest, self._newest_s = offsets, now_s
+        if self._goal is None:
+            self._goal, self._goal_s = offsets, now_s
+
+    def lag_s(
+        self, stored: Mapping[str, int], now_s: float, log_ends: Mapping[str, int] | None = None
+    ) -> float:
+        """Return the lag in seconds, infinite while unknown. ``stored``: S by delay topic.
+        ``log_ends``: a copy that holds a whole log has no lag, even if H of the checkpoint lies
+        above the log's end.
+        """
+        if any(stored.get(topic, 0) < offset for topic, offset in self._stored.items()):
+            self._reached_s = -math.inf  # the store has started over
+        self._stored = dict(stored)
+        if self._goal is None:
+            return math.inf
+        ends = log_ends or {}
+        if _has(stored, self._newest, ends):
+            self._reached_s = now_s
+        elif _has(stored, self._goal, ends):
+            self._reached_s = max(self._reached_s, self._goal_s)
+            self._goal, self._goal_s = self._newest, self._newest_s
+        return now_s - self._reached_s
+
+
+def _has(
+    stored: Mapping[str, int], offsets: Mapping[str, int], log_ends: Mapping[str, int]
+) -> bool:
+    return all(
+        stored[topic] >= min(offset, log_ends.get(topic, offset))
+        for topic, offset in offsets.items()
+        if topic in stored
+    )

@@ -17,18 +17,15 @@ from math import ceil
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
-"""Treatment of records beyond the largest number in the second of their due time: deliver them,
-move them to a later second, or dead-letter them."""
 
+# A record with a shorter wait is not requeued but delivered at once: requeuing takes as long.
 AHEAD_MS: Final = 50
-"""Longest time, ms, from now to the instant given by a rate for which a record is not requeued but
-delivered at once, because requeuing takes as long."""
+# Deliveries missed in this time may be made up at once after an outage.
 BURST_MS: Final = 1_000
-"""Length of the time whose missed deliveries may be made up at once after an outage, ms."""
+# Counts of a second are kept for this time after it.
 _KEPT_S: Final = 3_600
-"""Time for which counts of records in a second of due time are kept after that second, seconds."""
+# The cap of a second still applies for this time after it.
 _BEHIND_S: Final = 60
-"""Time for which the cap of a second of due time still applies after that second, seconds."""
 _SECOND_MS: Final = 1_000
 _FORGET_EVERY: Final = 1_024
 
@@ -38,12 +35,9 @@ V = TypeVar("V", int, float)
 
 @dataclass(frozen=True, slots=True)
 class FlowRules:
-    """Limits of the deliveries of one slice.
-
-    ``rates``: patterns of target topics, of which the first match applies, with the records per
-    second that this slice may deliver to each topic; 0: no limit. ``slot_records_max``: largest
-    number of records of one shard that are delivered in the second of their due time; 0: no limit.
-    ``slot_policy``: treatment of records beyond that number.
+    """Limits of the deliveries of one slice; 0: no limit. ``rates``: records per second by
+    pattern of target topics, of which the first match applies. ``slot_records_max``: records of
+    one shard in the second of their due time.
     """
 
     rates: tuple[tuple[str, float], ...] = ()
@@ -52,59 +46,43 @@ class FlowRules:
 
 
 class Staged(Generic[K, V]):
-    """Numbers by key, whose changes are kept by a commit and dropped by an abort of the
-    transaction.
-    """
+    """Numbers by key, whose changes are kept by a commit and dropped by an abort."""
 
     def __init__(self) -> None:
         self._committed: dict[K, V] = {}
         self._staged: dict[K, V] = {}
 
     def get(self, key: K, default: V) -> V:
-        """Return the number of ``key``, changes of the open transaction included; else
-        ``default``.
-        """
         found = self._staged.get(key)
         return self._committed.get(key, default) if found is None else found
 
     def put(self, key: K, number: V) -> None:
-        """Set the number of ``key`` in the open transaction: ``commit`` keeps it, ``abort`` drops
-        it.
-        """
         self._staged[key] = number
 
     def raise_to(self, key: K, number: V) -> None:
-        """Raise the number of ``key`` to at least ``number`` at once, even if the open transaction
-        aborts.
-        """
+        """Raise the number of ``key`` to at least ``number``, even if the transaction aborts."""
         self._committed[key] = max(self._committed.get(key, number), number)
         if key in self._staged:
             self._staged[key] = max(self._staged[key], number)
 
     def commit(self) -> None:
-        """Keep all changes since the last commit or abort."""
         self._committed.update(self._staged)
         self._staged.clear()
 
     def abort(self) -> None:
-        """Drop all changes since the last commit or abort."""
         self._staged.clear()
 
     def keep(self, is_kept: Callable[[K, V], bool]) -> None:
-        """Drop the committed numbers for which ``is_kept`` returns False."""
         self._committed = {key: n for key, n in self._committed.items() if is_kept(key, n)}
 
 
+# (delay topic, second since the epoch) of due times.
 Second: TypeAlias = tuple[str, int]
-"""``(delay topic, second)``: a second of due times, counted from the epoch."""
 
 
 class Flow:
-    """Use of one slice's rates and caps so far. Not thread-safe.
-
-    Attributes:
-        over_cap: number of records beyond the cap of their second, in all transactions that were
-            committed since the start.
+    """Use of one slice's rates and caps so far. Not thread-safe. ``over_cap`` counts committed
+    records beyond the cap of their second.
     """
 
     def __init__(self, rules: FlowRules) -> None:
@@ -125,22 +103,18 @@ class Flow:
 
     @property
     def limits(self) -> bool:
-        """Return whether any rate, or cap of records per second of due time, is set."""
         return bool(self._rules.rates) or self.has_cap
 
     @property
     def has_rates(self) -> bool:
-        """Return whether the deliveries per second to any target are limited."""
         return bool(self._rules.rates)
 
     @property
     def has_cap(self) -> bool:
-        """Return whether the number of records in a second of due time is limited."""
         return bool(self._rules.slot_records_max)
 
     @property
     def dead_letters(self) -> bool:
-        """Return whether records beyond the largest number in their second are dead-lettered."""
         return self._rules.slot_policy == "dead-letter"
 
     # --- rates ---------------------------------------------------------------------------------
@@ -154,18 +128,11 @@ class Flow:
         return known
 
     def turn_ms(self, target: str, key_ms: int, now_ms: int) -> int | None:
-        """Take the next instant at which the rate of a target allows a delivery. Instants are given
-        in the order of calls, at even intervals; an unused one is lost.
+        """Take the next instant, epoch ms, at which the rate of a target allows a delivery; None:
+        deliver now. Instants come in the order of calls, at even intervals; an unused one is lost.
 
-        Args:
-            target: the target topic.
-            key_ms: key of the record, epoch milliseconds. It is not delivered at once if an earlier
-                record was moved to this key or a later one, so that it does not overtake that
-                record.
-            now_ms: now, epoch milliseconds.
-
-        Returns:
-            The instant, epoch milliseconds; None: deliver now.
+        A record is not delivered at once if an earlier one was moved to its key or a later one, so
+        that it does not overtake.
         """
         interval_ms = self._interval_ms(target)
         if not interval_ms:
@@ -180,9 +147,8 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose ``turn_ms`` has come may be delivered to ``target`` at
-        ``now_ms``, epoch ms; if so, count the delivery. False: deliveries that were missed in an
-        outage would be made up too fast.
+        """Count and allow the delivery of a record whose ``turn_ms`` has come. False: deliveries
+        that were missed in an outage would be made up too fast.
         """
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:
@@ -194,8 +160,8 @@ class Flow:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
-        """Note the ``turn_ms``, epoch ms, of a requeued record that was read from the log, so that
-        the rate of ``target`` gives other records later instants.
+        """Note the ``turn_ms`` of a requeued record read from the log: the rate gives others
+        later ones.
         """
         interval_ms = self._interval_ms(target)
         if interval_ms:
@@ -205,17 +171,10 @@ class Flow:
     # --- caps ----------------------------------------------------------------------------------
 
     def second_ms(self, shard: str, due_ms: int, now_ms: int) -> int | None:
-        """Take a place in the second of a due time, or in the next second with room. A record over
-        a minute late is not moved: the search through the seconds of a day would take minutes.
+        """Take a place, epoch ms, in the second of a due time or the next with room; None: it keeps
+        its time. With the policy ``dead-letter`` the due time means that the record is refused.
 
-        Args:
-            shard: the delay topic.
-            due_ms: due time of the record, epoch milliseconds.
-            now_ms: now, epoch milliseconds.
-
-        Returns:
-            The time of the place, epoch milliseconds; with the policy ``dead-letter`` the due time,
-            which means that the record is refused; None: the record keeps its time.
+        A record over a minute late is not moved: searching the seconds of a day would take minutes.
         """
         cap = self._rules.slot_records_max
         due_s = due_ms // _SECOND_MS
@@ -240,8 +199,8 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """Keep the instants and places given since the last commit or abort. At times, drop those
-        that no longer limit deliveries at ``now_ms``, epoch ms.
+        """Keep what was given since the last commit or abort, and at times drop what no longer
+        limits.
         """
         for numbers in self._all:
             numbers.commit()
@@ -252,15 +211,11 @@ class Flow:
             self._forget(now_ms)
 
     def abort(self) -> None:
-        """Drop the instants and places given since the last commit or abort."""
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0
 
     def _forget(self, now_ms: int) -> None:
-        """Drop the seconds and instants before ``now_ms``, epoch ms, that no longer limit
-        deliveries.
-        """
         since_s = now_ms // _SECOND_MS - _KEPT_S
         for seconds in (self._taken, self._with_room):
             seconds.keep(lambda second, _: second[1] >= since_s)

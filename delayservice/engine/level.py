@@ -18,32 +18,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from delayservice.contract.aliases import ALIASES
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.contracts import MAX_DELAY_MS_MAX, Contracts
-from delayservice.contract.draft import RULES
 from delayservice.contract.entry import INVALID, OFFSET_MAX, SCHEDULE, UNREADABLE, Headers, Row
+from delayservice.contract.input_headers import ALIASES, RULES
 from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
 from delayservice.contract.provenance import Provenance, due_header
-from delayservice.contract.record import RecordReader
-from delayservice.contract.user_record import PARTITION_BY_KEY
+from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler
 
+# All other headers are delivered.
 _INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
-"""Names of headers that are for the service on level topics; all others are delivered."""
 _TARGETS_MAX = 1_024
 _NO_COPIES = "the service writes no copies to level topics"
 
 
 class LevelRecords:
     """Builder of the outputs of one level topic's partition. Not thread-safe: it caches targets.
-
-    Args:
-        reader: decoder of records with other input headers than a target topic.
-        contracts: the contracts of the reader, each with the delay of the level.
-        settler: builder of the outputs of such records.
+    ``reader`` decodes records with other input headers than a target, ``settler`` settles them.
     """
 
     def __init__(self, reader: RecordReader, contracts: Contracts, settler: Settler) -> None:
@@ -54,24 +48,20 @@ class LevelRecords:
         self._enter(0)
 
     def _enter(self, offset: int) -> None:
-        """Make the contract that applies at source offset ``offset`` the current one."""
         self._first, stop = self._contracts.span(offset)
         self._stop = OFFSET_MAX if stop is None else stop
         self._level_ms = self._contracts.at(offset).level_ms
         self._targets: dict[bytes | None, str] = {}
 
     def due_ms(self, row: Row) -> int:
-        """Return the due time of a row (consumed record), epoch milliseconds; 0: its timestamp is
-        invalid.
-        """
+        """Return the due time of a row, epoch milliseconds; 0: its timestamp is invalid."""
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
-        """Return one output for each row, in order, up to the first row that is not due at
-        ``now_ms``, epoch ms, or can't be settled now. One function, because every record passes it
-        (``bench level``).
+        """Return an output for each row, up to the first that is not due or can't be settled
+        now. One function, because every record passes it (``bench level``).
         """
         outputs: list[Output] = []
         add = outputs.append
@@ -116,11 +106,9 @@ class LevelRecords:
             add(output)
         return outputs
 
+    # None: it can't be settled now. ``plain_text`` is the key of the target cache; ``b""``: cache
+    # nothing, as the header is invalid or not the only one.
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
-        """Return the output of a record that ``settle`` does not settle itself; None: it can't be
-        settled now. ``plain_text``: value of its target header, None without one, under which its
-        target is cached. ``b""``: cache nothing, as it is invalid or has other input headers.
-        """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
             return self._settler.undelivered.dead_letter(offset, payload, *extra)
@@ -137,25 +125,15 @@ class LevelRecords:
 class LevelShard:
     """State of one level topic's partition on one node. Not thread-safe.
 
-    Like ``engine.shard.Shard`` it only *stages*: records are settled by ``commit``, after the
-    transaction with the outputs and the staged cursor was committed; else the shard is taken over
-    anew.
-
-    Attributes:
-        owned: whether this node settles.
-        read: the next source offset to fetch, for an owner.
-        committed: the cursor as last committed.
-        staged: the cursor that the outputs staged until now will commit.
-
-    Args:
-        records_max: largest number of fetched rows that are not staged.
-        bytes_max: largest size of the keys, values and headers of all fetched rows, bytes.
+    Like ``engine.shard.Shard`` it only *stages*: ``commit`` settles once the transaction was
+    committed; else the shard is taken over anew. ``read`` is the next offset to fetch;
+    ``records_max`` and ``bytes_max`` limit what is fetched and not staged.
     """
 
+    # Unlike ``Shard``, there is no queue of records that H still has to pass.
     is_walked = True
-    """Always True: unlike ``Shard``, there is no queue of records that H still has to pass."""
+    # A commit frees no room, because fetched rows wait for their due times.
     is_filling = False
-    """Always False: a commit frees no room, because fetched rows wait for their due times."""
 
     def __init__(self, records_max: int, bytes_max: int) -> None:
         self._records_max = records_max
@@ -173,22 +151,20 @@ class LevelShard:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Become a replica, with the cursor of the newest checkpoint; a replica fetches no rows."""
+        """Become a replica, with the newest checkpoint's cursor; a replica fetches no rows."""
         self._begin(cursor)
         self.owned = False
 
     def take_over(self, cursor: Cursor, end: int, records: LevelRecords) -> None:
-        """Become the owner, which settles by ``records`` from ``cursor`` on. ``end``: end offset of
-        the log now.
-        """
+        """Become the owner from ``cursor`` on. ``end``: end offset of the log now."""
         self._begin(cursor)
         self.owned = True
         self._end = end
         self._records = records
 
     def go_back(self, offset: int) -> None:
-        """Drop all fetched rows and settle from source offset ``offset`` on, because the log was
-        truncated there and holds other records now.
+        """Drop all fetched rows and go on from ``offset``, where the truncated log holds others
+        now.
         """
         self._begin(Cursor(self.committed.key, offset))
 
@@ -201,17 +177,14 @@ class LevelShard:
     # --- fetch ahead ---------------------------------------------------------------------------
 
     def reaches(self, end: int) -> None:
-        """Note ``end``, an end offset of the log, if it is the highest one so far."""
         self._end = max(self._end, end)
 
     @property
     def stored(self) -> int:
-        """Return the last known end offset of the log, up to which Kafka stores the records."""
         return max(self._end, self.read)
 
     @property
     def pending(self) -> int:
-        """Return the number of offsets from H to the known end, transaction markers included."""
         return self.stored - self.committed.offset
 
     def ingest(self, rows: Sequence[Row], stop: int) -> None:
@@ -222,38 +195,32 @@ class LevelShard:
 
     @property
     def waiting(self) -> int:
-        """Return the number of fetched rows that are not yet settled in the open transaction."""
         return len(self._rows) - self._staged_rows
 
     @property
     def is_full(self) -> bool:
-        """Return whether fetching must stop: ``records_max`` or ``bytes_max`` is reached."""
         return self.waiting >= self._records_max or self._bytes >= self._bytes_max
 
     @property
     def has_room(self) -> bool:
-        """Return whether fetching may resume, because at most half of the limits is used."""
         return 2 * self.waiting <= self._records_max and 2 * self._bytes <= self._bytes_max
 
     # --- settle --------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
-        """Return the due time, epoch ms, of the first fetched row that is not settled in the open
-        transaction; None: all are.
-        """
+        """Return the due time, epoch ms, of the first fetched row that is not staged."""
         if self._records is None or not self.waiting:
             return None
         return self._records.due_ms(self._rows[self._staged_rows])
 
     @property
     def mean_bytes(self) -> float:
-        """Return the mean size of a fetched row in bytes, 1 at least."""
         return max(self._bytes / max(len(self._rows), 1), 1.0)
 
     def advance(self, now_ms: int, limit: int) -> list[Output]:
-        """Stage (settle in the open transaction) the first rows that are due at ``now_ms``, epoch
-        ms, at most ``limit`` rows, and return their outputs. Offsets without a record are passed
-        too: transaction markers, and records of aborted transactions.
+        """Stage rows that are due at ``now_ms``, epoch ms, at most ``limit``; return their
+        outputs. Offsets without a record are passed too: transaction markers and aborted
+        records.
         """
         if self._records is None or not self.owned:
             return []
@@ -273,13 +240,9 @@ class LevelShard:
 
     @property
     def is_staged(self) -> bool:
-        """Return whether a commit would move the cursor."""
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """Drop the rows that the committed transaction settled, and make its cursor the committed
-        one.
-        """
         gone = self._rows[: self._staged_rows]
         del self._rows[: self._staged_rows]
         self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
@@ -288,7 +251,6 @@ class LevelShard:
 
 
 def _content_bytes(rows: Sequence[Row]) -> int:
-    """Return the size of the keys, values and headers of rows, bytes."""
     contents = sum([len(key or b"") + len(value or b"") for _, _, key, value, _ in rows])
     texts = [len(name) + len(text or b"") for row in rows for name, text in row[4] or ()]
     return contents + sum(texts)

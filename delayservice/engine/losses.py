@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+# Beyond it, gaps are merged, and the oldest lost ranges are dropped.
 RANGES_MAX: Final = 16
-"""Largest number of gaps of a store, and of lost ranges of a shard. Beyond it, gaps are merged, and
-the oldest lost ranges are dropped."""
 
 
 class Gap(NamedTuple):
-    """Offsets ``[first, stop)`` that retention deleted before they were read. If ``below`` equals
-    ``stop``, the store lacks their records. Else only a search of the log for cancellers lacks
-    them, of the requeued records at offsets ``[stop, below)``.
+    """Offsets ``[first, stop)`` that retention deleted before they were read. If ``below``
+    equals ``stop``, the store lacks them. Else only a search for cancellers lacks them, of the
+    requeued records at ``[stop, below)``.
     """
 
     first: int
@@ -29,24 +28,18 @@ class Gap(NamedTuple):
 
     @property
     def is_of_store(self) -> bool:
-        """Return whether the store lacks the records of the gap; False: only a search of the log
-        for cancellers lacks them.
-        """
         return self.below == self.stop
 
     def concerns(self, offset: int, *, is_copy: bool) -> bool:
-        """Return whether an unread record in the gap may have settled the stored record at
-        ``offset``. ``is_copy``: whether the stored record was requeued.
-        """
+        """Return whether an unread record in the gap may have settled the record at ``offset``."""
         if self.is_of_store:
             return offset < self.stop
         return is_copy and self.stop <= offset < self.below
 
 
 class Lost(NamedTuple):
-    """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them before
-    they were settled. The owner's store had read those below ``unread``; no owner has read the
-    others.
+    """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them.
+    Its store had read those below ``unread``; no owner has read the others.
     """
 
     first: int
@@ -55,9 +48,7 @@ class Lost(NamedTuple):
 
 
 def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
-    """Return ``gaps`` with ``gap`` added, in order; beyond ``RANGES_MAX`` the first two are
-    merged.
-    """
+    """Return ``gaps`` with ``gap``, in order; beyond ``RANGES_MAX`` the first two are merged."""
     all_gaps = sorted({*gaps, gap})
     while len(all_gaps) > RANGES_MAX:
         one, two = all_gaps[:2]
@@ -67,23 +58,15 @@ def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
 
 
 def stored_without_gap(gaps: Iterable[Gap], start: int, stored: int) -> int:
-    """Return the offset up to which, exclusive, a store has read all offsets from ``start`` on.
-    ``gaps``: its gaps; ``stored``: the next offset that it will read.
-    """
+    """Return the offset up to which a store, with these gaps, has read all from ``start`` on."""
     lacking = [max(gap.first, start) for gap in gaps if gap.stop > start and gap.is_of_store]
     return min([stored, *lacking])
 
 
 def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tuple[Lost, ...]:
-    """Return the lost ranges, with the range that a new owner skips, ``[h, log_start)``, added at
-    the end. An earlier range that reaches beyond ``h`` is cut there. Beyond ``RANGES_MAX``, the
-    oldest ranges are dropped.
-
-    Args:
-        ranges: the lost ranges in the checkpoint.
-        h: H of the checkpoint's cursor, from which the owner goes on.
-        stored: the offset up to which the owner's store has read all offsets from ``h`` on.
-        log_start: the first offset that the log holds.
+    """Return the lost ranges with ``[h, log_start)`` added, which a new owner skips. An earlier
+    one that reaches beyond ``h`` is cut there. ``stored``: its store has read all from ``h`` up
+    to it.
     """
     if h >= log_start:
         return ranges
@@ -92,14 +75,11 @@ def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tu
 
 
 def doubtful(gaps: Iterable[Gap], ranges: Sequence[Lost]) -> tuple[Gap, ...]:
-    """Return the gaps whose records an owner may have processed, so that they may have settled
-    records of the store: those that the lost ranges ``ranges`` do not cover.
-    """
+    """Return the gaps that no lost range covers: records in them may have settled stored ones."""
     return tuple(gap for gap in gaps if not _was_skipped(gap, ranges))
 
 
 def _was_skipped(gap: Gap, ranges: Iterable[Lost]) -> bool:
-    """Return whether all offsets of the gap lie in parts of lost ranges that no owner has read."""
     at = gap.first
     for _, unread, stop in sorted(ranges):
         if unread <= at < stop:

@@ -14,20 +14,19 @@ from typing import NamedTuple, TypeAlias
 
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import COPY, INVALID, SCHEDULE, Entry
-from delayservice.engine.cursor import Key
-from delayservice.engine.pending import NO_MARK, Additions
+from delayservice.engine.cursor import NO_MARK, Additions, Key
 
+# Store.latest_unmarked: the key of the id's latest record before the offset that nothing has
+# cancelled, replaced or fired; else None.
 LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
-"""Function of ``(id, offset)``, as ``Store.latest_unmarked``, that returns the key of the latest
-record of the id before the offset that nothing has cancelled, replaced or fired; else None."""
 
+# By a requeued record's offset: that of its id's first user record in ``[base, offset)``, which
+# settles it, or ``NO_MARK``.
 Scans: TypeAlias = Mapping[int, int]
-"""By the offset of a requeued record with an id: the offset of the first user record of that id in
-``[base, offset)``, which cancels, replaces or fires the requeued one, or ``NO_MARK``."""
 
 
 class CopyScan(NamedTuple):
-    """Search to be made in the log, for the first user record of an id at offsets ``[base,
+    """Search to be made in the log, for the first user record of an id in ``[base,
     copy_offset)``: it settles the requeued record at ``copy_offset`` with key time ``key_ms``.
     """
 
@@ -38,19 +37,17 @@ class CopyScan(NamedTuple):
 
 
 def is_user_record(entry: Entry) -> bool:
-    """Return whether an entry (decoded record) is a user's valid record, which may settle earlier
-    records of its id.
+    """Return whether a decoded record is a user's valid one, which may settle earlier ones of
+    its id.
     """
     return entry[1] != COPY and entry[1] != INVALID
 
 
 def bearing_ids(entries: Iterable[Entry]) -> list[tuple[bytes, Entry]]:
-    """Return ``(id, entry)`` of each entry (decoded record) with an id; usually few have one."""
     return [(entry[3], entry) for entry in entries if entry[3] is not None]
 
 
 def content_bytes(entries: Iterable[Entry]) -> int:
-    """Return the size of the keys, values and headers of decoded records, bytes."""
     total = 0
     for entry in entries:
         key, value, headers = entry[4][2:5] if entry[1] <= COPY else entry[4]
@@ -63,15 +60,9 @@ def content_bytes(entries: Iterable[Entry]) -> int:
 def additions(
     entries: Sequence[Entry], committed_key: Key, latest_unmarked: LatestUnmarked, scans: Scans
 ) -> Additions:
-    """Return the records to keep, ids to index and marks to set for ``entries``, in offset order.
-
-    Args:
-        entries: decoded source records at or above the store's next offset.
-        committed_key: K of the newest checkpoint; records with this key or a lower one are late and
-            are not stored.
-        latest_unmarked: the id index as of everything stored before ``entries``.
-        scans: the offset of the record that settles it, or ``NO_MARK``, of every requeued record
-            with an id among ``entries``.
+    """Return the records to keep, ids to index and marks to set for ``entries``, in offset
+    order. Records at or below ``committed_key`` are late and not stored. ``latest_unmarked``
+    knows all stored before; ``scans`` has a result for every requeued record with an id.
     """
     k_ms, k_offset = committed_key
     # Compared part by part: a tuple for each record would take a fifth of this (bench whole).
@@ -92,17 +83,16 @@ def additions(
     return added
 
 
+# The id index of a store, overlaid by the ``Additions`` that are being computed.
 class _Names:
-    """Id index of a store, overlaid by the ``Additions`` that are being computed."""
-
     def __init__(self, added: Additions, latest_unmarked: LatestUnmarked) -> None:
         self._added = added
         self._latest_unmarked = latest_unmarked
         self._overlay: dict[bytes, Key | None] = {}
 
     def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
-        """Mark the latest unmarked record of the id with ``offset``. Then the user record at
-        ``offset`` is the latest unmarked one if ``pending``; else there is no such record.
+        """Mark the id's latest unmarked record with ``offset``, which takes its place if
+        ``pending``.
         """
         victim = (
             self._overlay[record_id]
@@ -116,9 +106,8 @@ class _Names:
         self._overlay[record_id] = (key_ms, offset) if pending else None
 
     def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
-        """Add the id of a requeued record, if ``pending``. The record is marked by ``x``, the
-        offset of the record that settles it, or becomes the latest unmarked one if ``x`` is
-        ``NO_MARK``. It marks no other record.
+        """Add a requeued record's id if ``pending``; ``x`` marks it, or it is the latest
+        unmarked one if ``x`` is ``NO_MARK``. It marks no other record.
         """
         if not pending:
             return
@@ -130,8 +119,7 @@ class _Names:
 
 
 class RecentNames:
-    """Offsets of recent user records by their ids, which save most searches of the log for the
-    canceller of a requeued record.
+    """Offsets of recent user records by id, which save most searches of the log.
 
     Bounded: above twice ``limit`` records, the oldest are dropped down to ``limit``, and the range
     ``[start, stop)`` of known offsets shrinks. A gap in the reading starts a new range.
@@ -145,9 +133,7 @@ class RecentNames:
         self.stop = 0
 
     def observe(self, start: int, named: Iterable[tuple[bytes, Entry]], stop: int) -> None:
-        """Add the user records among ``named``, which are the decoded records with ids at the
-        offsets ``[start, stop)``.
-        """
+        """Add the user records among ``named``, the decoded ones with ids at ``[start, stop)``."""
         if start != self.stop:
             self._forget_all(start)
         for record_id, entry in named:
@@ -160,8 +146,8 @@ class RecentNames:
             self._forget_oldest()
 
     def first(self, record_id: bytes, base: int, stop: int) -> int | None:
-        """Return the offset of the id's first user record in ``[base, stop)``; NO_MARK: there is
-        none; None: these offsets are not all known, and the log must be searched.
+        """Return the offset of the id's first user record in ``[base, stop)``, or ``NO_MARK``;
+        None: not all are known, so search the log.
         """
         if base < self.start or stop > self.stop:
             return None

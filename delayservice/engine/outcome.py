@@ -1,11 +1,16 @@
-"""Outcomes of a record, and the output that writes one to Kafka."""
+"""Outcomes of a record, the output that writes one to Kafka, and the settings for outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from delayservice.contract.entry import SCHEDULE, Entry, Row
 from delayservice.contract.names import DELAY_ERROR, Header
+from delayservice.contract.recurrence import CronTime
+from delayservice.contract.targets import Allowlist
+from delayservice.engine.cursor import NO_MARK, Cursor
 
 DELIVERED: Final = 0
 DEAD_LETTERED: Final = 1
@@ -16,18 +21,18 @@ EXPIRED: Final = 5
 ROLLED: Final = 6
 PARKED: Final = 7
 FIRED: Final = 8
+# The output appends a schedule's next occurrence and settles no record.
 RECURRED: Final = 9
-"""Outcome of an output that appends a schedule's next occurrence; it settles no record."""
+# The record is requeued for a later instant: it is over a rate or cap, or its target can't take it
+# now.
 PACED: Final = 10
-"""Outcome of a record requeued for a later instant, because it is over a rate or cap, or its
-target can't take it in the open transaction."""
+# The record is sent to the home partition of its id; ``due_ms`` of its output is the append time.
 FORWARDED: Final = 11
-"""Outcome of a record that was sent to the home partition of its id; ``due_ms`` of its output is
-the record's append time."""
 
+# Their outputs go to a delay topic, as requeued records.
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
-"""Outcomes whose outputs go to a delay topic, as requeued records that the service reads again."""
 
+# As metrics and the outcome topic spell them.
 OUTCOME_NAMES: Final = (
     "delivered",
     "dead_lettered",
@@ -42,46 +47,34 @@ OUTCOME_NAMES: Final = (
     "paced",
     "forwarded",
 )
-"""Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 
+# Partition -1: chosen by the output's key.
 Target: TypeAlias = tuple[str, int]
-"""``(topic, partition)`` to which an output is written; partition -1: chosen by the output's
-key."""
 
+# (outcome, topic, partition, key, value, headers, due_ms, offset): a record to be written, and the
+# source offset that it settles. For a delivery that was put off, ``due_ms`` is the negated end of
+# the wait. A tuple, because every delivered record has one (``bench whole``).
 Output: TypeAlias = tuple[int, str, int, bytes | None, bytes | None, list[Header], int, int]
-"""``(outcome, topic, partition, key, value, headers, due_ms, offset)``: a record to be written, and
-the source ``offset`` of the record that it settles. ``partition`` -1: chosen by the key. If a
-delivered record was put off, by a limit or because its target failed or was paused, ``due_ms`` is
-the negated end of the wait. A tuple, because every delivered record has one (``bench whole``)."""
 
 PAST_DUE: Final = "past_due"
+# Their lateness is measured apart: due before they were written, and put off.
 RESUMED: Final = "resumed"
-"""Kinds of deliveries whose lateness is measured apart: ``PAST_DUE``, of records that were due
-before they were written, and ``RESUMED``, of records that were put off."""
+# Lateness is the time since the records were written.
 SENT_HOME: Final = "forwarded"
-"""Kind of outputs that send records to the home partition of their id. Their lateness is the time
-since the records were written."""
 _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
 class Tally:
-    """Sums over the outputs of a transaction, for metrics. The outputs themselves need not be kept
-    until the commit, so their memory is reused while it is in the cache (``bench whole``).
+    """Sums over the outputs of a transaction, for metrics. Outputs need not be kept until the
+    commit, so their memory is reused while it is in the cache (``bench whole``).
 
-    Attributes:
-        records: number of outputs.
-        counts: number of outputs of each outcome, by the outcome's number.
-        delivered: due times of delivered records, epoch ms, by delay topic and target topic;
-            without the records in ``apart``.
-        apart: by kind (``PAST_DUE``, ``RESUMED``, ``SENT_HOME``), the instant from which the
-            lateness of each record counts, epoch ms: when it was written, or the end of its wait.
-        codes: ``delay-error`` of each dead letter.
+    ``delivered`` holds due times, epoch ms, by delay topic and target, without those in ``apart``:
+    by kind, the instants from which lateness counts.
     """
 
     __slots__ = ("apart", "codes", "counts", "delivered", "records")
 
     def __init__(self) -> None:
-        """Start with empty sums."""
         self.clear()
 
     def clear(self) -> None:
@@ -98,8 +91,8 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Add outputs of the delay topic ``topic`` to the sums. ``written_ms``: append times, epoch
-        ms, by source offset, of records that were due before they were written.
+        """Add outputs. ``written_ms``: append times, epoch ms, by offset, of records past due
+        then.
         """
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)
@@ -134,3 +127,61 @@ class Tally:
                 self.apart.setdefault(PAST_DUE, []).append(written)
             else:
                 self.delivered.setdefault((topic, output[1]), []).append(since_ms)
+
+
+# The lateness of further ones counts from their due times.
+NOTED_MAX: Final = 20_000
+
+
+class PastDue(dict[int, int]):
+    """Append times, epoch ms, by source offset, of unsettled records that were due before then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys_ms: dict[int, int] = {}
+
+    def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
+        """Note those of ``rows``; ``entries`` are the same rows decoded."""
+        found = [
+            (entry[0], row[1], entry[2])
+            for row, entry in zip(rows, entries, strict=True)
+            if entry[2] < row[1] and entry[1] == SCHEDULE
+        ]
+        for offset, written_ms, key_ms in found[: NOTED_MAX - len(self)]:
+            self[offset] = written_ms
+            self._keys_ms[offset] = key_ms
+
+    def forget(self, committed: Cursor) -> None:
+        keys = self._keys_ms
+        gone = [o for o in keys if committed.has_settled((keys[o], o), NO_MARK)]
+        for offset in gone:
+            del self[offset], keys[offset]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Topics for dead letters and outcomes, and settings of requeued records, equal for all
+    shards.
+    """
+
+    dead_letter: str
+    outcomes: str
+    secret: bytes
+    roll_window_ms: int
+    # Rolls come up to this much earlier, which spreads bursts.
+    roll_spread_ms: int
+    # The wait after each failed attempt; after one more failure, a record is dead-lettered.
+    park_delays_ms: tuple[int, ...]
+    cron_time: CronTime
+    # First wait of a record whose target is paused; up to half is added to spread records.
+    held_ms: int = 60_000
+    # Verify requeued records and envelopes while the secret is replaced.
+    accepted: tuple[bytes, ...] = ()
+    allowlist: Callable[[str], Allowlist] = Allowlist
+    # Records are parked while their target does not exist, else dead-lettered.
+    parks_missing: bool = True
+
+    # The first one signs.
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        return (self.secret, *self.accepted)

@@ -18,8 +18,8 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """Scope of an operator's pause: deliveries to target topics that match the shell-style
-    pattern ``name`` (kind ``target``), or the delay topic ``name`` (kind ``topic``).
+    """What an operator paused: target topics that match the shell-style pattern ``name`` (kind
+    ``target``), or the delay topic ``name`` (kind ``topic``).
     """
 
     kind: Kind
@@ -27,26 +27,18 @@ class Paused(NamedTuple):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """When and why a pause began.
-
-    Attributes:
-        at_ms: start of the pause, epoch milliseconds.
-        reason: text by the person who paused; may be empty.
-    """
+    """When (epoch ms) and why a pause began."""
 
     at_ms: int
     reason: str = ""
 
 
 def encode_key(paused: Paused) -> bytes:
-    """Return the key of a pause in the pauses topic."""
     return f"{paused.kind}:{paused.name}".encode()
 
 
 def decode_key(key: bytes | None) -> Paused | None:
-    """Return what a record of the pauses topic pauses, by its key; None: this version does not know
-    the kind.
-    """
+    """Return what a record of the pauses topic pauses; None: the kind is unknown here."""
     kind, _, name = (key or b"").decode("utf-8", "replace").partition(":")
     return next((Paused(known, name) for known in KINDS if known == kind and name), None)
 
@@ -56,9 +48,7 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 def decode_pause(value: bytes) -> Pause:
-    """Return the pause in the value of a record of the pauses topic. A value that can't be read
-    counts as a pause that began at 0.
-    """
+    """Return a pause; a value that can't be read counts as a pause that began at 0."""
     try:
         return _decode(value)
     except (msgspec.DecodeError, ValueError):
@@ -66,11 +56,7 @@ def decode_pause(value: bytes) -> Pause:
 
 
 class Pauses:
-    """All pauses at one moment. Immutable.
-
-    Attributes:
-        all: each pause, by its scope.
-    """
+    """All pauses at one moment. Immutable."""
 
     def __init__(self, pauses: Mapping[Paused, Pause] = MappingProxyType({})) -> None:
         self.all = MappingProxyType(dict(pauses))
@@ -78,7 +64,6 @@ class Pauses:
         self._targets = [(p.name, pause) for p, pause in pauses.items() if p.kind == "target"]
 
     def holds(self, topic: str) -> bool:
-        """Return whether a delay topic is paused."""
         return topic in self._topics
 
     def why(self, target: str) -> str | None:

@@ -1,19 +1,37 @@
-"""Interfaces of a worker's loop to Kafka, ZooKeeper and metrics. Those to Kafka are
-implemented in ``connectors.kafka``; ``tests/simulation`` runs that code on simulated clients and a
-model log.
+"""Interfaces of a worker's loop to Kafka, ZooKeeper and metrics, and the roles of a node. Those to
+Kafka are implemented in ``connectors.kafka``; ``tests/simulation`` runs that code on simulated
+clients and a model log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from delayservice.contract.entry import Headers, Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.claims import Claimed
 from delayservice.engine.outcome import Output, Tally, Target
-from delayservice.engine.role import Role
+
+
+class Role(Enum):
+    """Role of a node for a slice, as ``ha.ownership`` computes it."""
+
+    # The node stores the records of the slice, and does not deliver them.
+    REPLICA = "replica"
+    # A replica that is about to own the slice; it opens its transactional producer ahead.
+    HEIR = "heir"
+    # The node is still the owner, but ZooKeeper can't be reached: it begins no new transaction.
+    PAUSED = "paused"
+    # The node delivers the records of the slice. A former owner is fenced by Kafka.
+    OWNER = "owner"
+
+    @property
+    def keeps_owning(self) -> bool:
+        return self in {Role.OWNER, Role.PAUSED}
+
 
 Answer = TypeVar("Answer")
 
@@ -22,10 +40,9 @@ Place: TypeAlias = tuple[str, int]
 
 
 class Run(NamedTuple):
-    """Records of a partition of a delay topic, read without a gap from offset ``start`` up to
-    ``stop``, exclusive. ``rows`` may be fewer than the offsets, because transaction markers and
-    aborted records take offsets too. A leader of ``leader_epoch`` appended all rows; -1: it is not
-    known.
+    """Records of a partition, read without a gap from ``start`` up to ``stop``, exclusive.
+    ``rows`` may be fewer: transaction markers and aborted records take offsets too. A leader of
+    ``leader_epoch`` appended all; -1: not known.
     """
 
     place: Place
@@ -36,10 +53,9 @@ class Run(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Partition of a delay topic that can't be read. ``why``: the reason, for people;
-    ``has_moved``: whether its log no longer holds the offset to be read next; ``is_truncated``:
-    whether that is because the log has lost its end; ``damaged_at``: offset of a batch of records
-    that was altered, at which reading stands still and is tried again; None: none was.
+    """Partition that can't be read. ``has_moved``: its log no longer holds the offset to be read
+    next; ``is_truncated``: because it has lost its end; ``damaged_at``: offset of an altered
+    batch, at which reading stands still and is tried again.
     """
 
     place: Place
@@ -50,8 +66,8 @@ class Trouble(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Bounds ``[start, end)`` of a partition's log: the first retained offset, and the high
-    watermark. ``leader_epoch``: epoch of the present leader; -1: it is not known.
+    """Bounds ``[start, end)`` of a log: first retained offset, and high watermark.
+    ``leader_epoch`` of the present leader; -1: not known.
     """
 
     start: int
@@ -59,18 +75,13 @@ class Bounds(NamedTuple):
     leader_epoch: int = -1
 
 
+# The broker did not set the record's timestamp.
 NO_TIME: Final = -1
-"""Value of ``ReadBack.broker_ms`` when the broker did not set the record's timestamp."""
 
 
 class ReadBack(NamedTuple):
-    """Checkpoint as it was read back from Kafka.
-
-    Attributes:
-        data: the record's value.
-        broker_ms: append time by the broker, epoch milliseconds, or ``NO_TIME``.
-        boot_ms: this machine's boot clock when it arrived, milliseconds.
-        offset: its offset in its partition of the checkpoint topic.
+    """Checkpoint as read back: append time in epoch ms or ``NO_TIME``, this machine's boot clock
+    in ms when it arrived, offset in its partition.
     """
 
     data: bytes
@@ -83,22 +94,21 @@ class Source(Protocol):
     """Consumer of a worker's partitions of delay topics; it returns committed records only."""
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read a partition from source offset ``offset`` on, instead of where it is read now.
-        ``last_read``: the last record below that was read, if known. If the log holds another
-        record in its place, ``take_troubles`` returns a ``Trouble``.
+        """Read a partition from ``offset`` on. If the log holds another record in place of
+        ``last_read``, ``take_troubles`` returns a ``Trouble``.
         """
 
     def drop(self, place: Place) -> None:
         """Stop reading a partition."""
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
-        """Return fetched records, about ``limit`` at most; wait up to ``timeout_s`` seconds for the
-        first, and then up to ``gather_s`` seconds for more. Each ``Run`` starts where the previous
-        one of its partition stopped.
+        """Return about ``limit`` fetched records at most; wait up to ``timeout_s`` for the
+        first, then up to ``gather_s`` for more. Each ``Run`` starts where its partition's
+        previous one stopped.
         """
 
     def wake(self) -> None:
-        """End the present wait of ``poll``, or else the next one, early. Thread-safe."""
+        """End the present or next wait of ``poll`` early. Thread-safe."""
 
     def take_troubles(self) -> Sequence[Trouble]:
         """Return a ``Trouble`` for each partition that could not be read since the last call."""
@@ -110,26 +120,20 @@ class Source(Protocol):
         """Fetch a paused partition again."""
 
     def bounds(self, place: Place) -> Bounds:
-        """Return the first and the end offset of a partition's log now, open transactions
-        included.
-        """
+        """Return a log's bounds now, open transactions included."""
 
     def topic_id(self, topic: str) -> str | None:
         """Return the id of the topic that has this name now; None when the topic is missing."""
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Yield the records at offsets ``[start, stop)`` of a partition, without effect on the
-        position of ``poll``.
-
-        Raises:
-            KafkaEdgeError: the log no longer holds these offsets, or Kafka does not answer.
+        """Yield the records at ``[start, stop)``, without effect on the position of ``poll``.
+        Raise ``KafkaEdgeError`` if the log no longer holds them, or Kafka does not answer.
         """
 
 
 class Control(NamedTuple):
-    """Record about a slice that is committed with the outputs: its checkpoint if ``writer`` is
-    empty, else a claim or release by that writer. ``value`` None: a tombstone, which deletes the
-    writer's claim or release.
+    """Record about a slice, committed with the outputs: its checkpoint if ``writer`` is empty,
+    else a claim or release of that writer; ``value`` None: a tombstone, which deletes it.
     """
 
     slice_no: int
@@ -145,148 +149,111 @@ class Sink(Protocol):
     """
 
     def open(self) -> str:
-        """Give the present writer (transactional producer) up, and create one under a transactional
-        id that was never used; return that id.
-
-        Raises:
-            KafkaEdgeError: Kafka refuses, or does not answer.
+        """Give the writer (transactional producer) up, and create one under a transactional id
+        that was never used; return that id. Raise ``KafkaEdgeError`` if Kafka does not answer.
         """
 
     def check(self) -> None:
         """Raise ``WriterEndedError`` if the writer must not begin another transaction."""
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Write outputs of the shard ``place``. They become visible with the next commit; under the
-        guarantee ``at_least_once``, those with outcome ``DELIVERED`` are visible at once.
-
-        Raises:
-            OwnershipLostError: the writer is fenced or has ended.
+        """Write outputs; visible with the next commit, under ``at_least_once`` deliveries at
+        once. Raise ``OwnershipLostError``: the writer is fenced or has ended.
         """
 
     def commit(self, controls: Sequence[Control]) -> float | None:
-        """Commit all outputs sent since the last commit together with ``controls``; return when the
-        broker had acknowledged the last record, monotonic seconds, or None if that is not known.
+        """Commit all outputs sent since the last commit, with ``controls``; return when the broker
+        had acknowledged the last record, monotonic seconds, or None.
 
-        Raises:
-            WriterEndedError: the transaction was aborted; no output is visible.
-            OwnershipLostError: the writer is fenced, or the result of the commit is unknown.
-            KafkaEdgeError: the commit failed in another way; the writer can't be used any more.
+        Raises ``WriterEndedError`` (aborted, no output is visible), ``OwnershipLostError`` (fenced,
+        or the result is unknown), ``KafkaEdgeError`` (the writer can't be used any more).
         """
 
     def abort(self) -> None:
-        """Abort all outputs sent since the last commit, and end the writer. Don't call it after a
-        commit with an unknown result.
-        """
+        """Abort, and end the writer. Not after a commit with an unknown result."""
 
     def discard(self) -> None:
-        """Give the writer (transactional producer) up without commit or abort. Nothing can be sent
-        until ``open`` is called.
-        """
+        """Give the writer up without commit or abort. Nothing can be sent until ``open``."""
 
 
 class WritableTargets(Protocol):
-    """Known facts about target topics by which records are settled; no method waits for the
-    cluster.
-    """
+    """Known facts about target topics; no method waits for the cluster."""
 
     @property
     def fit(self) -> Container[Target]:
         """Return the targets that can be written to, as far as is known."""
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to now, as code and detail; None: it can be. If it
-        still is not in ``fit``, ``refusal`` has to be called for each record, because the topic
-        takes only small batches, or needs keys. Code ``TARGET_ASKED``: the cluster is being asked,
-        and the shard has to wait. Code ``TARGET_LATER``: it is asked about too many topics already,
-        and the record has to be requeued.
+        """Return code and detail of why a target can't be written to; None: it can be, but
+        outside ``fit`` ask ``refusal`` for each record. ``TARGET_ASKED``: the shard has to wait;
+        ``TARGET_LATER``: too many topics are being asked, so the record is requeued.
         """
 
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a writable topic refuses this record, as code and detail. None: it accepts the
-        record, whose bytes count as part of the open transaction unless it is not among the outputs
-        that are sent next. Code ``TARGET_LATER``: the topic can take it in a later transaction.
+        """Return code and detail of why the topic refuses this record; None: it accepts it, and
+        its bytes count in the open transaction. ``TARGET_LATER``: it can take it in a later one.
         """
 
 
 class Targets(WritableTargets, Protocol):
-    """Known facts about target topics, with a background lookup of unknown ones.
-
-    Attributes:
-        fit: targets that can be written to, as far as is known; emptied when that may have changed.
+    """Facts about targets, with a background lookup of unknown ones; ``fit`` is emptied when it
+    may have changed.
     """
 
     fit: set[Target]
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Look up in the background those of ``targets`` that are not known yet."""
+        """Look up unknown ones of ``targets`` in the background."""
 
 
 class Checkpoints(Protocol):
     """Newest checkpoints of all slices, as they were read back from the checkpoint topic."""
 
     def take_news(self) -> Collection[int]:
-        """Return the slices of which a newer checkpoint, or a record that is no valid one, was read
-        back since the last call.
-        """
+        """Return the slices with a newer checkpoint, or a foreign record, since the last call."""
 
     def read_back(self, slice_no: int) -> ReadBack | None:
-        """Return the newest checkpoint of a slice, the same object until a newer one is read back;
-        None: no checkpoint was read back yet.
-        """
+        """Return a slice's newest checkpoint, the same object until there is a newer one."""
 
     def is_unserved(self, slice_no: int) -> bool:
         """Return whether the whole checkpoint topic was read, and holds no record of the slice."""
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the checkpoints read back since the last call at which the copies of the slice are
-        to be compared, oldest first. They are the same on every node, and not newer than the result
-        of ``read_back``.
+        """Return the checkpoints read back since the last call at which copies are compared,
+        oldest first: the same on every node, not newer than ``read_back``.
         """
 
 
 class Succession(Protocol):
-    """Queries to Kafka and ZooKeeper when this node takes slices over. They run on a helper thread,
-    and may block.
-
-    Methods that block raise ``KafkaEdgeError`` if there is no answer in time.
+    """Queries to Kafka and ZooKeeper for a take-over, on a helper thread. Those that block raise
+    ``KafkaEdgeError`` if there is no answer in time.
     """
 
     def enter(self, writer: str) -> None:
-        """Make the transactional id ``writer`` the writer of this process. Does not block."""
+        """Make ``writer`` the writer of this process. Does not block."""
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return those of the slices of which ZooKeeper confirms that this node is the owner."""
+        """Return the slices that ZooKeeper confirms as this node's."""
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until the claims of the slices by this process's writer are read back, and return
-        them by slice. That is possible once all earlier transactions in the claims topic have
-        ended. A writer that leaves one of them open is fenced after a second or two.
-
-        Args:
-            slices: by slice, a number (``turn``); the number of its claim must be higher.
+        """Wait until the claims of the slices above these ``turn`` numbers are read back; return
+        them. All earlier transactions in the claims topic have ended then; a writer that leaves
+        one open is fenced after a second or two.
         """
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest known checkpoint of a slice, as bytes; None: the slice was never
-        served.
-        """
+        """Return the newest known checkpoint of a slice; None: it was never served."""
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence these writers (transactional ids), so that they can't commit any more. Writers that
-        this process has fenced before are skipped.
-        """
+        """Fence writers, so that they can't commit any more; those fenced before are skipped."""
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Wait until the checkpoints of ``slices`` are read to the present end of their log; return
-        the newest checkpoint of each, as bytes; None: the slice was never served.
-        """
+        """Read the checkpoints to the present end; return the newest; None: never served."""
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return the first and the end offset of the logs of these partitions. Partitions that give
-        no answer are missing in the result.
-        """
+        """Return the bounds of these logs; without those that give no answer."""
 
 
 class Background(Protocol):
@@ -297,49 +264,36 @@ class Background(Protocol):
 
 
 class Gate(Protocol):
-    """Ownership of slices by ZooKeeper: what this node may do with each slice, and reports about
-    it.
-    """
+    """Ownership of slices by ZooKeeper."""
 
     def roles(self) -> Mapping[int, Role]:
-        """Return this node's role for each slice; it is a replica of slices that are missing. The
-        same object is returned until a role or an epoch changes.
-        """
+        """Return this node's roles, replica where missing; the same object until one changes."""
 
     def epoch(self, slice_no: int) -> int:
-        """Return the lowest epoch that this node may use for its present ownership of a slice."""
+        """Return the lowest epoch for the present ownership of a slice."""
 
     def contract_version(self) -> int:
         """Return the newest version of the contract that every live node knows."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report whether this node settles records of a slice now: True from the end of its
-        take-over on, False after its last transaction.
+        """Report whether this node settles records of a slice now: from the end of its take-over
+        to its last transaction.
         """
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Report that a slice can't be served here now, so that another node takes it over.
-        ``why``: text for people.
-        """
+        """Report why a slice can't be served here, so that another node takes it over."""
 
 
 class Observer(Protocol):
     """Receiver of numbers for metrics, called once per batch."""
 
-    def ingested(self, slice_no: int, records: int) -> None:
-        """Count ``records`` more source records of a slice that were stored."""
+    def ingested(self, slice_no: int, records: int) -> None: ...
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Add the sums ``tally`` over committed outputs of a slice. ``now_ms``: time after their
-        commit, epoch ms, from which their lateness is computed.
-        """
+        """Add sums over committed outputs. ``now_ms``: time after their commit, epoch ms."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Count a transaction with checkpoints of these slices. ``seconds``: duration of its
-        commit; ``committed``: False: it was aborted, or its result is unknown.
-        """
+        """Count a transaction; not ``committed``: aborted, or its result is unknown."""
 
     def turned(self, seconds: float) -> None:
-        """Add the duration of one iteration of the worker's loop, seconds, without the wait for
-        records.
-        """
+        """Add the duration of one iteration of the loop, without the wait for records."""

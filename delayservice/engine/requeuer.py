@@ -12,28 +12,23 @@ from delayservice.contract.codes import TARGET_PAUSED
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import write_copy
-from delayservice.contract.spread import spread_ms
+from delayservice.contract.times import spread_ms
 from delayservice.engine import outcome
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import WritableTargets
-from delayservice.engine.routes import Routes
 
 _HELD_PARTS: Final = 8
+# A wait is an eighth of the time since the record was due, but at least the first wait.
 _HELD_TIMES_MAX: Final = 10
-"""Longest wait as a multiple of the first one. A wait is an eighth of the time since the record was
-due, but at least the first wait."""
+# First wait of a record that its target can't take in the present transaction, ms.
 _LATER_MS: Final = 200
-"""First wait of a record that its target can't take in the present transaction, ms."""
 
 
 class Requeuer:
     """Builder of the outputs that requeue the records of one shard.
 
-    Attributes:
-        topic: the delay topic to which records are appended, in the partition of the same number:
-            at first their own; None: no topic, and records wait or are dead-lettered instead.
-        contracts: the contracts of the shard's records; None: the settings alone say when a record
-            must be rolled.
+    ``topic`` None: records wait or are dead-lettered instead. ``contracts`` None: the settings
+    alone say when a record must be rolled.
     """
 
     def __init__(
@@ -43,7 +38,6 @@ class Requeuer:
         routes: Routes,
         targets: WritableTargets,
     ) -> None:
-        """Prepare to requeue the records of ``shard``, a delay topic and partition."""
         self.topic: str | None = shard[0]
         self.contracts: Contracts | None = None
         self._from, self._partition = shard
@@ -53,9 +47,7 @@ class Requeuer:
         self._targets = targets
 
     def takes(self) -> bool:
-        """Return whether the topic to requeue in can be written to now; True if there is no such
-        topic.
-        """
+        """Return whether the topic to requeue in can be written to now; True if there is none."""
         if self.topic is None:
             return True
         place = (self.topic, self._partition)
@@ -71,16 +63,9 @@ class Requeuer:
         base: int,
         settles: int | None = None,
     ) -> Output:
-        """Return the output that requeues a record: appends it to ``topic``, or to its own delay
-        topic if ``topic`` is None.
-
-        Args:
-            kind: why it is requeued, one of ``outcome.COPIES``, such as ``ROLLED``.
-            offset: source offset of the record.
-            payload: the record as it is requeued.
-            at_ms: when the requeued record is to be settled (its key), epoch milliseconds.
-            base: base of the requeued record.
-            settles: source offset that the output settles; None: ``offset``.
+        """Return the output that appends a record to ``topic``, or to its own delay topic.
+        ``kind`` is one of ``outcome.COPIES``; ``at_ms``: when it is to be settled, epoch ms;
+        ``settles`` None: ``offset``.
         """
         topic = self.topic or self._from
         key, value, headers = write_copy(
@@ -97,24 +82,20 @@ class Requeuer:
         return (kind, topic, self._partition, key, value, headers, payload[5], offset)
 
     def roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        """Return the output that rolls a record at ``now_ms``, epoch ms: it is requeued until its
-        due time, or until it must be rolled again. ``base``: base of the requeued record.
-        """
+        """Return the output that requeues a record until it is due, or must be rolled again."""
         at_ms = self.at_ms(offset, payload, now_ms)
         return self.requeue(outcome.ROLLED, offset, payload, at_ms, base)
 
     def pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
-        """Return the output that requeues a record over a rate or cap until ``at_ms``, epoch ms, or
-        until it must be rolled, if that is earlier. ``now_ms``: now, epoch ms; ``base``: base of
-        the requeued record.
+        """Return the output that requeues a record over a rate or cap until ``at_ms``, epoch ms,
+        or its roll time.
         """
         bounded_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         return self.requeue(outcome.PACED, offset, payload, bounded_ms, base)
 
     def park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
-        """Return the output that parks a record until its next attempt, or until it must be rolled,
-        if that is earlier. ``now_ms``: now, epoch ms; ``base``: base of the parked record;
-        ``attempt``: number of the delivery attempt that failed, from 1.
+        """Return the output that parks a record until its next attempt or roll time.
+        ``attempt``: number of the one that failed, from 1.
         """
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         at_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
@@ -122,9 +103,8 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, again, at_ms, base)
 
     def give_turn(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the output that requeues a record, at first for 200 ms, because its target can't
-        take it in the open transaction; None: there is no topic to requeue it in. ``now_ms``: now,
-        epoch ms; ``base``: base of the requeued record.
+        """Return the output that requeues a record that its target can't take in the open
+        transaction; None: there is no topic for it.
         """
         if self.topic is None:
             return None
@@ -136,9 +116,9 @@ class Requeuer:
         return self.requeue(outcome.PACED, offset, again, at_ms, base)
 
     def hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the output that parks a record whose target is paused; None: there is no topic to
-        requeue it in. The pause counts as a delivery attempt only of a fired record, which could
-        not be distinguished from a rolled one otherwise. ``now_ms`` and ``base``: as in ``park``.
+        """Return the output that parks a record whose target is paused; None: there is no topic
+        for it. Only a fired record's attempt rises: it could not be told from a rolled one
+        otherwise.
         """
         if self.topic is None:
             return None
@@ -148,10 +128,9 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, payload, at_ms, base)
 
     def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
-        """Return the time, epoch ms, until which a record is requeued that can't be settled at
-        ``now_ms``, epoch ms. The wait is ``at_first_ms``, or up to ten times that if the record is
-        long past due, and up to half as much is added to spread records. It ends earlier if the
-        record must be rolled.
+        """Return the time, epoch ms, until which a record that can't be settled now is requeued:
+        after ``at_first_ms``, or up to ten times that if it is long past due, plus up to half as
+        much to spread records; earlier if it must be rolled.
         """
         wait_ms = min(
             max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
@@ -160,9 +139,7 @@ class Requeuer:
         return min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
 
     def at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
-        """Return the key time, epoch ms, of a record that is requeued at ``now_ms``, epoch ms: its
-        due time, or the time at which it must be rolled if that is earlier.
-        """
+        """Return the key time, epoch ms, of a requeued record: its due or roll time."""
         routes = self._routes
         windows = [(routes.roll_window_ms, routes.roll_spread_ms)]
         if self.contracts is not None:
@@ -175,8 +152,6 @@ class Requeuer:
 
 
 def was_tried(payload: Payload) -> bool:
-    """Return whether a record is at its second or a later delivery attempt. If it is not due yet,
-    it was fired.
-    """
+    """Return whether it is a second or later attempt. If it is not due yet, it was fired."""
     meta = payload[6]
     return meta is not None and meta[2] > 1

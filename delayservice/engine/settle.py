@@ -38,27 +38,20 @@ from delayservice.contract.recurrence import (
 from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
 from delayservice.engine.flow import Flow
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import WritableTargets
 from delayservice.engine.requeuer import Requeuer, was_tried
-from delayservice.engine.routes import Routes
-from delayservice.engine.undelivered import BY_KEY, UndeliveredOutputs
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import BY_KEY, UndeliveredOutputs, Verdicts
 
+# First wait of a record whose dead letter or outcomes-topic record can't be written.
 _SERVICE_TOPIC_MS: Final = 2_000
-"""First wait of a record whose dead letter or outcomes-topic record can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
+# Outputs of other records that take as long as a search of the calendar.
 _CALENDAR_COST: Final = 20
-"""Outputs of other records that take as long as a search of the calendar and what follows it."""
 
 
 class Settler:
-    """Builder of the outputs that settle one shard's records.
-
-    Attributes:
-        requeuer: builder of those that requeue a record.
-        undelivered: builder of dead letters and records of the outcomes topic.
-    """
+    """Builder of the outputs that settle one shard's records. ``flow`` None: no limits."""
 
     def __init__(
         self,
@@ -69,10 +62,6 @@ class Settler:
         targets: WritableTargets,
         flow: Flow | None = None,
     ) -> None:
-        """Prepare to settle records of ``partition`` of the delay topic ``topic``. ``verdicts``:
-        the broker's refusals of its records; ``targets``: facts about targets; ``flow``: rates
-        and caps of the slice, None: no limits.
-        """
         self.topic = topic
         self.partition = partition
         self.routes = routes
@@ -90,19 +79,16 @@ class Settler:
 
     @property
     def has_limits(self) -> bool:
-        """Return whether rates or caps (largest numbers per second) are set, which may put a due
-        record off.
-        """
         return self._flow is not None
 
     def begin(self, limit: int) -> None:
-        """Begin a walk over records with about ``limit`` outputs at most. It settles fewer cron
-        schedules, so that other shards do not wait for the calendar; at least one.
+        """Begin a walk with about ``limit`` outputs. It settles fewer cron schedules, at least
+        one, so that other shards do not wait for the calendar.
         """
         self._searches_left = max(limit // _CALENDAR_COST, 1)
 
     def denial(self, target: str) -> tuple[str, str] | None:
-        """Return why settings deny ``target``, as code and detail; None: it is allowed."""
+        """Return code and detail of why settings deny ``target``; None: it is allowed."""
         if target in self._good:
             return None
         detail = self._allowlist.denial(target)
@@ -111,13 +97,12 @@ class Settler:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that settles the pending record at source offset ``offset``, whose key
-        time ``key_ms`` has passed.
+        """Return the output that settles the pending record at ``offset``, whose key time has
+        passed.
 
-        A record that is not due yet at ``now_ms``, epoch ms, is rolled, unless the broker refused
-        that before, or settings deny its target. ``base`` is the first offset at which a record of
-        the same id cancels the record if it is requeued now (rule 12 of the design). None: the
-        record has to wait, because
+        A record that is not due yet is rolled, unless the broker refused that before, or settings
+        deny its target. ``base`` is the first offset at which a record of its id cancels it if it
+        is requeued now (rule 12). None: it has to wait, because
 
         - it is not due, and no roll is due either, after the clock stepped back;
         - the topic of its output is being looked up;
@@ -131,19 +116,14 @@ class Settler:
         return output if output is None or self._can_follow(output, payload) else None
 
     def _may_search(self, meta: Meta) -> bool:
-        """Return whether the record with this ``meta`` may be settled in this walk, and count it if
-        it needs the calendar.
-        """
         recurrence = recurrence_of(meta)
         if recurrence is None or not recurrence.cron:
             return True
         self._searches_left -= 1
         return self._searches_left >= 0
 
+    # False while the delay topic can't be written to and the output needs it.
     def _can_follow(self, output: Output, payload: Payload) -> bool:
-        """Return False if the delay topic can't be written to, and the output is a requeued record
-        or is followed by a schedule's next occurrence; else True: it can be committed.
-        """
         meta = payload[6]
         is_followed = output[0] in _SENT and meta is not None and recurs(meta)
         return self.requeuer.takes() if is_followed or output[0] in outcome.COPIES else True
@@ -177,10 +157,8 @@ class Settler:
             output = (*output[:6], -key_ms, offset)
         return output
 
+    # None: it has to wait.
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the output that delivers a record; another one if its target is denied or can't be
-        written to, or if it is expired or a new cron schedule; None: it has to wait.
-        """
         target, partition, key, value, headers, due_ms, meta = payload
         if target not in self._good:
             denied = self.denial(target)
@@ -206,12 +184,10 @@ class Settler:
                 return self._settle_blocked(reason, offset, payload, now_ms, base)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
+    # The record is parked, because the topic for its outcome can't take it. None: it has to wait.
     def _put_off(
         self, topic: str, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that parks a record, because the dead-letter or outcomes topic
-        ``topic`` can't take its outcome; None: it has to wait.
-        """
         found = self.targets.obstacle((topic, BY_KEY))
         if self.requeuer.topic is None or (found is not None and found[0] == TARGET_ASKED):
             return None
@@ -219,10 +195,9 @@ class Settler:
         at_ms = self.requeuer.later_ms(offset, payload, now_ms, _SERVICE_TOPIC_MS)
         return self.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)
 
+    # A schedule whose next occurrence can't be computed ends with a dead letter, which can't be
+    # written now.
     def _lacks_letter(self, offset: int, payload: Payload, now_ms: int) -> bool:
-        """Return True if a schedule's next occurrence can't be computed, so that it has to end with
-        a dead letter, and the dead-letter topic can't be written to now; else False.
-        """
         if self.undelivered.takes(self.routes.dead_letter):
             return False
         source = self.provenance.source(offset, payload[6])
@@ -233,9 +208,8 @@ class Settler:
         return False
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
-        """Return the output that settles a pending record before it is due, because the record at
-        source offset ``by`` fires it: its delivery, or another output if that is not possible now.
-        None: it has to wait, as in ``settle``.
+        """Return the output for a pending record that the one at offset ``by`` fires; None: it
+        has to wait, as in ``settle``.
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
@@ -252,10 +226,8 @@ class Settler:
     def following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that appends a schedule's next occurrence, to accompany ``output``,
-        which delivers the pending one; None: no occurrence follows, or ``output`` does not deliver.
-        If the next occurrence can't be computed, return the dead letter of the rest of the
-        schedule. ``base``: first offset at which a record of the same id cancels the occurrence.
+        """Return the output of a schedule's next occurrence beside its delivery, or the dead
+        letter of the rest if that can't be computed; None: nothing follows.
         """
         if output[0] not in _SENT:
             return None
@@ -269,12 +241,10 @@ class Settler:
         at_ms = self.requeuer.at_ms(offset, again, now_ms)
         return self.requeuer.requeue(outcome.RECURRED, offset, again, at_ms, base, CONTINUES)
 
+    # None: it has to wait.
     def _arm(
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that requeues a new cron schedule until its first occurrence, or the
-        schedule's dead letter if it has no occurrence; None: it has to wait.
-        """
         try:
             first = self._first(offset, payload, recurrence)
         except RecordRefusedError as exc:
@@ -283,9 +253,6 @@ class Settler:
         return self.requeuer.roll(offset, first, now_ms, base)
 
     def _first(self, offset: int, payload: Payload, recurrence: Recurrence) -> Payload:
-        """Return the payload of a cron schedule's first occurrence; raise ``RecordRefusedError`` if
-        there is none.
-        """
         source = self.provenance.source(offset, payload[6])
         due_ms = first_ms(recurrence, payload[5], self.routes.cron_time)
         first = at_occurrence(payload, replace(recurrence, number=1), source, due_ms)
@@ -296,9 +263,8 @@ class Settler:
         return first
 
     def pending_occurrence(self, offset: int, payload: Payload) -> Payload:
-        """Return the payload that a fire delivers: the record's own, or the first occurrence of a
-        new cron schedule. A schedule without an occurrence is returned unchanged, and
-        dead-lettered when it is settled.
+        """Return the payload that a fire delivers: the first occurrence of a new cron schedule,
+        else its own. A schedule without one is dead-lettered when it is settled.
         """
         recurrence = recurrence_of(payload[6])
         if recurrence is None or recurrence.number:
@@ -307,13 +273,10 @@ class Settler:
             return self._first(offset, payload, recurrence)
         return payload
 
+    # None: it has to wait.
     def _settle_blocked(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that requeues a record whose target can't take it, for ``reason``
-        (code, detail), or its dead letter after the last attempt. None: it has to wait. ``base``:
-        first source offset at which a canceller of the requeued record may lie.
-        """
         code = reason[0]
         if code == TARGET_ASKED:
             return None
@@ -327,39 +290,28 @@ class Settler:
         return self.requeuer.park(offset, payload, now_ms, base, attempt)
 
     def _is_final(self, code: str, attempt: int) -> bool:
-        """Return whether a record is dead-lettered after attempt number ``attempt``, which failed
-        with ``code``, instead of being tried again.
-        """
         if code == TARGET_UNKNOWN and not self.routes.parks_missing:
             return True
         return code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self.routes.park_delays_ms)
 
+    # The dead letter, or the output that parks the record until it can be written.
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the dead letter of a pending record, or the output that parks the record while the
-        letter can't be written; None: it has to wait.
-        """
         letter = self.undelivered.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
 
+    # The letter accompanies the delivered occurrence.
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
-        """Return the dead letter of the rest of a schedule, to accompany its delivered
-        occurrence.
-        """
         rest = left_after(payload)
         source = self.provenance.source(offset, rest[6])
         again, reason = asked_again(rest), (code, detail)
         return self.undelivered.letter_beside(offset, again, reason, source, rest[5])
 
+    # A cap counts each record once: a key above the due time means that it was put off before.
     def _limit(
         self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that requeues or dead-letters a record over a rate or cap; None:
-        deliver it.
-
-        A cap counts each record once: a key above the due time means that it was put off before.
-        """
         if self.requeuer.topic is None:
             return None
         target, due_ms, meta = payload[0], payload[5], payload[6]

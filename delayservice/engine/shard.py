@@ -20,7 +20,7 @@ from typing import Final
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
 from delayservice.engine.cancels import MayRead, PendingAt, Walk
-from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import (
     CopyScan,
     LatestUnmarked,
@@ -31,11 +31,10 @@ from delayservice.engine.marking import (
     content_bytes,
 )
 from delayservice.engine.outcome import Output
-from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.settle import Settler
 
+# K waits no longer until H has passed the records that were written before.
 _HOLD_BACK_MS: Final = 250
-"""Longest time that K waits until H has passed the records that were written before, ms."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
 
@@ -43,17 +42,11 @@ _NO_CONTENT: Final[Original] = (None, None, [])
 class Shard:
     """State of one shard on one node. Not thread-safe.
 
-    Attributes:
-        walk: builder of the outputs of records that H passes, and of their victims.
-        owned: whether this node settles.
-        stored: S, the next source offset to be stored.
-        read: the next source offset to be queued for ``advance_offset``; ``staged.offset <= read``.
-        seen: the offset up to which the log was read since take-over, queued or not, so that
-            requeued records below it are known.
-        end: L, the end of the log at take-over; H does not move until all below it is stored.
-        committed: the cursor as last committed; records with keys above its K are stored.
-        staged: the cursor that the outputs staged until now will commit.
-        is_held: whether the last ``advance_key`` stopped at a record that has to wait.
+    ``stored`` is S, the next offset to be stored. ``read`` is the next to be queued for
+    ``advance_offset``; ``staged.offset <= read``. ``seen``: the log was read up to here since
+    take-over, queued or not, so that requeued records below it are known. ``end`` is L, the end of
+    the log at take-over; H does not move until all below it is stored. ``is_held``: the last
+    ``advance_key`` stopped at a record that has to wait.
     """
 
     def __init__(
@@ -72,8 +65,8 @@ class Shard:
         self._queue: list[Entry] = []
         self._passed: list[Entry] = []
         self.is_held = False
+        # H skips the offsets below this one.
         self._log_start = 0
-        """Start of the log at take-over, a source offset; H skips the offsets below it."""
         self.owned = False
         self.stored = stored
         self.read = stored
@@ -85,9 +78,7 @@ class Shard:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, with the cursor of the newest checkpoint; drop what is
-        staged.
-        """
+        """Become or stay a replica, with the newest checkpoint's cursor; drop what is staged."""
         self._forget_walk()
         self.owned = False
         self.committed = self.staged = cursor
@@ -95,14 +86,9 @@ class Shard:
     def take_over(
         self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
     ) -> None:
-        """Become the owner from ``cursor`` on (rule 7). H skips the offsets below ``log_start``;
-        pending records that a lost record below it has marked are dead-lettered.
-
-        Args:
-            cursor: the latest checkpoint, read after the old owner was fenced.
-            marked: ``Store.marked_from(cursor.offset)``: marks that H has not passed yet.
-            end: L, the high watermark read after the old owner was fenced.
-            log_start: the first offset that the log holds; all below it was stored or is skipped.
+        """Become the owner from ``cursor`` on (rule 7), both read after the old owner was
+        fenced. H skips the offsets below ``log_start``; pending records that a lost record has
+        marked are dead-lettered. ``marked``: marks that H has not passed yet. ``end``: L.
         """
         self._forget_walk()
         self.owned = True
@@ -122,11 +108,10 @@ class Shard:
 
     # --- poll and store ------------------------------------------------------------------------
 
+    # It is below S if stored records have to be read again, after a take-over or as the queue had
+    # no room.
     @property
     def wanted(self) -> int:
-        """Return the source offset to read next: S, or a lower one if stored records have to be
-        read again, after a take-over or as the queue for ``advance_offset`` had no room for them.
-        """
         if not self.owned:
             return self.stored
         if self.seen < min(self.end, self.stored):
@@ -135,46 +120,34 @@ class Shard:
             return self.read
         return self.stored
 
+    # ``advance_offset`` may settle (rules 7, 14): all up to L is stored, and was read by this
+    # owner, so that it knows requeued records with keys below K, which the store lacks.
     @property
     def caught_up(self) -> bool:
-        """Return whether ``advance_offset`` may settle records (rules 7, 14): the log up to its end
-        at take-over is stored, and was read by this owner, so that it knows requeued records with
-        keys below K, which the store lacks.
-        """
         return self.stored >= self.end and self.seen >= self.end
 
+    # The log has to be read up to this offset before H goes on; 0: there is nothing to wait for.
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log has to be read before H can go on: the end of the
-        log at take-over, or S while stored records are read again; 0: there is nothing to wait
-        for.
-        """
         if not self.owned:
             return 0
         if not self.caught_up:
             return self.end
         return self.stored if self.wanted < self.stored else 0
 
+    # Records that do not fit in the queue are read again later.
     @property
     def has_room(self) -> bool:
-        """Return whether the queue for ``advance_offset`` has room for more records. Those that
-        don't fit are read again later.
-        """
         held = len(self._queue) + len(self._passed)
         return held < self._queue_max and self._queue_bytes < self._queue_bytes_max
 
+    # False while H waits for L, or for a record that this node requeued to be read back.
     @property
     def is_full(self) -> bool:
-        """Return whether reading must stop, because the queue for ``advance_offset`` has no room.
-        False while H waits for the end of the log at take-over, or for a record that this node
-        requeued to be read back.
-        """
         return self.owned and self.caught_up and not self.has_room and not self.walk.waits
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
-        """Return the searches of the log whose results ``ingest`` needs as ``scanned``; usually
-        none. ``entries``: the decoded records at the offsets ``[start, stop)``.
-        """
+        """Return the searches of the log whose results ``ingest`` needs; usually none."""
         named = bearing_ids(entries)
         self._names.observe(start, named, stop)
         return [
@@ -191,16 +164,9 @@ class Shard:
         scanned: Scans,
         latest_unmarked: LatestUnmarked,
     ) -> Additions:
-        """Process the records at the offsets ``[start, stop)``, read from ``wanted``; return what
-        the caller must append to the store at once.
-
-        Args:
-            start: first offset.
-            entries: the decoded records; may be empty, because transaction markers have offsets.
-            stop: end offset, exclusive.
-            scanned: result of each search of ``scans_needed``, by the offset of the requeued
-                record.
-            latest_unmarked: the id index of the store.
+        """Process the records at ``[start, stop)``, read from ``wanted``; return what must be
+        stored at once. ``entries`` may be empty: transaction markers have offsets. ``scanned``:
+        results of ``scans_needed``.
         """
         scans = self._resolve(entries, scanned)
         added = Additions()
@@ -252,13 +218,12 @@ class Shard:
     def advance_offset(
         self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = lambda: True
     ) -> list[Output]:
-        """Stage queued records in offset order: move H, the cursor's offset, with its key K fixed
-        (rules 8 and 9). Return the outputs, about ``limit`` at most. ``now_ms``: now, epoch ms.
-        ``pending_at`` reads fired records; after the first, only while ``may_read`` returns True.
+        """Move H with K fixed (rules 8 and 9); return about ``limit`` outputs. ``pending_at`` reads
+        fired records; after the first, only while ``may_read`` returns True.
 
         H stops at a late record that is not due (the clock stepped back), at a canceller of a
-        requeued record that was not read back yet (rule 14), and at a record whose output can't be
-        written now. Unless ``caught_up``, it only passes offsets that the log has lost.
+        requeued record not read back yet (rule 14), and at a record whose output can't be written
+        now. Unless ``caught_up``, it only passes offsets that the log has lost.
         """
         outputs: list[Output] = []
         is_caught_up = self.caught_up
@@ -291,17 +256,16 @@ class Shard:
         self.staged = Cursor(k, reached)
         return outputs
 
+    # All below H are stored, and H has passed the lost part of the log, of which stored records
+    # would be late otherwise.
     @property
     def may_advance_key(self) -> bool:
-        """Return whether ``advance_key`` may settle records: all below H are stored, and H has
-        passed the lost part of the log, of which stored records would be late otherwise.
-        """
         return self.stored >= self.staged.offset >= self._log_start
 
     def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
-        """Return the key time up to which ``advance_key`` may settle, epoch ms: now, or earlier the
-        append time ``unwalked_ms`` of the first record that H has not passed (None: H has passed
-        all), so that a cancel which was written in time takes effect. K waits at most 250 ms.
+        """Return up to which key time K may move, epoch ms: now, or earlier the append time of
+        the first record that H has not passed, so that a cancel written in time takes effect. K
+        waits at most 250 ms.
         """
         if unwalked_ms is None or now_ms - unwalked_ms >= _HOLD_BACK_MS:
             return now_ms
@@ -309,16 +273,11 @@ class Shard:
 
     @property
     def is_walked(self) -> bool:
-        """Return whether ``advance_offset`` has passed all records that were queued for it."""
         return self.staged.offset >= self.read
 
     def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
-        """Stage stored records in key order: move K, the cursor's key, with its offset H fixed
-        (rule 10). Return the outputs.
-
-        Args:
-            frames: the store's records with keys above ``staged.key`` and ``key_ms <= now_ms``.
-            now_ms: now, epoch milliseconds.
+        """Move K with H fixed (rule 10); return the outputs. ``frames``: the store's records
+        above ``staged.key`` up to ``now_ms``, in key order.
         """
         outputs: list[Output] = []
         k, h = self.staged
@@ -348,11 +307,9 @@ class Shard:
 
     # --- commit --------------------------------------------------------------------------------
 
+    # True if over half of the queue is used, and a commit would free some of it.
     @property
     def is_filling(self) -> bool:
-        """Return whether more than half of the queue for ``advance_offset`` is used, and a commit
-        would free some of it.
-        """
         return bool(self._passed) and (
             2 * (len(self._queue) + len(self._passed)) > self._queue_max
             or 2 * self._queue_bytes > self._queue_bytes_max
@@ -360,11 +317,9 @@ class Shard:
 
     @property
     def is_staged(self) -> bool:
-        """Return whether a commit would move the cursor."""
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """Make the staged cursor the committed one, after its transaction was committed."""
         self.walk.commit(self._passed)
         self._passed.clear()
         self._queue_bytes = content_bytes(self._queue)

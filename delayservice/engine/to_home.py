@@ -28,8 +28,8 @@ from delayservice.engine import outcome
 from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
 
+# First wait while the home partition can't be written to.
 _AGAIN_MS: Final = 1_000
-"""First wait of a record whose home partition can't be written to, ms."""
 
 
 class WaitingForHome(NamedTuple):
@@ -40,7 +40,7 @@ class WaitingForHome(NamedTuple):
 
 
 class ToHome:
-    """Builder of the outputs that send one shard's records to the home partitions of their ids."""
+    """Builder of the outputs that send one shard's records to the homes of their ids."""
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
@@ -48,25 +48,15 @@ class ToHome:
         self._shard_name = f"{settler.topic}:{settler.partition}"
 
     def is_waiting(self, payload: Payload) -> bool:
-        """Return whether a pending record waits for its home partition. Its target is its own delay
-        topic then.
-        """
+        """Return whether a pending record waits for its home: its target is its own delay topic."""
         return payload[0] == self._topic
 
     def leave(
         self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs that settle a ``HOMEBOUND`` record where it lies: those that send it
-        and ``carried`` home, or one that requeues them together while the home can't be written to.
-        None: neither is possible now.
-
-        Args:
-            entry: the ``HOMEBOUND`` record.
-            record_id: its id.
-            carried: earlier records of the id that waited for their home and are sent along.
-            took: offset of the waiting record that contains ``carried`` and is settled by this, or
-                ``SETTLES_NOTHING``.
-            now_ms: now, epoch milliseconds.
+        """Return the outputs that send a ``HOMEBOUND`` record and ``carried``, earlier ones of
+        its id, home, or the one that requeues them together; None: neither is possible now.
+        ``took``: offset of the waiting record that contains ``carried``, or ``SETTLES_NOTHING``.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         source = self._settler.provenance.source(offset, None)
@@ -79,9 +69,8 @@ class ToHome:
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: WaitingForHome, now_ms: int, base: int) -> list[Output] | None:
-        """Return the outputs that send the waiting record ``one`` and those that it carries home,
-        or requeue it while its home can't be written to; None: neither is possible at ``now_ms``,
-        epoch ms. ``base``: first offset at which a record of the same id cancels the requeued one.
+        """Return the outputs that send a waiting record and those it carries home, or requeue
+        it; None: neither is possible now. ``base``: base of the requeued one.
         """
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
@@ -127,8 +116,8 @@ class ToHome:
         return (outcome.FORWARDED, self._topic, home, *row)
 
     def refusal(self, entry: Entry, record_id: bytes, carried: Group) -> tuple[str, str] | None:
-        """Return, as code and detail, why the delay topic refuses the ``HOMEBOUND`` record or the
-        record that would wait with it and ``carried`` inside; None: it accepts them.
+        """Return code and detail of why the delay topic refuses the record, alone or with
+        ``carried``.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         found = self._settler.verdicts.refusal(offset)
@@ -147,8 +136,8 @@ class ToHome:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: WaitingForHome, code: str, detail: str) -> list[Output] | None:
-        """Return the dead letters, for the reason ``code`` and ``detail``, of a waiting record and
-        of the records that it carries; None: the dead-letter topic can't be written to now.
+        """Return the dead letters of a waiting record and those it carries; None: not writable
+        now.
         """
         undelivered = self._settler.undelivered
         *before, last = waiting_group(one.payload)

@@ -4,6 +4,8 @@ topic. Methods return None while their topic can't be written to: then the recor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from delayservice.contract.codec import Payload
@@ -26,18 +28,57 @@ from delayservice.contract.provenance import (
 )
 from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import WritableTargets
-from delayservice.engine.routes import Routes
-from delayservice.engine.verdicts import Verdicts
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """Refusals of single records by the broker, such as too large ones, until a commit settles
+    them.
+
+    ``refused``: by source offset, ``(code, detail)``; the record is dead-lettered. ``stripped``:
+    offsets whose dead letter was refused too; it is written without content.
+    """
+
+    refused: dict[int, tuple[str, str]] = field(default_factory=dict)
+    stripped: set[int] = field(default_factory=set)
+    # Settled in the open transaction.
+    staged: set[int] = field(default_factory=set)
+
+    def refusal(self, offset: int) -> tuple[str, str] | None:
+        """Return code and detail of a refused record, which the open transaction settles; else
+        None.
+        """
+        found = self.refused.get(offset) if self.refused else None
+        if found is not None:
+            self.staged.add(offset)
+        return found
+
+    def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
+        """Add refusals. An offset refused twice gets a dead letter without content."""
+        for offset, reason in refusals:
+            if offset in self.refused:
+                self.stripped.add(offset)
+            self.refused.setdefault(offset, reason)
+
+    def committed(self) -> None:
+        for offset in self.staged:
+            self.refused.pop(offset, None)
+            self.stripped.discard(offset)
+        self.staged.clear()
+
+    def step_down(self) -> None:
+        """Keep all refusals: the open transaction has not settled them, and the next commit may
+        carry a first checkpoint only.
+        """
+        self.staged.clear()
+
 
 BY_KEY: Final = -1
-"""Partition number of an output whose key chooses the partition."""
 
 
 class UndeliveredOutputs:
-    """Builder of one shard's outputs to the dead-letter topic and the outcomes topic."""
-
     def __init__(
         self,
         provenance: Provenance,
@@ -53,7 +94,6 @@ class UndeliveredOutputs:
         self._targets = targets
 
     def takes(self, topic: str) -> bool:
-        """Return whether the dead-letter or outcomes topic ``topic`` can be written to."""
         own = (topic, BY_KEY)
         return own in self._targets.fit or self._targets.obstacle(own) is None
 
@@ -66,17 +106,9 @@ class UndeliveredOutputs:
         due_ms: int = 0,
         source: bytes | None = None,
     ) -> Output | None:
-        """Return the dead letter of a record; None: it can't be written now. It lacks the record's
-        key, value and headers if the dead-letter topic refuses it, or has refused it, with these.
-
-        Args:
-            offset: source offset of the record, which this output settles.
-            original: its key, value and headers as written.
-            code: one of ``codes.EXPLANATIONS``.
-            detail: why, as text for people.
-            due_ms: its due time, epoch milliseconds; 0: it has none.
-            source: ``delay-source``, if the record was not written by a user at ``offset``; else
-                None.
+        """Return a dead letter; None: not now. It lacks key, value and headers if the topic
+        refuses it with these. ``due_ms`` 0: none. ``source``: ``delay-source`` unless a user
+        wrote it at ``offset``.
         """
         topic = self._routes.dead_letter
         if not self.takes(topic):
@@ -100,15 +132,8 @@ class UndeliveredOutputs:
         source: bytes,
         due_ms: int = 0,
     ) -> Output:
-        """Return a dead letter that settles no record, to accompany the output that settles the
-        record at ``offset``.
-
-        Args:
-            offset: source offset that the other output settles.
-            original: key, value and headers to write to the dead-letter topic.
-            reason: code and detail.
-            source: ``delay-source`` of the dead letter.
-            due_ms: due time, epoch milliseconds; 0: none.
+        """Return a dead letter that settles no record, beside the output that settles
+        ``offset``.
         """
         is_stripped = offset in self._verdicts.stripped
         kind, topic, partition, key, value, headers, due_ms, _ = self._letter(
@@ -120,9 +145,8 @@ class UndeliveredOutputs:
         return (kind, topic, partition, key, value, told, due_ms, offset)
 
     def undecided(self, offset: int, payload: Payload, by: int | None) -> Output | None:
-        """Return the dead letter of a pending record that may have been cancelled, replaced or
-        fired by a record which retention deleted unread; None: it can't be written now. ``by``:
-        source offset of the deleted record; None: not known.
+        """Return the dead letter of a record that the deleted, unread one at ``by`` may have
+        settled; ``by`` None: not known.
         """
         return self.dead_letter_of(offset, payload, *doubt(by))
 
@@ -134,9 +158,8 @@ class UndeliveredOutputs:
         by: int,
         by_source: bytes | None = None,
     ) -> Output | None:
-        """Return the outcomes-topic record that says that the record at ``victim_offset`` was
-        cancelled or replaced (``kind``) by the one at offset ``by``; None: it can't be written now.
-        ``by_source``: ``delay-source`` of the one at ``by`` if it came in an envelope, else None.
+        """Return the outcomes-topic record of a victim cancelled or replaced (``kind``) by the
+        record at ``by``, with its ``delay-source`` if it came in an envelope.
         """
         told = self.outcome(kind, victim_offset, record_id, None, 0, by)
         if told is not None and by_source is not None:
@@ -146,20 +169,14 @@ class UndeliveredOutputs:
     def control(
         self, kind: int, offset: int, record_id: bytes, source: bytes | None = None
     ) -> Output | None:
-        """Return the outcomes-topic record of a cancel or fire at ``offset`` itself; None: it can't
-        be written now. ``kind``: its outcome. ``source``: its ``delay-source`` if it came in an
-        envelope, else None.
-        """
+        """Return the outcomes-topic record of a cancel or fire itself."""
         source = source or self._provenance.source(offset, None)
         return self.outcome(kind, offset, record_id, source, 0, None)
 
     def dead_letter_of(
         self, offset: int, payload: Payload, code: str, detail: str
     ) -> Output | None:
-        """Return the dead letter of the pending record at source offset ``offset``, with the input
-        headers by which it can be written again; None: it can't be written now. ``code``,
-        ``detail``: the reason.
-        """
+        """Return the dead letter of a pending record, with the input headers to write it again."""
         source = self._provenance.source(offset, payload[6])
         return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
 
@@ -172,9 +189,8 @@ class UndeliveredOutputs:
         due_ms: int,
         by: int | None,
     ) -> Output | None:
-        """Return the outcomes-topic record with outcome ``kind`` for the record at ``offset``;
-        None: it can't be written now. ``source``: ``delay-source``; ``due_ms``: due time, epoch ms,
-        or 0; ``by``: offset of the record that settled it. None and 0 add no header.
+        """Return the outcomes-topic record of ``kind``. ``due_ms`` is in epoch ms, ``by`` is the
+        offset that settled it; None and 0 add no header.
         """
         topic = self._routes.outcomes
         if not self.takes(topic):
@@ -205,10 +221,6 @@ class UndeliveredOutputs:
         *,
         is_stripped: bool = False,
     ) -> Output:
-        """Return the dead letter of the record at source offset ``offset``. ``reason``: code and
-        detail; ``due_ms``, ``source``: as in ``dead_letter``; ``is_stripped``: whether it lacks the
-        record's key, value and headers.
-        """
         key, value, headers = original
         code, detail = reason
         self._verdicts.refusal(offset)
@@ -222,9 +234,6 @@ class UndeliveredOutputs:
         return (outcome.DEAD_LETTERED, topic, BY_KEY, key, value, lettered, due_ms, offset)
 
     def _refusal(self, output: Output) -> tuple[str, str] | None:
-        """Return why the dead-letter or outcomes topic refuses ``output``, as code and detail;
-        None: it accepts it.
-        """
         _, topic, partition, key, value, headers, _, _ = output
         if (topic, partition) in self._targets.fit and not is_large(value, headers):
             return None
@@ -232,10 +241,6 @@ class UndeliveredOutputs:
 
 
 def doubt(by: int | None) -> tuple[str, str]:
-    """Return code and detail of the dead letter of a record that an unread record may have settled.
-    ``by``: source offset of the unread record, which retention deleted; None: it is not known
-    whether there was one.
-    """
     detail = (
         "records that were written after it expired before they were read here, and one of "
         "them may have settled it before"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 
 from delayservice.engine.census import MINUTE_MS, TopicCounts, Waiting, largest, with_others
-from delayservice.engine.pending import Lump
+from delayservice.engine.cursor import Lump
 from delayservice.inspection.looking import lumps_of, next_due_ms
 from delayservice.inspection.query import HORIZONS_MS, count_within, together
 from delayservice.slices.any_lane import AnyLane, PreciseLane

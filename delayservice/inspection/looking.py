@@ -16,8 +16,7 @@ from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
 from delayservice.contract.entry import COPY, HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.engine.cursor import Key
-from delayservice.engine.pending import NO_MARK, Frame, Lump
+from delayservice.engine.cursor import NO_MARK, Frame, Key, Lump
 from delayservice.inspection.query import (
     SECOND_MS,
     BacklogCounts,

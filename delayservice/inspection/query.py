@@ -16,8 +16,7 @@ import msgspec
 
 from delayservice.contract.entry import OFFSET_MAX, Row
 from delayservice.contract.names import Header
-from delayservice.engine.cursor import Key
-from delayservice.engine.pending import Lump
+from delayservice.engine.cursor import Key, Lump
 
 # ``(key_ms, delay topic, partition, offset)``: the order of pending records across shards.
 Position: TypeAlias = tuple[int, str, int, int]

@@ -15,7 +15,7 @@ from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
 from delayservice.config.settings import Settings
 from delayservice.engine.flow import FlowRules
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import Routes
 from delayservice.process.cron import cron_time
 from delayservice.process.stores import Stores
 from delayservice.slices.any_lane import AnyLane

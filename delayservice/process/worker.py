@@ -48,8 +48,7 @@ from delayservice.process.watches import (
     used_percent,
 )
 from delayservice.process.worker_thread import Turns, WorkerThread
-from delayservice.slices.edges import Edges
-from delayservice.slices.limits import limits_of
+from delayservice.slices.edges import Edges, limits_of
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership

@@ -20,8 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-from delayservice.engine.cursor import Cursor, Key
-from delayservice.engine.pending import Frame, Mark, Named
+from delayservice.engine.cursor import Cursor, Frame, Key, Mark, Named
 
 SLOT_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000

@@ -1,21 +1,65 @@
-"""Agenda of a worker: the shards to settle in the loop's next iteration, and for each shard the
-time at which its next record is due.
-"""
+"""The shards that a worker has to settle, and when the next record of each is due."""
 
 from __future__ import annotations
 
-from delayservice.engine.due_times import DueTimes
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
 from delayservice.engine.ports import Place
 from delayservice.slices.any_lane import AnyLane
 
+# Ratio of heap entries to valid ones above which the heap is rebuilt.
+_STALE_PARTS = 4
+
+K = TypeVar("K")
+
+
+class DueTimes(Generic[K]):
+    """Due times by shard. A replaced one stays in the heap until it is first there, or a
+    rebuild.
+    """
+
+    def __init__(self) -> None:
+        self._due_ms: dict[K, int] = {}
+        self._heap: list[tuple[int, int, K]] = []
+        self._serial = 0
+
+    def put(self, key: K, due_ms: int | None) -> None:
+        """Set a due time, epoch milliseconds; None: remove it."""
+        if due_ms is None:
+            self._due_ms.pop(key, None)
+        elif self._due_ms.get(key) != due_ms:
+            self._due_ms[key] = due_ms
+            self._serial += 1  # keys need no order
+            heappush(self._heap, (due_ms, self._serial, key))
+            if len(self._heap) > _STALE_PARTS * len(self._due_ms) + _STALE_PARTS:
+                self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [(due_ms, n, key) for n, (key, due_ms) in enumerate(self._due_ms.items())]
+        self._serial = len(self._heap)
+        heapify(self._heap)
+
+    def next_ms(self) -> int | None:
+        heap = self._heap
+        while heap and self._due_ms.get(heap[0][2]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def take_due(self, now_ms: int) -> list[K]:
+        """Remove and return the keys due by ``now_ms``, epoch ms, earliest first."""
+        taken: list[K] = []
+        while (due_ms := self.next_ms()) is not None and due_ms <= now_ms:
+            key = heappop(self._heap)[2]
+            del self._due_ms[key]
+            taken.append(key)
+        return taken
+
 
 class Agenda:
-    """Due times of the shards that a worker owns, and the shards to settle in the loop's next
-    iteration.
-
-    Attributes:
-        walking: shards to settle in the next iteration whether or not a record is due: H has not
-            passed all records that were read, or the shard has changed.
+    """Due times of the shards that a worker owns. ``walking`` are those to settle in the next
+    iteration whether or not a record is due: H has not passed all records, or the shard has
+    changed.
     """
 
     def __init__(self) -> None:
@@ -23,22 +67,16 @@ class Agenda:
         self._dues: DueTimes[Place] = DueTimes()
 
     def walk(self, lane: AnyLane) -> None:
-        """Schedule an owned shard for the loop's next iteration, because records were read or its
-        state changed, and for the time at which its next stored record is due.
-        """
+        """Schedule an owned shard for the next iteration, and for its next record's due time."""
         self.walking[lane.place] = None
         self.look_when_due(lane)
 
     def look_when_due(self, lane: AnyLane) -> None:
-        """Set the due time of a shard to that of its next record, or remove it if there is no such
-        record. ``walking`` does not change.
-        """
+        """Set the due time of a shard to that of its next record."""
         self._dues.put(lane.place, lane.next_due_ms())
 
     def wait(self, lane: AnyLane) -> None:
-        """Schedule a shard whose due record can't be settled yet for the loop's next iteration, and
-        remove its due time.
-        """
+        """Schedule a shard whose due record can't be settled yet for the next iteration only."""
         self._dues.put(lane.place, None)
         self.walking[lane.place] = None
 
@@ -50,18 +88,15 @@ class Agenda:
             self.forget(lane.place)
 
     def forget(self, place: Place) -> None:
-        """Remove a shard (topic and partition) from the agenda."""
         self.walking.pop(place, None)
         self._dues.put(place, None)
 
     def next_due_ms(self) -> int | None:
-        """Return the earliest due time of all shards, epoch ms; None: no shard has one."""
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:
-        """Return the shards (topic and partition) to settle at ``now_ms``, epoch milliseconds:
-        those with due records, earliest first, then the others in ``walking``. The due times of the
-        former are removed; ``walking`` does not change.
+        """Return the shards to settle at ``now_ms``, epoch ms: those with due records, earliest
+        first, then others in ``walking``. The due times of the former are removed.
         """
         places = dict.fromkeys(self._dues.take_due(now_ms))
         return list(places | self.walking)

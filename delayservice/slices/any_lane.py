@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import structlog
+
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
@@ -21,31 +23,21 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelShard
 from delayservice.engine.losses import Lost, skipped
-from delayservice.engine.outcome import Output
-from delayservice.engine.past_due import PastDue
+from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
-from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.engine.verdicts import Verdicts
-from delayservice.slices.level_proof import LevelProof
-from delayservice.slices.log_proof import LogProof
-from delayservice.slices.lost import report_lost
-from delayservice.slices.repairing_store import RepairingStore
+from delayservice.engine.undelivered import Verdicts
+from delayservice.slices.log_proof import LevelProof, LogProof
+from delayservice.slices.repair import RepairingStore
 from delayservice.store.base import StoreStats, StoreView
 
+# Position of a client that has to seek before it reads.
 NOWHERE: Final = -1
-"""Value of ``Fetch.position`` while the client has to seek before it reads."""
 
 
 class Fetch:
-    """Read position of the Kafka consumer in one partition, and whether it is paused there.
-
-    Attributes:
-        position: source offset of the next record, or ``NOWHERE``.
-        is_paused: whether fetching is paused.
-        source: consumer of the delay topics.
-    """
+    """Read position of the Kafka consumer in one partition: a source offset, or ``NOWHERE``."""
 
     def __init__(self, source: Source, place: Place) -> None:
         self.position = NOWHERE
@@ -54,20 +46,17 @@ class Fetch:
         self._place = place
 
     def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read from source offset ``offset`` on. ``last_read``: the last record below it, by which
-        the client detects a truncated log; ``NOTHING_READ``: unknown.
-        """
+        """Read from ``offset`` on. The last record below it reveals a truncated log."""
         self.source.seek(self._place, offset, last_read)
         self.position = offset
 
     def pause(self, *, is_paused: bool) -> None:
-        """Pause or resume fetching of this partition, without a seek."""
         if is_paused != self.is_paused:
             (self.source.pause if is_paused else self.source.resume)(self._place)
             self.is_paused = is_paused
 
     def let_go(self) -> None:
-        """Stop reading this partition, and end a pause, which the client would keep otherwise."""
+        """Stop reading, and end a pause, which the client would keep otherwise."""
         self.pause(is_paused=False)
         if self.position != NOWHERE:
             self.source.drop(self._place)
@@ -75,25 +64,12 @@ class Fetch:
 
 
 class AnyLane(ABC):
-    """Lane: what a worker does for one partition of a delay topic, its shard. It never commits,
-    because all lanes of a worker share one transaction.
+    """What a worker does for one partition of a delay topic, its shard. It never commits, because
+    all lanes of a worker share one transaction.
 
-    Args:
-        topic: the delay topic.
-        partition: its partition.
-        topic_id: Kafka's id of the topic, which differs after the topic is deleted and created
-            again.
-        source: consumer of the delay topics.
-        routes: topics to which outputs are written, and the cluster secrets.
-        targets: states of target topics.
-        flow: limits of deliveries, which all lanes of the slice share; None: no limits.
-
-    Attributes:
-        place: topic and partition.
-        contracts: contracts (settings under which records were written) by which records are read.
-        shard: state of the shard: which records are read, stored and settled.
-        past_due: append times of records that were already due when they were written, epoch
-            milliseconds, by source offset.
+    ``topic_id``: Kafka's id, which differs after the topic is deleted and created again. ``flow``:
+    limits shared by all lanes of the slice; None: none. ``past_due``: append times, epoch ms, by
+    source offset, of records due before them.
     """
 
     contracts: Contracts
@@ -118,19 +94,18 @@ class AnyLane(ABC):
         self._secrets = routes.secrets
         self._settler = Settler(topic, partition, routes, Verdicts(), targets, flow)
         self._fetch = Fetch(source, self.place)
+        # Offsets that H skipped because retention deleted them, for checkpoints.
         self._lost: tuple[Lost, ...] = ()
-        """Ranges of offsets that H skipped because retention deleted them, for checkpoints."""
+        # Cursor and last record of the checkpoint that this owner took over from.
         self._claimed = Cursor(), NOTHING_READ
-        """Cursor and last record of the checkpoint that this owner took over from."""
 
     @property
     @abstractmethod
     def precise(self) -> PreciseLane | None:
-        """Return this lane if it has a store of its own; None for the lane of a level topic."""
+        """Return this lane if it has a store of its own; None for a level topic."""
 
     @property
     def verdicts(self) -> Verdicts:
-        """Return the records of this shard that brokers refused, with the reasons."""
         return self._settler.verdicts
 
     # --- roles ---------------------------------------------------------------------------------
@@ -138,41 +113,34 @@ class AnyLane(ABC):
     @property
     @abstractmethod
     def awaited_end(self) -> int:
-        """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
-        there is nothing to wait for.
-        """
+        """Return the offset up to which the log must be read before H moves; 0: none."""
 
     @property
     @abstractmethod
     def is_doubtful(self) -> bool:
-        """Return whether the log may have lost records below H, so that nothing is settled, and
-        checkpoints repeat what the one before said.
+        """Return whether the log may have lost records below H: nothing is settled, and
+        checkpoints repeat the one before.
         """
 
+    # The committed cursor, and the last record that its owner had read.
     @property
     def standing(self) -> tuple[Cursor, LastRead]:
-        """Return the committed cursor, and the last record that its owner had read."""
         if self.is_doubtful:
             return self._claimed
         return self.shard.committed, self._proof.checkpoint_last
 
     @abstractmethod
     def is_read_by(self, leader_epoch: int) -> bool:
-        """Return whether the newest record was read of the leader with this epoch, or a later one;
-        False: the lane does not know.
-        """
+        """Return whether the newest record was read of a leader with this epoch or a later one."""
 
     @abstractmethod
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by ``contracts`` from now on, and no more by those before (rule 2 of the
-        design).
-        """
+        """Read records by ``contracts`` from now on (rule 2 of the design)."""
 
     @abstractmethod
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return how many offsets above ``end``, the end of the log, a new contract must begin, so
-        that replicas know the contract before they store a record to which it applies. ``now_ms``:
-        now, epoch milliseconds.
+        """Return how many offsets above ``end`` a new contract must begin, so that replicas know
+        it before they store a record to which it applies.
         """
 
     @abstractmethod
@@ -181,25 +149,20 @@ class AnyLane(ABC):
 
     @abstractmethod
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, which settles nothing, with ``cursor``, that of the newest
-        checkpoint.
-        """
+        """Become or stay a replica at the newest checkpoint's cursor."""
 
     @abstractmethod
     def step_down(self) -> None:
-        """Become a replica again, at the committed cursor; safe after an error in another call."""
+        """Become a replica again at the committed cursor; safe after an error in another call."""
 
     @abstractmethod
     def last_below(self, offset: int) -> LastRead:
-        """Return offset and leader epoch of the last record below source offset ``offset``;
-        ``NOTHING_READ``: unknown.
-        """
+        """Return the last record below ``offset``; ``NOTHING_READ``: unknown."""
 
     @abstractmethod
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return ``cursor``, that of a checkpoint. If the log was truncated and grew again, lower
-        its H to the first record that replaced a lost one. ``last_read``: last record read by the
-        owner that wrote the checkpoint.
+        """Return a checkpoint's cursor. If the log was truncated and grew again since
+        ``last_read``, its H is lowered to the first record that replaced a lost one.
         """
 
     @abstractmethod
@@ -210,28 +173,21 @@ class AnyLane(ABC):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Become the owner of the shard: settle its records from ``cursor`` on.
+        """Become the owner, and settle from the checkpoint's ``cursor`` on.
 
-        Args:
-            cursor: cursor of the last checkpoint.
-            bounds: start and end of the log, queried after former writers were fenced.
-            last_read: last record that the former owner had read, from the checkpoint.
-            lost: offsets that H skipped because retention had deleted them, from the checkpoint.
+        ``bounds`` were queried after former writers were fenced. ``last_read`` and ``lost``
+        (offsets that H skipped because retention had deleted them) are from the checkpoint.
         """
 
     @abstractmethod
     def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
-        """Go on as owner or replica, at the committed cursor, with a log whose start and end are
-        now ``bounds``. ``is_truncated``: whether the log has lost records that were read; None: the
+        """Go on at the committed cursor with a log of ``bounds``. ``is_truncated`` None: the
         client has lost its position, which retention may have deleted.
         """
 
+    # Log the offsets that H skips now if ``lost``, from the last checkpoint, lacks them.
+    # ``stored``: this node has read all from H up to it.
     def _skip_lost(self, lost: tuple[Lost, ...], h: int, stored: int, log_start: int) -> None:
-        """Note the deleted offsets that H skips at a take-over, for checkpoints; log them if
-        ``lost``, those of the last checkpoint, lack them. ``h``: H; ``stored``: source offset,
-        exclusive, up to which this node has read all records from H on; ``log_start``: first offset
-        of the log.
-        """
         self._lost = skipped(lost, h, stored, log_start)
         if self._lost != lost:
             report_lost(self.place, self._lost[-1])
@@ -240,60 +196,46 @@ class AnyLane(ABC):
 
     @abstractmethod
     def ingest(self, run: Run) -> int:
-        """Keep polled records with consecutive offsets, in the store or in memory; return their
-        number. Ignore them and return 0 if they were read before the last seek.
-
-        Raises:
-            LogTruncatedError: they show that the log has lost its end; call ``refit``.
-            KafkaEdgeError: the log had to be searched, and can't be read.
+        """Keep polled records; return their number, 0 if they were read before the last seek.
+        Raise ``LogTruncatedError``: the log has lost its end; call ``refit``. Raise
+        ``KafkaEdgeError``: the log had to be searched, and can't be read.
         """
 
     @abstractmethod
     def let_store(self, *, may_store: bool) -> None:
         """Allow or forbid storing of new records, by resuming or pausing the fetch."""
 
+    # Seek to the offset to be read next, unless the client is there already.
     @abstractmethod
-    def _read_on(self) -> None:
-        """Seek to the source offset to be read next, unless the client is there; pause or resume
-        the fetch.
-        """
+    def _read_on(self) -> None: ...
 
     @abstractmethod
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
-        """Move H over records that were read, and settle those that need no wait: control records,
-        invalid records, and records that were due before they were read. Return their outputs,
-        about ``limit`` at most. ``now_ms``: now, epoch ms. ``may_read``: returns whether there is
-        time to read one more pending record that is fired.
+        """Move H over records that were read; return about ``limit`` outputs of those that need
+        no wait. ``may_read``: there is time to read one more pending record that is fired.
         """
 
     @abstractmethod
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
-        """Settle records that are due at ``now_ms``, epoch ms, and yield their outputs in lists, in
-        all about ``limit`` outputs and ``bytes_max`` payload bytes at most. The caller sends each
-        list before it takes the next.
+        """Settle records due at ``now_ms``, epoch ms; yield lists of about ``limit`` outputs and
+        ``bytes_max`` payload bytes in all. The caller sends each before it takes the next.
         """
 
     @abstractmethod
     def next_due_ms(self) -> int | None:
-        """Return when the next record is due, or an earlier time in the same slot, epoch
-        milliseconds; None: there is no record to wait for.
-        """
+        """Return when the next record is due, or an earlier time in its slot, epoch ms."""
 
     # --- commit --------------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """Return the shard's part of a checkpoint, with the cursor reached but not committed
-        yet.
-        """
+        """Return the shard's part of a checkpoint, with the cursor reached, not committed yet."""
         cursor, last_read = self.shard.staged, self._proof.checkpoint_last
         if self.is_doubtful:
             cursor, last_read = self._claimed
         return ShardCheckpoint(self.topic_id, cursor, self.contracts, last_read, self._lost)
 
     def committed(self) -> None:
-        """Make the cursor that the last commit carried the committed one, and go on reading the
-        log.
-        """
+        """Make the cursor that the last commit carried the committed one, and read on."""
         self.shard.commit()
         self.verdicts.committed()
         self._read_on()
@@ -304,28 +246,22 @@ class AnyLane(ABC):
 
     @abstractmethod
     def sync_soon(self) -> None:
-        """Start to make durable on disk all that the store holds, without waiting for the end."""
+        """Start to make all stored records durable on disk, without waiting."""
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """Return the number of stored records, their bytes on disk, and the horizon (durable source
-        offset); cheap enough for a call every second.
-        """
+        """Return numbers of the store; cheap enough for a call every second."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store, which makes its records durable. The caller also stops the reading of
-        the log, by ``Source.drop``.
+        """Close the store, which makes its records durable. The caller stops the reading by
+        ``Source.drop``.
         """
 
 
 class PreciseLane(AnyLane):
-    """Lane with a store of its own, which can be searched, compared and repaired.
-
-    Attributes:
-        store: its store, for reading.
-        reader: decoder of the records of its delay topic.
-        repairing: reader of its store that rebuilds damaged parts from the log.
+    """Lane with a store of its own, which can be searched, compared and repaired. ``repairing``
+    reads it and rebuilds damaged parts from the log.
     """
 
     shard: Shard
@@ -337,19 +273,60 @@ class PreciseLane(AnyLane):
 
     @property
     def precise(self) -> PreciseLane:
-        """Return this lane, because it keeps its records in a store of its own."""
         return self
 
     @abstractmethod
     def is_denied(self, target: str) -> bool:
-        """Return whether settings deny the target topic ``target`` to records written now."""
+        """Return whether settings deny ``target`` to records written now."""
 
     @abstractmethod
     def start_over(self) -> Iterator[int]:
-        """Empty a replica's store, so that it is filled from the log again. First check in small
-        steps that the log holds every pending record; yield 0 after each step.
-
-        Raises:
-            KafkaEdgeError: the log lacks a record, or this node owns the slice by now; the store is
-                unchanged.
+        """Empty a replica's store, to be filled from the log again. First check in small steps,
+        each a yield, that the log holds every pending record; else, or if this node owns the
+        slice by now, raise ``KafkaEdgeError`` with the store unchanged.
         """
+
+
+_HINT: Final = (
+    "retention deleted these offsets before they were settled: no node served the slice for longer "
+    "than the topic keeps its records. What was stored of them is delivered; the others, cancels "
+    "among them, are lost. Raise retention.ms, or outage.allowance_ms with it"
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def report_lost(place: Place, lost: Lost) -> None:
+    _log.error(
+        "offsets_lost",
+        topic=place[0],
+        partition=place[1],
+        first_offset=lost.first,
+        stored_below=lost.unread,
+        stop_offset=lost.stop,
+        hint=_HINT,
+    )
+
+
+def report_truncated(place: Place, consequence: str, **facts: int) -> None:
+    _log.error(
+        "log_truncated",
+        topic=place[0],
+        partition=place[1],
+        **facts,
+        hint="the log has lost records that were read before (unclean leader election, or "
+        f"deleted records); {consequence}",
+    )
+
+
+# If the node or its store is new, this is no loss: pending records were rolled to later offsets.
+def report_expired(place: Place, first: int, stop: int) -> None:
+    _log.warning(
+        "log_starts_later",
+        topic=place[0],
+        partition=place[1],
+        first_offset=first,
+        start=stop,
+        hint="retention deleted these offsets before they were stored here; records that were "
+        "still pending among them are lost to this copy: compare with a replica",
+    )

@@ -1,6 +1,4 @@
-"""Digests of a slice's copies, and execution of commands that read, list or rebuild copies. The
-commands belong to repair plans; ``replicas.commands`` defines them.
-"""
+"""Digests of a slice's copies, and execution of repair plans' commands (``replicas.commands``)."""
 
 from __future__ import annotations
 
@@ -22,26 +20,17 @@ _DETAIL_ROWS: Final = 2_000
 _log = structlog.get_logger(__name__)
 
 
+# ``lane`` is None if the shard is not served here. Each ``next`` of ``steps`` does one step.
 class _Task(NamedTuple):
-    """Command that is being carried out. ``lane``: lane of the command's shard; None: the shard is
-    not served here. ``steps``: the work that is left; each ``next`` does one step.
-    """
-
     command: Command
     lane: AnyLane | None
     steps: Iterator[None]
 
 
 class CopyKeeper:
-    """Keeper of a slice's copies on this node: updates their digests, and carries out commands for
-    them.
-
-    Args:
-        digests: the digests of the slice.
-        write: writes the id of a plan and an answer to one of its commands to the repair topic, in
-            the background.
-        node_id: this node.
-        clock: wall clock, by which commands expire.
+    """Keeper of a slice's copies on this node: updates digests, carries out commands. ``write``
+    writes a plan's id and an answer to the repair topic, in the background; commands expire by
+    ``clock``, the wall clock.
     """
 
     def __init__(
@@ -63,10 +52,7 @@ class CopyKeeper:
         self._commands.append(command)
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish digests and go on with a scan (see ``SliceDigests.turn``), and do one step of a
-        queued command. ``lanes``: lanes of the slice, by delay topic; ``is_owner``: whether this
-        node delivers the slice.
-        """
+        """Publish digests, go on with a scan, and do one step of a queued command."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()
@@ -84,7 +70,6 @@ class CopyKeeper:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a command, or a read of a whole copy from disk, is unfinished."""
         return self.digests.is_reading or self._task is not None or bool(self._commands)
 
     # --- commands ------------------------------------------------------------------------------

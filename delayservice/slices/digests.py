@@ -24,51 +24,40 @@ from delayservice.slices.any_lane import AnyLane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
+# Age at which the newest checkpoint becomes a cut.
 PAUSE_MS: Final = 10_000
-"""Age at which the newest checkpoint becomes a cut, to publish digests at, milliseconds."""
 
 Done = Callable[[], None]
 
 _log = structlog.get_logger(__name__)
 
 
+# Digests of one shard's store, and the full reads of it from disk (scans).
 @dataclass(slots=True)
 class _Copy:
-    """State of one shard's copy: its store, full reads of it from disk (scans), and its digests."""
-
     place: Place
     store: DigestingStore
+    # When the last complete scan began; 0: there was none.
     scanned_ms: int = 0
-    """When the last complete scan began, epoch milliseconds; 0: there was none."""
     scan_began_ms: int = 0
-    """When the newest scan began, complete or not, epoch milliseconds."""
+    # Monotonic; minus infinity: a scan has to begin.
     scanned_s: float = float("-inf")
-    """When the newest scan began, monotonic seconds; minus infinity: a scan has to begin."""
+    # A row did not reach the topic; set by the producer's thread.
     rows_lost: bool = False
-    """Whether a row of the digest did not reach the topic; set by the producer's thread."""
+    # To call when a digest is published after the next scan has ended.
     asked: list[Done] = field(default_factory=list)
-    """Functions to call when a digest is published after the next full read of the copy."""
+    # To call when a digest is published after the scan under way has ended.
     reading_for: list[Done] = field(default_factory=list)
-    """Functions to call when a digest is published after the full read under way has ended."""
+    # To call when the next digest is published, because their scan has ended.
     awaited: list[Done] = field(default_factory=list)
-    """Functions to call when the next digest is published, because their full read has ended."""
 
 
 class SliceDigests:
-    """Digests of those shards of one slice that have a store. Only the thread of the worker's loop
-    uses it.
+    """Digests of those shards of one slice that have a store. Only the loop's thread uses it.
 
-    Args:
-        slice_no: number of the slice.
-        node_id: this node.
-        checkpoints: the checkpoint topic, in which the cuts (checkpoints to publish at) are found.
-        clock: monotonic clock for scan intervals, wall clock for the rows.
-        write: writes a row to the digest topic, in the background; another thread calls the second
-            argument if that fails.
-        scanning: lock held while a copy is read from the disk. All slices of a worker share it, so
-            that one copy at a time is read.
-        scan_interval_ms: time between two reads of a whole copy from the disk, milliseconds.
-        store_kind: kind of store that the rows name.
+    ``write`` writes a row in the background; another thread calls its second argument if that
+    fails. ``scanning`` is a lock that all slices of a worker share, so that one copy at a time is
+    read from disk.
     """
 
     def __init__(
@@ -96,8 +85,8 @@ class SliceDigests:
         self._last_cut: tuple[ReadBack, Checkpoint] | None = None
 
     def keep(self, topic: str, topic_id: str, store: Store) -> Store:
-        """Return ``store`` in a wrapper that keeps the digest of its records, and publish that
-        digest until the store is closed. ``topic``, ``topic_id``: its delay topic.
+        """Return ``store`` in a wrapper that keeps its digest, published until the store is
+        closed.
         """
 
         def close() -> None:
@@ -116,10 +105,8 @@ class SliceDigests:
     # --- one turn ------------------------------------------------------------------------------
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish digests at the cuts (checkpoints to publish at) that are new since the last call,
-        and do one step of a scan (read of a whole copy from disk). Call this before the stores are
-        pruned: a digest at an older checkpoint counts records that H has passed since. ``lanes``:
-        lanes of the slice, by delay topic; ``is_owner``: whether this node delivers the slice.
+        """Publish digests at new cuts, and do one step of a scan. Call this before the stores
+        are pruned: a digest at an older checkpoint counts records that H has passed since.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by its own K, not yet read back
@@ -135,12 +122,11 @@ class SliceDigests:
 
     @property
     def is_reading(self) -> bool:
-        """Return whether a scan (read of a shard's whole copy from disk) is under way."""
         return self._reading is not None
 
+    # Number of key ranges that the last scans could not read.
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges of the copies that the last full reads could not read."""
         return sum(len(copy.store.damaged) for copy in self._copies.values())
 
     def _cuts(self) -> list[tuple[ReadBack, Checkpoint]]:
@@ -157,7 +143,6 @@ class SliceDigests:
         return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
 
     def _decoded(self, cut: ReadBack) -> Checkpoint | None:
-        """Return the decoded checkpoint; None: the record is no checkpoint of this slice."""
         try:
             return decode_checkpoint_of(self._slice_no, cut.data)
         except KafkaEdgeError:
@@ -219,8 +204,8 @@ class SliceDigests:
     # --- scan ----------------------------------------------------------------------------------
 
     def ask_scan(self, topic: str, done: Done) -> None:
-        """Request a read of the whole copy of the slice's shard of ``topic`` from disk. ``done`` is
-        called when the first digest after that read is published. The shard must have a store here.
+        """Request a scan of a shard that has a store; call ``done`` when the first digest after
+        it is published.
         """
         self._copies[topic].asked.append(done)
 

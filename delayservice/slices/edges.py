@@ -1,4 +1,4 @@
-"""Clients, clocks, threads and settings that the worker's process passes to its loop."""
+"""Clients, clocks, threads, settings and limits that the worker's process passes to its loop."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from delayservice.base.clock import Clock, ClockWatch
+from delayservice.config.settings import Settings
 from delayservice.contract.contracts import Contract
 from delayservice.engine.checkpoint import fingerprint
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.flow import FlowRules
+from delayservice.engine.outcome import Routes
 from delayservice.engine.ports import (
     Background,
     Checkpoints,
@@ -20,41 +22,70 @@ from delayservice.engine.ports import (
     Source,
     Succession,
 )
-from delayservice.engine.routes import Routes
 from delayservice.slices.copies import CopyKeeper
-from delayservice.slices.limits import Limits
 from delayservice.slices.slice import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes, intervals and waits of one worker's loop."""
+
+    poll_records: int = 4_000
+    # Outputs, shared by all shards with due records; beyond it a commit does not wait for its
+    # interval.
+    transaction_records: int = 20_000
+    transaction_bytes: int = 32 << 20
+    transaction_interval_ms_min: float = 10.0
+    transaction_interval_ms_max: float = 100.0
+    # True: outputs become visible with the commit (exactly once). False: when they are written.
+    visible_at_commit: bool = True
+    # Time between commits that only move cursors; less if storing has to wait. If such a commit is
+    # lost, a few records are read again.
+    cursor_interval_ms: float = 500.0
+    # Wait for records when nothing is due. Roles and the end of the process wake the loop; other
+    # changes, such as the disk level, are noticed after this time.
+    idle_wait_ms: int = 600
+    # Least time between two rounds in which the newest checkpoints are applied.
+    follow_s: float = 0.2
+    # Time between two updates of digests and metrics of changed slices.
+    tend_s: float = 1.0
+    # Time between two syncs of the stores. A restart reads the log from the last synced offset on,
+    # which must not become older than the log's retention.
+    sync_s: float = 60.0
+    # Pause before a failed slice is claimed again, or log ends are queried again.
+    rest_s: float = 1.0
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Return the limits of one worker's loop; workers share ``delivery.transactions_per_s_max``.
+
+    In at-least-once mode a transaction carries only cursors, and nothing is settled during its
+    commit. So it is committed at the longest interval.
+    """
+    delivery = settings.delivery
+    visible_at_commit = delivery.mode == "exactly_once"
+    budget_ms = 1000 * settings.node.workers / delivery.transactions_per_s_max
+    interval_ms_max = max(delivery.transaction_interval_ms_max, budget_ms)
+    interval_ms_min = max(delivery.transaction_interval_ms_min, budget_ms)
+    return Limits(
+        transaction_records=delivery.batch_records_max,
+        transaction_bytes=int(delivery.batch_bytes_max),
+        visible_at_commit=visible_at_commit,
+        transaction_interval_ms_min=interval_ms_min if visible_at_commit else interval_ms_max,
+        transaction_interval_ms_max=interval_ms_max,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edges:
     """Clients, clocks, threads and settings of one worker's loop.
 
-    Attributes:
-        node_id: name of this node.
-        source: consumer of the delay topics.
-        sink: transactional producer of outputs and checkpoints.
-        checkpoints: consumer of the checkpoint topic.
-        succession: calls to Kafka and ZooKeeper that a take-over makes.
-        background: threads for calls that block.
-        writing: thread only for calls of the sink that block, so that they wait for no other calls.
-        clock: wall clock and monotonic clock.
-        gate: the node's role for each slice.
-        clock_watch: whether the node's wall clock is trusted; without that nothing is delivered.
-        observer: receives what the loop does, for metrics.
-        routes: topics to which outputs are written, and the cluster secrets.
-        limits: sizes, intervals and waits of the loop.
-        contract_of: returns the contract that settings ask for; takes the delay topic and the
-            newest contract version allowed.
-        flow_rules: returns the limits of deliveries that apply to each slice.
-        disk_level: returns how full the disk is.
-        copies_of: returns the object that keeps the digests of a slice's copies and repairs them;
-            takes the slice's number. None: digests are off.
-        pausing: returns a context that surrounds the wait for records; within it other threads may
-            read the lanes.
-        is_held: returns whether deliveries of a delay topic are paused.
-        tended: updates the metrics of a slice; it is called about once a second while the slice
-            changes, less often while it is idle. Returns whether to call it again in a second.
+    ``writing`` is only for calls of the sink that block, so that they wait for no others. Without a
+    trusted ``clock_watch`` nothing is delivered. ``contract_of`` takes delay topic and newest
+    allowed contract version. ``copies_of`` takes a slice; None: digests are off. Within the context
+    of ``pausing`` other threads may read the lanes. ``is_held``: an operator paused the delay
+    topic. ``tended`` updates a slice's metrics about once a second while it changes, and returns
+    whether to call it again in a second.
     """
 
     node_id: str
@@ -78,7 +109,7 @@ class Edges:
     is_held: Callable[[str], bool] = lambda _: False
     tended: Callable[[Slice], bool] = lambda _: False
 
+    # Hashes of the cluster secrets; the first secret signs.
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Return a short hash of each cluster secret; the first secret is the one that signs."""
         return tuple(map(fingerprint, self.routes.secrets))

@@ -13,26 +13,17 @@ from delayservice.engine.checkpoint import (
     check_secret,
     decode_checkpoint_of,
 )
-from delayservice.engine.lag import Lag
+from delayservice.engine.electability import Lag
 from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.slices.any_lane import AnyLane
 
 
 class Follower:
-    """Reader of one slice's checkpoints, on its owner and on every replica, which applies them to
-    the lanes.
+    """Reader of one slice's checkpoints, which applies them to the lanes of owner and replica.
 
-    Args:
-        slice_no: number of the slice.
-        checkpoints: the checkpoint topic.
-        clock: monotonic clock for the lag.
-        secrets: fingerprints (hashes) of the secrets by which this node verifies requeued records.
-
-    Attributes:
-        newest: the newest checkpoint that was applied; None before the first.
-        refusal: why this slice may not be stored or served here until the node is restarted with
-            the right secret; empty: it may. It stays even when the slice is served with a known
-            secret again, because records signed with the unknown one may still be pending.
+    ``clock`` is monotonic. ``refusal`` stays until the node is restarted with the right secret,
+    even when the slice is served with a known one again: records signed with the unknown one may
+    still be pending.
     """
 
     def __init__(
@@ -47,19 +38,15 @@ class Follower:
         self.newest: Checkpoint | None = None
         self._lag = Lag()
 
+    # Offsets that retention deleted before they were settled, by the newest checkpoint.
     @property
     def lost_offsets(self) -> int:
-        """Return the number of offsets that retention deleted before they were settled, according
-        to the newest checkpoint.
-        """
         shards = () if self.newest is None else self.newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
     def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
-        """Apply the newest checkpoint as a replica does, with contracts and cursors, if a later
-        owner than this node wrote it. While this node was the owner, the checkpoint only pruned its
-        stores. ``lanes``: by delay topic; ``claim``: offset of this node's claim in the claims
-        topic.
+        """Apply the newest checkpoint as a replica does, if an owner after ``claim`` wrote it.
+        While this node was the owner, the checkpoint only pruned its stores.
         """
         newest = self.newest
         if newest is not None and newest.tenure.claim > claim:
@@ -70,16 +57,11 @@ class Follower:
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
-        """Apply the newest checkpoint if it was not applied yet: prune the stores of ``lanes`` (by
-        delay topic) by its cursors. Unless ``is_owner``, also adopt its contracts and cursors.
+        """Apply the newest checkpoint if that was not done: prune the stores; unless ``is_owner``,
+        adopt its contracts and cursors too. Return it; None: no newer one, or refused.
 
-        Returns:
-            The checkpoint as read from Kafka; None: there is no newer one, or the slice is refused.
-
-        Raises:
-            KafkaEdgeError: the record is no checkpoint of this slice.
-            WrongSecretError: the owner signs records with an unknown secret; the slice is refused
-                from now on.
+        Raises ``KafkaEdgeError`` (no checkpoint of this slice), or ``WrongSecretError`` (the slice
+        is refused from now on).
         """
         if self.refusal:
             return None
@@ -118,9 +100,7 @@ class Follower:
                 lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """Return by how much a replica's copies are behind the owner's, seconds; infinite if
-        unknown. ``log_ends``: last known end offsets of the logs; both arguments by delay topic.
-        """
+        """Return the lag of a replica's copies, seconds; infinite if unknown."""
         if not lanes or self.refusal:
             return math.inf
         if self.newest is None and self._checkpoints.is_unserved(self._slice_no):

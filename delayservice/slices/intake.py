@@ -1,5 +1,3 @@
-"""Polling of delay topics: passes the records to the lanes, which store them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,23 +10,14 @@ from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import Run, Trouble
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
+from delayservice.slices.transaction import LoopParts
 
 _log = structlog.get_logger(__name__)
 
 
 class Intake:
-    """Reader of the delay topics for a worker's lanes. Only the thread of the worker's loop uses
-    it.
-
-    Args:
-        parts: objects that the steps of the loop share.
-        owning: releases slices whose logs can't be read.
-        is_active: called with the number of a slice when records of it were stored.
-        drop_lane: stops serving a shard; takes the number of its slice and its delay topic.
-        settle_down: waits for the commit under way, and aborts the open transaction.
-    """
+    """Reader of the delay topics for a worker's lanes. Only the loop's thread uses it."""
 
     def __init__(
         self,
@@ -49,9 +38,8 @@ class Intake:
         self._may_store = True
 
     def poll(self, wait_ms: float, gather_ms: float) -> float:
-        """Poll the delay topics once and store the records; return how long it waited for them,
-        seconds. ``wait_ms``: longest wait for a first record; ``gather_ms``: longest wait for more
-        after it.
+        """Poll once and store the records; return how long it waited, seconds. ``gather_ms``:
+        longest wait for more after the first.
         """
         self._mind_the_disk()
         edges = self._edges
@@ -73,9 +61,8 @@ class Intake:
         return waited_s
 
     def store(self, run: Run) -> bool:
-        """Store polled records of one shard with consecutive offsets, and return True. Return False
-        if that failed, or if the shard is not served here, or its slice is refused. After a
-        failure, the slice is released, or the lane is fitted to the changed log or dropped.
+        """Store polled records. Return False if the shard is not served or refused, or that
+        failed: then its slice is released, or its lane fitted to the changed log or dropped.
         """
         topic, number = run.place
         found = self._parts.find(number, topic)
@@ -103,11 +90,8 @@ class Intake:
             self._parts.agenda.walk(lane)
         return True
 
+    # Stored records of a damaged log are still delivered.
     def _hear_trouble(self, trouble: Trouble) -> None:
-        """Handle a log that can't be read: fit its lane to a log that expired or was truncated,
-        drop the lane if the topic was deleted or created again; note where a log is damaged, whose
-        stored records are still delivered; else release the slice.
-        """
         topic, number = trouble.place
         found = self._parts.find(number, topic)
         if found is None:  # dropped a moment ago
@@ -154,10 +138,9 @@ class Intake:
             for slice_ in self._parts.slices.values():
                 self.let_store(slice_)
 
+    # Storing is forbidden if the disk is too full, or the slice's checkpoint was signed with an
+    # unknown secret.
     def let_store(self, slice_: Slice) -> None:
-        """Allow the lanes of a slice to store records, or forbid it if the disk is too full or the
-        slice's checkpoint was signed with an unknown secret.
-        """
         may_store = self._may_store and not slice_.follower.refusal
         for lane in slice_.lanes.values():
             lane.let_store(may_store=may_store)

@@ -6,42 +6,68 @@ It never commits, because all lanes of a worker share one transaction (see ``wor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
+from delayservice.contract.codec import turn_of
 from delayservice.contract.contracts import Contracts
+from delayservice.contract.entry import COPY, Entry
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
-from delayservice.engine.growth import Growth
 from delayservice.engine.losses import Gap, Lost, doubtful, stored_without_gap, with_gap
-from delayservice.engine.outcome import Output
-from delayservice.engine.past_due import PastDue
+from delayservice.engine.outcome import Output, PastDue, Routes
+from delayservice.engine.pacing import Growth
 from delayservice.engine.ports import Bounds, Run, Source, Targets
-from delayservice.engine.routes import Routes
+from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.slices.any_lane import NOWHERE, PreciseLane
+from delayservice.slices.any_lane import NOWHERE, PreciseLane, report_expired, report_truncated
 from delayservice.slices.log_proof import LogProof
-from delayservice.slices.lost import report_expired, report_truncated
-from delayservice.slices.prefetch import Prefetch
-from delayservice.slices.repair import ShardLog
-from delayservice.slices.repairing_store import RepairingStore
+from delayservice.slices.repair import RepairingStore, ShardLog
 from delayservice.slices.requeued_scan import Cancellers
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
 
+
+class Prefetch:
+    """Preparations for records of one shard just stored. Targets that settings deny are not
+    looked up, because a client can name any number of them.
+    """
+
+    def __init__(self, settler: Settler, targets: Targets, flow: Flow | None) -> None:
+        self._settler = settler
+        self._targets = targets
+        self._flow = flow
+
+    def note(self, entries: Sequence[Entry]) -> None:
+        """Report the turns that an earlier owner gave to paced records, and look up unknown
+        targets.
+        """
+        flow, targets = self._flow, self._targets
+        if flow is not None and flow.has_rates:
+            for payload in (entry[4] for entry in entries if entry[1] == COPY):
+                turn_ms = turn_of(payload[6])
+                if turn_ms is not None:
+                    flow.observe(payload[0], turn_ms)
+        named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
+        unknown = [
+            target
+            for target in named
+            if target not in targets.fit and self._settler.denial(target[0]) is None
+        ]
+        if unknown:
+            targets.expect(unknown)
+
+
+# Mean size of a record that is assumed at first: the first batch must fit in memory.
 _FIRST_MEAN_BYTES = 32_768.0
-"""Mean payload size of records that is assumed at first, bytes: a first batch must fit in
-memory."""
+# Outputs in one list of ``settle_due``, to fit in the processor's cache.
 _CHUNK_RECORDS = 1_000
-"""Largest number of outputs in one list of ``settle_due``, to fit in the processor's cache."""
 
 
 class Lane(PreciseLane):
-    """Lane with a store, for one partition of a delay topic; see ``AnyLane`` for the arguments."""
-
     store: Store
 
     def __init__(
@@ -59,8 +85,8 @@ class Lane(PreciseLane):
         self.store = store
         self.past_due = PastDue()
         self._prefetch = Prefetch(self._settler, targets, flow)
+        # Batches not passed by H: end offset, exclusive, and first append time, epoch ms.
         self._read_runs: deque[tuple[int, int]] = deque()
-        """Batches not passed by H: end offset, exclusive, and first append time, epoch ms."""
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
         self.shard = Shard(self._settler, store.open())
@@ -78,14 +104,10 @@ class Lane(PreciseLane):
 
     # --- roles ---------------------------------------------------------------------------------
 
+    # Reading begins with the first call. The store is emptied if its label says that its records
+    # were read otherwise; else the label is written before the next read, so that it is right after
+    # a crash.
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by ``contracts`` from now on (design rule 2); reading begins with the first
-        call.
-
-        The store is emptied if, by its label (a record in it), its records were read in another way
-        or an unknown one. Otherwise the label is written before the next read, so that it is right
-        after a crash.
-        """
         if self._is_adopted and contracts == self.contracts:
             return
         was_wrong = self._label.is_read_otherwise(self.shard.stored, contracts)
@@ -98,20 +120,17 @@ class Lane(PreciseLane):
             self._label.write(contracts)
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return the growth of the log expected in some seconds, in offsets; see ``AnyLane``."""
         return self._growth.offsets_ahead(end, now_ms)
 
-    def log_reaches(self, end: int) -> None:
-        """Do nothing: a lane with a store reads the whole log, whatever its end."""
+    # It reads the whole log, whatever its end.
+    def log_reaches(self, end: int) -> None: ...
 
     def step_down(self) -> None:
-        """Become a replica again at the committed cursor, and seek to the next offset to read."""
         self._fetch.position = NOWHERE
         self._read_runs.clear()
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, which stores records and settles none, at ``cursor``."""
         self.shard.follow(cursor)
         self._proof.follow()
         self._read_on()
@@ -123,9 +142,6 @@ class Lane(PreciseLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Become the owner of the shard from ``cursor`` on (design rule 7), after fitting the store
-        to the log; see ``AnyLane`` for the arguments.
-        """
         proof = self._proof
         self._claimed = cursor, last_read
         newer = proof.first_newer(cursor, last_read)
@@ -146,14 +162,10 @@ class Lane(PreciseLane):
         self._read_on()
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return ``cursor``, that of a checkpoint. If the log was truncated and written again,
-        lower its H to the first offset that holds another record than the one read before.
-        """
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
     def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
-        """Go on as owner or replica with a changed log; see ``AnyLane`` for the arguments."""
         cursor, last_read = self.standing
         position = self._fetch.position
         below = self.last_below(position)
@@ -171,36 +183,23 @@ class Lane(PreciseLane):
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether H may belong to another log than the present one: the client has not
-        checked the position yet, or not all below H was read.
-        """
         shard = self.shard
         is_read = shard.stored >= shard.committed.offset and not self._proof.is_unproved
         return shard.owned and not is_read
 
     @property
     def awaited_end(self) -> int:
-        """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
-        there is nothing to wait for.
-        """
         return self.shard.awaited_end
 
     def is_read_by(self, leader_epoch: int) -> bool:
-        """Return whether the newest record was read of the leader with this epoch, or a later
-        one.
-        """
         return self._proof.is_read_by(leader_epoch)
 
     def last_below(self, offset: int) -> LastRead:
-        """Return offset and leader epoch of the last record below source offset ``offset``;
-        ``NOTHING_READ``: unknown.
-        """
         return self._proof.last_below(offset)
 
+    # The returned H is at most the end of the log. A log that ends below H or S was truncated; if
+    # it starts above S, retention deleted records.
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """Fit the store to the log, report losses, and return the cursor with H at most the end. A
-        log that ends below H or S was truncated; if it starts above S, retention deleted records.
-        """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
             cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
@@ -212,7 +211,6 @@ class Lane(PreciseLane):
         return cursor
 
     def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
-        """Report that the log has lost its end, and empty the store, to be filled again."""
         report_truncated(
             self.place,
             "the store is rebuilt from what the log holds now",
@@ -223,8 +221,8 @@ class Lane(PreciseLane):
         self.reset_store()
         self._proof.forget_last()
 
+    # The offsets between S and ``start`` are noted as never read.
     def _go_on_at(self, start: int) -> None:
-        """Set S to ``start``, and note the offsets in between as never read."""
         self._note_gap(Gap(self.shard.stored, start, start))
         self.store.append([], [], [], start)
         self.shard.stored = start
@@ -252,10 +250,6 @@ class Lane(PreciseLane):
     # --- poll → store --------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Store polled records with consecutive offsets; return their number, or 0 if they were
-        read before the last seek. Raise ``LogTruncatedError`` if they show that the log has lost
-        its end, and ``KafkaEdgeError`` if the log can't be searched for cancellers.
-        """
         if run.start != self._fetch.position:
             return 0  # read before a seek
         epochs_before = self._proof.epochs
@@ -292,24 +286,22 @@ class Lane(PreciseLane):
         return len(entries)
 
     def is_denied(self, target: str) -> bool:
-        """Return whether settings deny the target topic ``target`` to records written now."""
         return self._settler.denial(target) is not None
 
     def _unwalked_ms(self) -> int | None:
-        """Return the append time of the first batch not passed by H, epoch ms; None: all passed."""
         runs, h = self._read_runs, self.shard.staged.offset
         while runs and runs[0][0] <= h:
             runs.popleft()
         return runs[0][1] if runs else None
 
+    # Records that are stored already are still read, so that H moves.
     def let_store(self, *, may_store: bool) -> None:
-        """Allow or forbid storing of new records; stored ones are still read, so that H moves."""
         if may_store != self._may_store:
             self._may_store = may_store
             self._hold_back()
 
+    # Fetching pauses while H has too many records to pass, or storing is forbidden.
     def _hold_back(self) -> None:
-        """Pause fetching while H has too many records to pass, or storing is forbidden."""
         shard = self.shard
         stores_next = not self._proof.is_unproved and shard.wanted >= shard.stored
         self._fetch.pause(is_paused=shard.is_full or (stores_next and not self._may_store))
@@ -317,22 +309,14 @@ class Lane(PreciseLane):
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
-        """Move H over records that were read, and return outputs of those it settles; see
-        ``AnyLane``.
-        """
         if self.is_doubtful:
             return []
         self._settler.begin(limit)
         return self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
 
+    # Short lists, so that Kafka sends one while the next is read, and a list reuses memory that is
+    # still in the processor's cache (``bench whole``).
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
-        """Move K over stored records due at ``now_ms``, epoch ms, and yield their outputs in lists;
-        see ``AnyLane`` for the limits.
-
-        The lists are short, so that Kafka sends one while the next is read, and a list reuses
-        memory that is still in the processor's cache (``bench whole``). The caller sends each list
-        before it takes the next.
-        """
         shard = self.shard
         if self.is_doubtful or not shard.may_advance_key:
             return
@@ -360,10 +344,6 @@ class Lane(PreciseLane):
                 return
 
     def start_over(self) -> Iterator[int]:
-        """Empty a replica's store, to be filled from the log, after a check that the log holds
-        every pending record. Yield 0 after each step of the check. Raise ``KafkaEdgeError`` if the
-        log lacks a record, or if this node owns the slice now.
-        """
         bounds = self._fetch.source.bounds(self.place)
         yield from self.repairing.check_is_in_log(bounds.start)
         if self.shard.owned:
@@ -376,31 +356,22 @@ class Lane(PreciseLane):
         return ShardLog(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
 
     def next_due_ms(self) -> int | None:
-        """Return when the next stored record is due, or an earlier time in the same slot, epoch
-        milliseconds; None: none is pending.
-        """
         return self.store.next_due_ms(self.shard.staged.key)
 
     # --- commit → prune ------------------------------------------------------------------------
 
     def committed(self) -> None:
-        """Make the cursor that the last commit carried the committed one, and go on reading the
-        log.
-        """
         super().committed()
         self.past_due.forget(self.shard.committed)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete the stored records that the committed ``cursor`` has settled."""
         self.store.prune(cursor)
 
     def sync_soon(self) -> None:
-        """Write the last record read into the store's label, and start a sync to disk."""
         self._note_position()
         self.store.sync(wait=False)
 
     def stats(self) -> StoreStats:
-        """Return the store's number of records, bytes on disk, and durable source offset."""
         return self.store.stats()
 
     def _note_position(self) -> None:
@@ -408,7 +379,6 @@ class Lane(PreciseLane):
             self._label.write(self.contracts)
 
     def close(self) -> None:
-        """Write the store's label, resume a paused fetch, and close the store."""
         self._note_position()
         self._fetch.pause(is_paused=False)  # the client would remember it for the next lane
         self.store.close()

@@ -20,16 +20,14 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.losses import Lost
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import Bounds, Run, Source, Targets
-from delayservice.engine.routes import Routes
-from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.level_proof import LevelProof
-from delayservice.slices.lost import report_truncated
+from delayservice.slices.any_lane import AnyLane, report_truncated
+from delayservice.slices.log_proof import LevelProof
 from delayservice.store.base import StoreStats
 
+# Outputs in one list of ``settle_due``.
 _CHUNK_RECORDS = 1_000
-"""Largest number of outputs in one list that ``settle_due`` yields."""
 _DELIVERED = "what was written in their place is delivered"
 
 _log = structlog.get_logger(__name__)
@@ -37,22 +35,17 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Limits of the records of one partition that are held in memory until they are due: number of
-    records, and bytes of their keys, values and headers.
-    """
+    """Limits of one partition's records that are held in memory until they are due."""
 
     records: int
     bytes: int
 
 
 class LevelLane(AnyLane):
-    """Lane of one partition of a level topic; see ``AnyLane`` for the other arguments.
+    """Lane of one partition of a level topic.
 
-    Args:
-        ahead: limits of the records that are held in memory until they are due.
-        park_topic: returns the delay topic (same partition) to which a record is requeued if its
-            target can't be written to; None: there is no such topic now, and the record is
-            dead-lettered.
+    ``park_topic`` returns the delay topic (same partition) for records whose target can't be
+    written to; None: they are dead-lettered.
     """
 
     shard: LevelShard
@@ -79,65 +72,54 @@ class LevelLane(AnyLane):
         self._is_fit = False
 
     precise = None
-    """None: a level lane keeps no store of its own, because Kafka's log holds the records."""
 
     # --- roles ---------------------------------------------------------------------------------
 
+    # If a contract is not a level topic's, records below H may still be pending in a store, which
+    # this lane lacks: ``take_over`` settles nothing, and the cursor stays.
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by ``contracts`` from now on (rule 2 of the design).
-
-        If one of the contracts is not a level topic's, records below H may still be pending in a
-        store, which a level lane does not have. Then ``take_over`` settles nothing, and the cursor
-        stays.
-        """
         if contracts == self.contracts:
             return
         self.contracts = self._settler.requeuer.contracts = contracts
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
 
+    # No replica stores records, so a new contract may begin at the log's end.
     def offsets_ahead(self, _end: int, _now_ms: int) -> int:
-        """Return 0: no replica stores records, so a new contract may start at the log's end."""
         return 0
 
+    # All records below the end count as stored, by Kafka.
     def log_reaches(self, end: int) -> None:
-        """Note that the log ends at offset ``end``; all below it counts as stored, by Kafka."""
         self.shard.reaches(end)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica at the newest checkpoint's ``cursor``, and stop fetching."""
         self.shard.follow(cursor)
         self._fetch.let_go()
 
     def step_down(self) -> None:
-        """Become a replica again at the last committed cursor, and stop fetching."""
         self.follow(self.shard.committed)
 
     @property
     def awaited_end(self) -> int:
-        """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
-        there is nothing to wait for.
-        """
         return self._proof.awaited_end if self.shard.owned else 0
 
+    # True while the log is read again from below H, because it may have lost records.
     @property
     def is_doubtful(self) -> bool:
-        """Return whether the log is read again from below H, because it may have lost records."""
         return bool(self.awaited_end)
 
+    # A replica reads nothing, so only an unknown epoch is no contradiction.
     def is_read_by(self, leader_epoch: int) -> bool:
-        """Return whether ``leader_epoch`` is unknown: a replica reads nothing."""
         return leader_epoch < 0
 
+    # An owner checks the log by reading it again from below H.
     def last_below(self, _offset: int) -> LastRead:
-        """Return ``NOTHING_READ`` always: the lane remembers no record that a replica read. An
-        owner checks the log by reading it again from below H.
-        """
         return NOTHING_READ
 
+    # There are no stored records that could contradict the cursor.
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
-        """Return ``cursor`` unchanged: a level lane stores no records that could contradict it."""
         return cursor
 
+    # If the log has newer records below H in place of lost ones, settle from the first of these.
     def take_over(
         self,
         cursor: Cursor,
@@ -145,10 +127,6 @@ class LevelLane(AnyLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Become the owner of the shard from ``cursor`` on. If the log has lost records below H and
-        holds newer ones in their place, settle from the first of these. See ``AnyLane`` for the
-        arguments, and ``adopt`` for the case that nothing is settled.
-        """
         self._claimed = cursor, last_read
         self._skip_lost(lost, cursor.offset, cursor.offset, bounds.start)
         cursor = self._fit_to_log(cursor, bounds)
@@ -170,9 +148,6 @@ class LevelLane(AnyLane):
         self._read_on()
 
     def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:  # noqa: ARG002  # no store
-        """Go on as owner or replica at the committed cursor, with a log whose start and end are now
-        ``bounds``. ``is_truncated`` has no effect, because there is no store.
-        """
         cursor, last_read = self.standing
         if self.shard.owned:
             self.take_over(cursor, bounds, last_read, self._lost)
@@ -180,7 +155,6 @@ class LevelLane(AnyLane):
             self.follow(cursor)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """Return the cursor, with H moved into ``bounds``. Log an error if the log ends below H."""
         if cursor.offset > bounds.end:
             report_truncated(
                 self.place, _DELIVERED, cursor_offset=cursor.offset, read_from=bounds.end
@@ -190,11 +164,8 @@ class LevelLane(AnyLane):
 
     # --- poll ----------------------------------------------------------------------------------
 
+    # Seeks back if the search for lost records needs earlier ones.
     def ingest(self, run: Run) -> int:
-        """Keep polled records with consecutive offsets in memory until they are due, and return the
-        number of new ones. Return 0 if they were read before the last seek; or seek back and return
-        0, if the search for lost records needs earlier ones.
-        """
         if run.start != self._fetch.position or run.start == run.stop:
             return 0  # read before a seek, or the log's end at the position
         h = self._proof.offset
@@ -223,32 +194,25 @@ class LevelLane(AnyLane):
         elif self.shard.is_full:
             self._fetch.pause(is_paused=True)
 
-    def prune(self, cursor: Cursor) -> None:
-        """Do nothing: Kafka's retention deletes the records of a level topic."""
+    # Kafka's retention deletes the records.
+    def prune(self, cursor: Cursor) -> None: ...
 
-    def sync_soon(self) -> None:
-        """Do nothing: Kafka's brokers keep the log on their disks."""
+    # Kafka's brokers keep the log on their disks.
+    def sync_soon(self) -> None: ...
 
     def stats(self) -> StoreStats:
-        """Return the number of offsets from H to the log's known end, 0 bytes, and that end."""
         return StoreStats(self.shard.pending, 0, self.shard.stored)
 
-    def let_store(self, *, may_store: bool) -> None:
-        """Do nothing: a level lane has no store whose disk could fill up."""
+    # There is no store whose disk could fill up.
+    def let_store(self, *, may_store: bool) -> None: ...
 
     # --- due → settle --------------------------------------------------------------------------
 
+    # Records that are due when they are read come first in the log, where ``settle_due`` begins.
     def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead) -> list[Output]:
-        """Return an empty list: records that are due already when they are read come first in the
-        log, where ``settle_due`` begins.
-        """
         return []
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
-        """Settle records that are due at ``now_ms`` (epoch ms), in the order of the log. Yield
-        their outputs in lists, in all about ``limit`` outputs and ``bytes_max`` payload bytes at
-        most.
-        """
         self._settler.requeuer.topic = self._park_topic()
         left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
         while left > 0:
@@ -262,9 +226,7 @@ class LevelLane(AnyLane):
         self._read_on()
 
     def next_due_ms(self) -> int | None:
-        """Return when the next fetched record is due, epoch ms; None: all of them are settled."""
         return self.shard.next_due_ms()
 
     def close(self) -> None:
-        """Stop reading the log."""
         self._fetch.let_go()

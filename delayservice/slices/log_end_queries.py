@@ -1,7 +1,3 @@
-"""Queries for the log ends of shards in owned slices, sent together on a helper thread: for shards
-that were added, and for shards that wait for an offset which the log may have lost.
-"""
-
 from __future__ import annotations
 
 import math
@@ -15,27 +11,22 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.ports import Bounds, Place
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
-from delayservice.slices.phase import OWNED
-from delayservice.slices.slice import Slice
+from delayservice.slices.slice import OWNED, Slice
 
 _log = structlog.get_logger(__name__)
 
 
+# ``stored`` and ``awaited``: S and awaited end of each shard when the query was sent.
 @dataclass(slots=True)
 class _Query:
-    """Query for the ends of several logs. ``stored``, ``awaited``: S and the awaited end offset of
-    each shard when the query was sent.
-    """
-
     future: Future[Mapping[Place, Bounds]]
     lanes: list[AnyLane]
     stored: Mapping[Place, int]
     awaited: Mapping[Place, int]
 
     def is_too_short(self, slice_: Slice, bounds: Bounds, lane: AnyLane) -> bool:
-        """Return whether the log was truncated: its end is below what was read of it before a
-        take-over, or, on its owner, below the offset that the shard awaits now, and below the one
-        that it awaited when the query was sent.
+        """Return whether the log was truncated: below what was read of it before a take-over,
+        or, on its owner, below what it awaits now and awaited when the query was sent.
         """
         if not lane.shard.owned:
             return is_short(slice_, lane, bounds, self.stored[lane.place])
@@ -43,21 +34,15 @@ class _Query:
 
 
 def is_short(slice_: Slice, lane: AnyLane, bounds: Bounds, stored: int) -> bool:
-    """Return whether a log ends below what was read of it: below H of the last checkpoint, or below
-    ``stored``, S of the lane when the ends were queried.
-    """
+    """Return whether a log ends below H of the last checkpoint, or S when its end was queried."""
     return bounds.end < max(stored, slice_.passed_of(lane))
 
 
 class LogEndQueries:
-    """Queries for the log ends of shards in owned slices. Only the thread of the worker's loop uses
-    it.
+    """Queries for the log ends of shards in owned slices, sent together on a helper thread: of
+    added shards, and of those that wait for an offset which the log may have lost.
 
-    Args:
-        slices: the slices that the loop serves, by number.
-        edges: threads, clock, and calls to Kafka.
-        join: takes over a shard, or fits an owned one to a truncated log; takes its slice, its
-            lane, the bounds of its log, and its S when the query was sent.
+    ``join`` takes a shard over, or fits an owned one, with its S when the query was sent.
     """
 
     def __init__(
@@ -73,28 +58,26 @@ class LogEndQueries:
         self._rest_s = edges.limits.rest_s
         self._join = join
         self._queries: list[_Query] = []
+        # Lanes whose log ends are queried after a pause; the values have no meaning.
         self._waiting: dict[AnyLane, None] = {}
-        """Lanes whose log ends are queried after a pause; the values have no meaning."""
+        # Lanes whose log was too short by the last answer; a second answer has to confirm it before
+        # records are called lost.
         self._short: set[AnyLane] = set()
-        """Lanes whose log was too short by the last answer. A second answer has to confirm it
-        before records are called lost."""
         self._ask_after_s = -math.inf
 
     @property
     def is_asking(self) -> bool:
-        """Return whether a query for log ends is under way."""
         return bool(self._queries)
 
     def clear(self) -> None:
-        """Drop all queries and all shards that wait for one, because the writer was lost."""
+        """Drop all queries, because the writer was lost."""
         self._queries.clear()
         self._waiting.clear()
         self._short.clear()
 
     def await_end(self, lane: AnyLane) -> None:
-        """Query the end of a lane's log after a pause, if the lane awaits an offset. The log may
-        have been truncated below it, which the Kafka client does not report once the log has grown
-        to the client's position again.
+        """Query the end of a lane's log after a pause, if the lane awaits an offset. The Kafka
+        client does not report a truncation once the log has grown to its position again.
         """
         if lane.awaited_end:
             if not self._waiting:
@@ -102,9 +85,7 @@ class LogEndQueries:
             self._waiting[lane] = None
 
     def ask(self, lanes: list[AnyLane], short: Iterable[AnyLane] = ()) -> None:
-        """Query the ends of these lanes' logs now, on a helper thread. ``short``: those of them
-        whose logs were too short by a first answer.
-        """
+        """Query these logs now; those of ``short`` were too short by a first answer."""
         self._short.update(short)
         stored = stored_of(lanes)
         future = self._background.submit(lambda: self._succession.bounds(stored.keys()))
@@ -112,9 +93,8 @@ class LogEndQueries:
         self._queries.append(_Query(future, lanes, stored, awaited))
 
     def hear(self, *, may_join: bool) -> None:
-        """Take over shards whose log ends are known now, and query again for shards that still
-        wait. ``may_join`` False: a commit is under way, so no shard is taken over yet, because it
-        would be uncertain which commit carries its first checkpoint.
+        """Take over shards whose log ends are known. Not ``may_join``: during a commit it would
+        be uncertain which commit carries a first checkpoint.
         """
         if may_join:
             for query in [one for one in self._queries if one.future.done()]:
@@ -155,5 +135,4 @@ class LogEndQueries:
 
 
 def stored_of(lanes: Iterable[AnyLane]) -> dict[Place, int]:
-    """Return S of each lane's shard, by delay topic and partition."""
     return {lane.place: lane.shard.stored for lane in lanes}

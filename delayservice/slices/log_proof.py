@@ -1,15 +1,20 @@
-"""Leader epochs of a store's records, by which a log that lost its end and grew again is told from
-the log that was read.
+"""Whether a log still holds the records that were read of it, by the leader epochs of records.
 
-A log that loses its end and grows again has other records at the same offsets. They differ in the
-leader epoch, the number of the partition leader that appended them, which rises with each new
-leader. The Kafka client itself checks each position that it is given with a leader epoch, when it
-is assigned and whenever the leader changes (KIP-320): whether the log still holds what lies below.
-So this module does not read records again. It knows which epoch to give to the client, and where
-each epoch begins in the store, which tells whether H of a checkpoint belongs to the same log.
+A log that loses its end and grows again has other records at the same offsets. They have a higher
+leader epoch, the number of the partition leader that appended them.
+
+``LogProof``, with a store: the Kafka client itself checks each position that it is given with an
+epoch (KIP-320), so no record is read again. Where each epoch begins in the store tells whether H of
+a checkpoint belongs to the same log.
+
+``LevelProof``, without a store: nothing was lost up to a record whose epoch the last checkpoint
+knew, and the first record of a higher epoch is the first that H has not passed. The log is read
+again from just below H, then from further back, until a record of a known epoch is found.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from delayservice.base.errors import LogTruncatedError
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
@@ -19,19 +24,10 @@ from delayservice.engine.shard import Shard
 
 
 class LogProof:
-    """Leader epochs of the records of one lane's store. Only the thread of the worker's loop uses
-    it.
+    """Leader epochs of the records of one lane's store. Only the loop's thread uses it.
 
-    Args:
-        topic: the delay topic.
-        partition: its partition.
-        shard: progress of the lane.
-
-    Attributes:
-        checkpoint_last: on an owner, the last record read, which its next checkpoint names.
-        epochs: first stored record of each leader epoch, ascending.
-        is_unproved: whether an owner still waits for the first batch, or the end of the log, from
-            a position that the client has to check.
+    ``epochs`` are the first stored record of each, ascending. ``is_unproved``: an owner still waits
+    for the first batch, or the log's end, from a position that the client has to check.
     """
 
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
@@ -41,16 +37,14 @@ class LogProof:
         self.epochs: tuple[LastRead, ...] = ()
         self.is_unproved = False
         self._last_read = NOTHING_READ
+        # The log holds no record above ``_last_read`` below this.
         self._read_stop = 0
-        """Source offset, exclusive, up to which the log holds no record above ``_last_read``."""
         self._log_start = 0
-        """First source offset of the log when ``expire`` was called last."""
 
     def restore(
         self, last_read: LastRead, read_stop: int, epochs: tuple[LastRead, ...] = ()
     ) -> None:
-        """Set the facts of the store's label: the last record read, ``read_stop``, the source
-        offset up to which the log was read, exclusive, and the first record of each epoch.
+        """Set the facts of the store's label. ``read_stop``: the log was read up to it, exclusive.
 
         After a crash the label and S may be of different times. A label names an epoch before a
         record of it is stored, so the epochs below S are known; the last record is not, and the
@@ -64,36 +58,28 @@ class LogProof:
             self._last_read = LastRead(self._newest, stored - 1)
             self._read_stop = stored
 
+    # The last record read, and the offset up to which the log was read.
     @property
     def position(self) -> tuple[LastRead, int]:
-        """Return the last record that was read (offset and leader epoch), and the source offset up
-        to which the log was read, exclusive.
-        """
         return self._last_read, self._read_stop
 
     @property
     def _newest(self) -> int:
-        """Return the highest leader epoch of the stored records; -1: unknown."""
         return self.epochs[-1].leader_epoch if self.epochs else -1
 
     def last_below(self, offset: int) -> LastRead:
-        """Return offset and leader epoch of the last record below ``offset``; ``NOTHING_READ`` if
-        that record was not read or has expired.
-        """
+        """Return the last record below ``offset``; ``NOTHING_READ``: not read, or expired."""
         is_held = self._last_read.offset >= max(self._log_start - 1, 0)
         is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
+    # An unknown epoch, -1, counts as the same.
     def is_read_by(self, leader_epoch: int) -> bool:
-        """Return whether the newest record was read of the leader with this epoch, or of a later
-        one; -1, an unknown epoch, counts as the same.
-        """
         return self._newest >= leader_epoch
 
     def first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
-        """Return the first record read below H whose leader epoch is higher than that of
-        ``last_read``, the checkpoint's last record. It was written in the place of a lost record,
-        and H has not passed it. None: there is no such record.
+        """Return the first record below H with a higher epoch than the checkpoint's last record:
+        it replaced a lost one, and H has not passed it.
         """
         if last_read.leader_epoch < 0:
             return None
@@ -109,9 +95,8 @@ class LogProof:
         self.is_unproved = False
 
     def take_over(self, last_read: LastRead, bounds: Bounds) -> None:
-        """Begin as an owner. ``last_read``: last record read by the owner that wrote the
-        checkpoint; ``bounds``: the log's ends and leader epoch now. If the log has another leader
-        than the one that the last record was read of, the client has to check the position first.
+        """Begin as an owner. If the log has another leader than the one that the checkpoint's
+        last record was read of, the client has to check the position first.
         """
         self.checkpoint_last = last_read
         is_other = 0 <= self._last_read.leader_epoch != bounds.leader_epoch
@@ -120,9 +105,7 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """Note that the log starts at source offset ``start`` now. Return True if the last record
-        that was read has expired, so that the client has to seek again.
-        """
+        """Note the log's start; return whether the last record read has expired: seek again."""
         is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1
         self._log_start = max(self._log_start, start)
         gone = sum(1 for after in self.epochs[1:] if after.offset <= start)
@@ -130,23 +113,17 @@ class LogProof:
         return is_gone
 
     def start_over(self) -> None:
-        """Clear all leader epochs, because the store was emptied."""
         self.epochs = ()
 
     def forget_last(self) -> None:
-        """Clear the last record read, because the log may have lost it."""
         self._last_read = NOTHING_READ
         self.is_unproved = False
 
     # --- read ----------------------------------------------------------------------------------
 
     def prove(self, run: Run) -> None:
-        """Check polled records before they are stored, and note their leader epoch if it is new.
-        ``run``: records with consecutive offsets.
-
-        Raises:
-            LogTruncatedError: they were written in the place of records that the log has lost; call
-                ``refit`` of the lane.
+        """Check polled records before they are stored, and note a new leader epoch. Raise
+        ``LogTruncatedError`` if they replaced lost ones; call ``refit`` of the lane.
         """
         self.is_unproved = False
         if not run.rows or run.leader_epoch < 0:
@@ -180,3 +157,65 @@ class LogProof:
     def _truncated(self, why: str, *, is_stored: bool = True) -> LogTruncatedError:
         why = f"{self._name} {why}: the log has lost its end, and grown again"
         return LogTruncatedError(why, is_stored=is_stored)
+
+
+# Factor by which the step back grows with each reading.
+_FURTHER: Final = 8
+
+
+class LevelProof:
+    """Search in one level topic's log on its owner, for records that replaced lost ones.
+    ``offset`` is H, or a lower offset that holds such a record.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoint_last = NOTHING_READ
+        self.offset = 0
+        self._is_over = True
+        self._is_known = False
+        self._log_start = self._begun_at = 0
+        self._back = 1
+
+    # It is H while the log is read again from below H, else 0.
+    @property
+    def awaited_end(self) -> int:
+        return 0 if self._is_over or self._begun_at >= self.offset else self.offset
+
+    def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
+        """Start the search; return the offset to read from: H, or the one below if the log's
+        leader has changed since ``last_read``.
+        """
+        epoch = last_read.leader_epoch
+        # Without its offset: the record may be lost, and is read again if it is not.
+        self.checkpoint_last = LastRead(epoch)
+        self.offset, self._log_start = offset, bounds.start
+        self._is_over, self._is_known, self._back = epoch < 0, False, 1
+        is_same = epoch in (-1, bounds.leader_epoch)
+        self._begun_at = offset if is_same else max(bounds.start, offset - 1)
+        return self._begun_at
+
+    def look(self, run: Run) -> int | None:
+        """Lower ``offset`` to the first record that replaced a lost one; return an earlier
+        offset from which to read again, or None.
+        """
+        if self._is_over:
+            return None
+        is_newer = bool(run.rows) and run.leader_epoch > self.checkpoint_last.leader_epoch
+        self._is_known |= bool(run.rows) and not is_newer
+        if not is_newer and run.stop < self.offset:
+            return None
+        if not self._is_known and self._begun_at > self._log_start:
+            self._begun_at = max(self._log_start, self._begun_at - self._back)
+            self._back *= _FURTHER
+            return self._begun_at
+        self._is_over = True
+        if is_newer:
+            self.offset = min(self.offset, run.rows[0][0])
+        return None
+
+    def note(self, run: Run) -> None:
+        epoch, last = run.leader_epoch, run.rows[-1][0]
+        if epoch >= 0 and (
+            last > self.checkpoint_last.offset or epoch > self.checkpoint_last.leader_epoch
+        ):
+            self.checkpoint_last = LastRead(epoch, last)

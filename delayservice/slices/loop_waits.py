@@ -1,36 +1,30 @@
-"""Calculation of how long a worker's loop may wait for records."""
-
 from __future__ import annotations
 
 import math
 from typing import Final
 
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
 from delayservice.slices.settling import Settling
+from delayservice.slices.transaction import LoopParts
 from delayservice.slices.upkeep import Upkeep
 
+# Waits for records, ms: while no writer is open, the clock is not trusted, or slices catch up.
 _NOT_SETTLING_WAIT_MS: Final = 50.0
-"""Longest wait for records while no writer is open, the clock is not trusted, or slices catch up,
-in milliseconds."""
+# While a slice is taken over or released.
 _CHANGING_WAIT_MS: Final = 5.0
-"""Wait for records while a slice is taken over or released, in milliseconds."""
+# While a commit is under way or a writer is opened.
 _HELPER_WAIT_MS: Final = 2.0
-"""Least wait for records while a commit is under way or a writer is opened, in milliseconds."""
+# While H cannot move, or a delay topic is paused, unless the next commit begins later.
 _WALKING_WAIT_MS: Final = 10.0
-"""Longest wait for records while H cannot move, or a delay topic is paused, in milliseconds, unless
-the next commit may begin later only."""
+# While a copy is scanned or repaired; leaves part of a core free.
 _BUSY_WAIT_MS: Final = 5.0
-"""Longest wait for records while a copy is scanned or repaired, in milliseconds, to leave part of a
-core free."""
+# While due records remain.
 _LEAST_WAIT_MS: Final = 0.5
-"""Wait for records while due records remain, and least wait at any other time, in milliseconds."""
 _GATHER_MS_MAX: Final = 10.0
-"""Longest wait for more records after the first one has come, in milliseconds."""
 
 
 class Waits:
-    """Calculation of how long one worker's loop may wait for records."""
+    """How long one worker's loop may wait for records."""
 
     def __init__(
         self, parts: LoopParts, owning: Owning, settling: Settling, upkeep: Upkeep
@@ -44,7 +38,6 @@ class Waits:
         self._limits = parts.edges.limits
 
     def wait_ms(self) -> float:
-        """Return how long the loop may wait for a first record, milliseconds."""
         transaction, limits = self._transaction, self._limits
         if transaction.commit is not None and not transaction.commit.is_change:
             # Nothing is settled before this commit has ended and, with visible_at_commit, before
@@ -73,18 +66,14 @@ class Waits:
         return max(wait_ms, _LEAST_WAIT_MS)
 
     def gather_ms(self, wait_ms: float) -> float:
-        """Return how long to wait for more records after the first has come, milliseconds; 0 if
-        they could be settled at once. ``wait_ms``: longest wait for the first one. A longer wait
-        makes fewer iterations of the loop, which cost less.
+        """Return how long to wait for more records after the first, milliseconds; 0 if they
+        could be settled at once. A longer wait makes fewer iterations, which cost less.
         """
         if not self._limits.visible_at_commit or wait_ms <= _LEAST_WAIT_MS:
             return 0.0
         return min(self._transaction.may_commit_in_ms, wait_ms, _GATHER_MS_MAX)
 
     def _due_in_ms(self) -> float:
-        """Return the time until the next record is due and may be settled, milliseconds; infinite:
-        no record is pending.
-        """
         due_ms = self._agenda.next_due_ms()
         due_in_ms = math.inf if due_ms is None else due_ms - self._edges.clock.wall_ms()
         if not self._limits.visible_at_commit:

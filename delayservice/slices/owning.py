@@ -12,30 +12,24 @@ from typing import Final
 import structlog
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
-from delayservice.engine.ports import Bounds, Place
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Bounds, Place, Role
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.lane_taker import LaneTaker
 from delayservice.slices.log_end_queries import LogEndQueries, is_short
-from delayservice.slices.parts import LoopParts
-from delayservice.slices.phase import ON_THE_WAY, SERVED, Phase, Step
-from delayservice.slices.slice import Slice
-from delayservice.slices.take_over import Taken
-from delayservice.slices.take_overs import TakeOver, TakeOvers
-from delayservice.slices.transaction import Commit
+from delayservice.slices.slice import ON_THE_WAY, SERVED, Phase, Slice, Step, Taken
+from delayservice.slices.take_over import LaneTaker, TakeOver, TakeOvers
+from delayservice.slices.transaction import Commit, LoopParts
 from delayservice.slices.writer import LOSSES_MAX, WriterOpener
 
+# One or two failures occur when a broker refuses a record.
 _FAILURES_MAX: Final = 4
-"""Number of failed commits in a row after which a slice is left to other nodes. One or two failures
-occur when a broker refuses a record."""
+# Roles in which a node needs a writer.
 _WRITING: Final = frozenset({Role.OWNER, Role.HEIR})
-"""Roles in which a node needs a writer."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Owning:
-    """Ownership of the slices of one worker. Only the thread of the worker's loop uses it."""
+    """Ownership of the slices of one worker. Only the loop's thread uses it."""
 
     def __init__(self, parts: LoopParts) -> None:
         edges = parts.edges
@@ -62,26 +56,19 @@ class Owning:
     # --- roles ---------------------------------------------------------------------------------
 
     def role(self, number: int) -> Role:
-        """Return this node's role for slice ``number`` now; ``REPLICA``: it has no other role."""
         return self._role_of.get(number, Role.REPLICA)
 
+    # Why no writer can be opened; empty: one can, or it is too early to tell. Any thread may call.
     @property
     def writer_trouble(self) -> str:
-        """Return why no writer can be opened; empty: one can, or it is too early to tell. Any
-        thread may call.
-        """
         return self._opener.trouble
 
     @property
     def is_opening(self) -> bool:
-        """Return whether a writer is being opened."""
         return self._opener.is_opening
 
     @property
     def is_changing(self) -> bool:
-        """Return whether a slice is being taken over or released, the ends of logs are being
-        queried, or this node is the heir (the next owner) of a slice.
-        """
         return bool(
             self._take_overs.is_going
             or self._log_end_queries.is_asking
@@ -91,13 +78,10 @@ class Owning:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether this worker claims, takes over, owns or releases any slice."""
         return any(slice_.phase is not Phase.REPLICA for slice_ in self._slices.values())
 
     def follow_roles(self) -> None:
-        """Prepare the claims of slices that this node is to own, and the releases of those that it
-        is no longer to own; a later commit carries them. Start to open a writer if one is needed.
-        """
+        """Prepare claims and releases by the present roles; a later commit carries them."""
         roles = self._gate.roles()
         if self._resting_s and min(self._resting_s.values()) <= self._clock.monotonic_s():
             now_s = self._clock.monotonic_s()
@@ -136,11 +120,10 @@ class Owning:
 
     # --- the writer ----------------------------------------------------------------------------
 
+    # An owner or heir needs a writer, and so does a worker that may own no slice before it could
+    # open one.
     @property
     def lacks_writer(self) -> bool:
-        """Return whether this worker has no writer and needs one: as owner or heir of a slice, or
-        as it may own none before it could open one.
-        """
         is_wanted = self._is_writer_wanted or bool(self._opener.trouble)
         return is_wanted and not self._transaction.writer
 
@@ -158,7 +141,7 @@ class Owning:
 
     def lose_writer(self, lost: OwnershipLostError) -> None:
         """Discard the writer and what it has not committed, and become a replica of all slices.
-        Those that this node is still to own are claimed again by a new writer. ``lost``: the error.
+        Those that this node is still to own are claimed again.
         """
         why = str(lost)
         if isinstance(lost, WriterEndedError):
@@ -179,10 +162,9 @@ class Owning:
                     self._gate.gave_up(number, why)
         self._roles = None
 
+    # Refused records are dead-lettered when they are settled again; slices with unacknowledged
+    # checkpoints are left to other nodes.
     def _dispose(self, ended: WriterEndedError) -> None:
-        """Note the records that brokers refused, which are dead-lettered when they are settled
-        again; leave slices with unacknowledged checkpoints to other nodes.
-        """
         for (place, offset), reason in ended.refusals.items():
             slice_ = self._slices.get(place[1])
             if slice_ is not None and place[0] in slice_.lanes:
@@ -194,15 +176,14 @@ class Owning:
     # --- take over -----------------------------------------------------------------------------
 
     def hear_helpers(self) -> None:
-        """Process results of helper threads: opened writers, take-overs, and log ends."""
         self._hear_opening()
         for job in self._take_overs.take_done():
             self._hear_take_over(job)
         self._log_end_queries.hear(may_join=self._transaction.commit is None)
 
     def hear_commit(self, commit: Commit) -> None:
-        """Process the success of a commit: take over the slices it claimed, serve those whose first
-        checkpoint it carried, become a replica of those it released.
+        """Take over the slices that a commit claimed, serve those whose first checkpoint it
+        carried, and become a replica of those it released.
         """
         for number in commit.checkpoints:
             slice_ = self._slices.get(number)
@@ -213,7 +194,6 @@ class Owning:
         self._begin_take_over([n for n in commit.claiming if n in self._slices])
 
     def _count_failure(self, slice_: Slice, why: str) -> None:
-        """Count a failed commit of a slice; after ``_FAILURES_MAX``, leave it to other nodes."""
         slice_.failures += 1
         if slice_.failures >= _FAILURES_MAX:
             slice_.failures = 0
@@ -221,7 +201,6 @@ class Owning:
             self._gate.gave_up(slice_.number, why)
 
     def _begin_take_over(self, numbers: Collection[int]) -> None:
-        """Start to take over slices whose claims are committed."""
         self._transaction.changing -= set(numbers)
         slices = [self._slices[number] for number in numbers]
         for slice_ in slices:
@@ -254,11 +233,8 @@ class Owning:
             else:
                 self._take(slice_, found, job.stored)
 
+    # Settling begins at the last checkpoint; the next commit carries this owner's first one.
     def _take(self, slice_: Slice, taken: Taken, stored: Mapping[Place, int]) -> None:
-        """Make this node own the shards of a slice, from the last checkpoint on; the next commit
-        carries this owner's first checkpoint. ``stored``: S of each shard when the take-over
-        started.
-        """
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
         missing, short = [], []
         try:
@@ -278,8 +254,8 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
-        """Start to take over the shards of ``lanes``, which were added to a slice, if the slice is
-        served. Let the loop's next iteration apply the roles of all slices again.
+        """Take over added shards if the slice is served; the next iteration applies all roles
+        again.
         """
         if slice_.phase in SERVED:
             self._log_end_queries.ask(lanes)
@@ -299,10 +275,8 @@ class Owning:
         self._transaction.changing.add(slice_.number)
         slice_.move(Step.JOIN)
 
+    # The ends are asked again: this owner may have written records since the query was sent.
     def _fit_again(self, slice_: Slice, lane: AnyLane, bounds: Bounds) -> None:
-        """Fit an owned shard to its log, which was shorter than what was read of it. The ends are
-        asked again, because this owner may have written records since the query was sent.
-        """
         why = f"it ended at {bounds.end}, and {lane.awaited_end} is waited for"
         _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
         is_truncated = lane.shard.stored > bounds.end
@@ -312,7 +286,6 @@ class Owning:
         self._agenda.look_again(lane)
 
     def _serve_from_now(self, slice_: Slice) -> None:
-        """Settle records of a slice from now on, because its first checkpoint is committed."""
         slice_.move(Step.SERVE)
         slice_.trouble = ""
         slice_.setbacks = 0
@@ -343,7 +316,7 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def release_all(self) -> None:
-        """Release every slice that this node owns with the next commit, and make no new claims."""
+        """Release every slice with the next commit, and make no new claims."""
         self._is_leaving = True
         for slice_ in self._slices.values():
             self.retire(slice_)
@@ -367,8 +340,7 @@ class Owning:
         self._roles = None  # this node may be the owner again already
 
     def interrupted(self, slice_: Slice, why: str) -> None:
-        """Release a slice that can't be served here now, for the reason ``why``, make no claim on
-        it for ``rest_s``, and report it, so that another node takes it over. Raise
+        """Release a slice that can't be served here, and report it for another node. Raise
         ``OwnershipLostError`` if the writer turns out to be lost.
         """
         _log.warning("slice_interrupted", slice=slice_.number, why=why)
@@ -380,18 +352,13 @@ class Owning:
             self._release(slice_)
 
     def interrupted_safely(self, slice_: Slice, why: str) -> None:
-        """Release a slice as ``interrupted`` does; if the writer is lost, call ``lose_writer``
-        instead of raising an error.
-        """
+        """Release a slice as ``interrupted`` does; if the writer is lost, call ``lose_writer``."""
         try:
             self.interrupted(slice_, why)
         except OwnershipLostError as lost:
             self.lose_writer(lost)
 
     def _give_up(self, number: int, why: str) -> None:
-        """Make no claim on a slice for ``rest_s``, and report ``why``, so that another node takes
-        over.
-        """
         self._rest(number)
         self._gate.gave_up(number, why)
 

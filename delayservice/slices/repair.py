@@ -1,36 +1,33 @@
-"""Reading of records from the log again, to rebuild a damaged part of the store (rule 4 of the
-design).
-"""
+"""Reading of records from the log again, to rebuild a damaged part of the store (rule 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from delayservice.base.errors import SlotDamagedError
-from delayservice.contract.codec import encode_payload
-from delayservice.contract.entry import COPY, SCHEDULE, Entry
-from delayservice.contract.record import RecordReader
-from delayservice.engine.cursor import Key
-from delayservice.engine.marking import CopyScan, is_user_record
-from delayservice.engine.pending import NO_MARK, Frame
-from delayservice.engine.ports import Place, Run, Source
+import structlog
 
+from delayservice.base.errors import KafkaEdgeError, SlotDamagedError
+from delayservice.contract.codec import Payload, decode_payload, encode_payload
+from delayservice.contract.entry import COPY, OFFSET_MAX, SCHEDULE, Entry
+from delayservice.contract.record import RecordReader
+from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine.cursor import NO_MARK, Frame, Key
+from delayservice.engine.marking import CopyScan, is_user_record
+from delayservice.engine.ports import Place, Run, Source
+from delayservice.engine.shard import Shard
+from delayservice.replicas.digest import HOUR_MS
+from delayservice.store.base import DeliveryStore
+
+# Memory for records while the log is read; one due time may need more.
 _BYTES_MAX: Final = 32 << 20
-"""Largest memory for records while the log is read, bytes; one due time may need more."""
+# Memory that a stored record takes beside its payload.
 _FRAME_BYTES: Final = 300
-"""Bytes of memory that a stored record takes beside its payload."""
 
 
 class ShardLog(NamedTuple):
-    """Log of a shard, from which its records are read again.
-
-    Attributes:
-        source: consumer of the delay topics.
-        reader: decoder of the log's records.
-        place: the delay topic and its partition.
-        scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK`` if it has
-            none.
+    """Log of a shard, from which records are read again. ``scan_back`` returns the offset of a
+    requeued record's canceller, or ``NO_MARK``.
     """
 
     source: Source
@@ -40,13 +37,11 @@ class ShardLog(NamedTuple):
 
 
 def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """Read the records of a damaged slot from the log. Return the end of the due times that were
-    read, epoch ms, exclusive, and the stored records below it with their marks: the whole slot, or
-    its first part if memory is too small. ``damage``: due times and offsets of the slot;
-    ``stored``: S.
+    """Read a damaged slot from the log; return the end of the due times read, epoch ms, exclusive,
+    and the records below it: a first part if memory is too small.
 
-    A canceller may lie anywhere below ``stored``. So the log is read beyond the slot's offsets
-    while one of its records has an id and no mark.
+    A canceller may lie anywhere below S. So the log is read beyond the slot's offsets while one of
+    its records has an id and no mark.
     """
     stop = min(damage.stop_offset, stored)
     slot = Rereading(log, damage.start_ms, damage.stop_ms)
@@ -60,18 +55,9 @@ def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[i
 
 
 class Rereading:
-    """Reader of the records of a key range from the log, in small steps between which the loop goes
-    on. It collects them with the marks that later records set on them. If memory is too small for
-    all, ``stop_ms`` is lowered, and the caller continues there with another reader.
-
-    Args:
-        log: the log to read.
-        start_ms: the first due time of the range, epoch milliseconds.
-        stop_ms: the end of the range, exclusive, epoch milliseconds.
-
-    Attributes:
-        stop_ms: the end of the due times that are read, exclusive, epoch milliseconds: lower than
-            asked for if memory is too small for all.
+    """Reader of a range of due times, epoch ms, in small steps between which the loop goes on.
+    It collects records and marks. If memory is too small, ``stop_ms`` is lowered, and the caller
+    continues there with another reader.
     """
 
     def __init__(self, log: ShardLog, start_ms: int, stop_ms: int) -> None:
@@ -81,12 +67,11 @@ class Rereading:
         self._kept: dict[int, tuple[int, bytes]] = {}
         self._bytes, self._bytes_max = 0, _BYTES_MAX
         self._marks: dict[int, int] = {}
+        # By id, source offsets of collected records without a mark.
         self._unmarked: dict[bytes, list[int]] = {}
-        """By id: source offsets of collected records on which no record of a client set a mark."""
 
     @property
     def has_unmarked(self) -> bool:
-        """Return whether a collected record has an id and no mark (offset of its canceller) yet."""
         return bool(self._unmarked)
 
     def hold(self, frames: Iterable[Frame]) -> None:
@@ -95,23 +80,19 @@ class Rereading:
             self._hold(frame)
 
     def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Set the marks that the store was given since ``hold``. ``marked``: pairs of mark and
-        key.
-        """
+        """Set the marks that the store was given since ``hold``."""
         self._marks |= {offset: x for x, (_, offset) in marked if offset in self._kept}
 
     def read(self, start: int, stop: int) -> Iterator[int]:
-        """Read source offsets ``[start, stop)`` batch by batch, and yield after each the number of
-        records collected so far. Raise ``KafkaEdgeError`` if the log no longer holds ``start``.
+        """Read ``[start, stop)``; yield the number of records after each batch. Raise
+        ``KafkaEdgeError`` if the log no longer holds ``start``.
         """
         for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
             self.take(run, stop)
             yield len(self._kept)
 
     def take(self, run: Run, stop: int) -> None:
-        """Collect the records of a batch below source offset ``stop``, and the marks that all
-        records of the batch set on collected ones.
-        """
+        """Collect a batch's records below ``stop``, and the marks that it sets."""
         for entry in self._log.reader.read_batch(run.rows):
             if entry[3] is not None and is_user_record(entry):
                 for marked in self._unmarked.pop(entry[3], ()):
@@ -120,7 +101,6 @@ class Rereading:
                 self._keep(entry)
 
     def frames(self) -> list[Frame]:
-        """Return the collected records as a store keeps them, with their marks."""
         return [
             (key_ms, offset, self._marks.get(offset, NO_MARK), data)
             for offset, (key_ms, data) in self._kept.items()
@@ -149,10 +129,8 @@ class Rereading:
         if self._bytes > self._bytes_max:
             self._narrow()
 
+    # The records of the later half of the due times are dropped; those of one due time are kept.
     def _narrow(self) -> None:
-        """Lower ``stop_ms`` so that the records of the later half of the due times are dropped. If
-        all have one due time, they are kept.
-        """
         keys = sorted({key_ms for key_ms, _ in self._kept.values()})
         self.stop_ms = keys[(len(keys) + 1) // 2] if len(keys) > 1 else keys[0] + 1
         self._kept = {o: kept for o, kept in self._kept.items() if kept[0] < self.stop_ms}
@@ -161,3 +139,123 @@ class Rereading:
         self._unmarked = {record_id: found for record_id, found in unmarked.items() if found}
         self._bytes = sum([len(data) + _FRAME_BYTES for _, data in self._kept.values()])
         self._bytes_max = max(_BYTES_MAX, 2 * self._bytes)  # one due time may need more
+
+
+_SCAN_ROWS: Final = 1_000
+
+_log = structlog.get_logger(__name__)
+
+
+class RepairingStore:
+    """Reader of one shard's store. When it finds a damaged slot, it rebuilds the slot from the
+    log and reads again.
+    """
+
+    def __init__(self, store: DeliveryStore, shard: Shard, log: Callable[[], ShardLog]) -> None:
+        self._store = store
+        self._scanner = store.scanner(for_repair=True)
+        self._shard = shard
+        self._log = log
+
+    def read_due(self, after: Key, now_ms: int, limit: int) -> list[Frame]:
+        """Return stored records due at ``now_ms``, in key order; see ``Store.read_due``."""
+        while True:
+            try:
+                return self._store.read_due(after, now_ms, limit)
+            except SlotDamagedError as damage:
+                self._mend(damage)
+
+    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """Yield all stored records above ``after`` up to ``upto_ms``, inclusive, in key order."""
+        while True:
+            try:
+                for frame in self._scanner.frames(after, upto_ms):
+                    yield frame
+                    after = frame[:2]
+            except SlotDamagedError as damage:
+                self._mend(damage)
+            else:
+                return
+
+    def pending_at(self, key: Key) -> Payload:
+        """Return a pending record's payload, from the store, else from the log; raise
+        ``KafkaEdgeError`` if neither holds it.
+        """
+        key_ms, offset = key
+        for frame in self.scan((key_ms, offset - 1), key_ms):
+            if frame[1] == offset:
+                return decode_payload(frame[3])
+        log = self._log()
+        for run in log.source.scan(log.place, offset, offset + 1):
+            for entry in log.reader.read_batch(run.rows):
+                if entry[0] == offset and entry[1] <= COPY:
+                    payload: Payload = entry[4]
+                    return payload
+        topic, partition = log.place
+        raise KafkaEdgeError(
+            f"{topic}:{partition} offset {offset} is pending, and can't be read any more"
+        )
+
+    def repair(self, start_ms: int, stop_ms: int, first_offset: int) -> Iterator[int]:
+        """Rebuild a range of due times from the log, damaged or not, in small steps; yield the
+        number of records found after each. Stored records that the log no longer holds are kept.
+
+        The range, epoch ms, is widened to whole hours, the greatest width of a slot.
+        ``first_offset`` is the first in the log that belongs to it.
+        """
+        start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
+        done = 0
+        while start_ms < stop_ms:
+            again = Rereading(self._log(), start_ms, stop_ms)
+            for found in self._reread(again, start_ms, first_offset):
+                yield done + found
+            k_ms = self._shard.committed.key[0]
+            frames = [frame for frame in again.frames() if frame[0] >= k_ms]
+            self._rebuild(start_ms, again.stop_ms, frames)
+            done, start_ms = done + len(frames), again.stop_ms
+            yield done
+
+    def check_is_in_log(self, log_start: int) -> Iterator[int]:
+        """Check, in small steps, that the log holds every pending record; raise
+        ``KafkaEdgeError`` if it does not: the store may hold the last copy of a record.
+        """
+        k, h = self._shard.committed
+        scanner, after, end = self._store.scanner(), k, (DUE_STOP_MS, OFFSET_MAX)
+        while after < end:
+            held, after, _ = scanner.read_on(after, end, _SCAN_ROWS)
+            if any(o < log_start and not 0 <= mark < h for _, o, mark, _ in held):
+                raise KafkaEdgeError(
+                    f"the copy holds pending records below offset {log_start}, where the log "
+                    "starts: rebuild ranges of it, which keeps them"
+                )
+            yield 0
+
+    # Records come from the store and the log, up to S at the end.
+    def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
+        log, stored = self._log(), self._shard.stored
+        log_start = log.source.bounds(log.place).start
+        scanner, after = self._store.scanner(), (start_ms, -1)
+        while after < (upto := (again.stop_ms - 1, OFFSET_MAX)):
+            held, after, damage = scanner.read_on(after, upto, _SCAN_ROWS)
+            again.hold(frame for frame in held if frame[1] < log_start)
+            # The lowest offset of a damaged part is unknown, so the log is read from its start.
+            lowest = 0 if damage is not None else min([frame[1] for frame in held], default=None)
+            first_offset = first_offset if lowest is None else min(first_offset, lowest)
+            yield 0
+        reread = self._shard.stored
+        yield from again.read(max(first_offset, log_start), reread)
+        for _ in again.read(reread, self._shard.stored):  # those stored meanwhile, without a pause
+            pass
+        again.mark(self._store.marked_from(stored))
+
+    def _mend(self, damage: SlotDamagedError) -> None:
+        log = self._log()
+        topic, partition = log.place
+        _log.error("slot_damaged", topic=topic, partition=partition, why=str(damage))
+        stop_ms, frames = reread_slot(log, damage, self._shard.stored)
+        self._rebuild(damage.start_ms, stop_ms, frames)
+
+    def _rebuild(self, start_ms: int, stop_ms: int, frames: list[Frame]) -> None:
+        self._store.rebuild(start_ms, stop_ms, frames)
+        topic, partition = self._log().place
+        _log.warning("slot_rebuilt", topic=topic, partition=partition, frames=len(frames))

@@ -6,25 +6,20 @@ import math
 from typing import Final
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
+from delayservice.slices.transaction import LoopParts
 
 _SHARE_MIN: Final = 200
-"""Least share of a transaction that a shard gets, in outputs."""
+# Time in one iteration, for all shards together, to read records that were fired.
 _READ_S: Final = 0.05
-"""Time for reading records from the log because they were fired, seconds; for all shards together,
-in one iteration of the worker's loop."""
 
 
 class Settling:
-    """Settling of due records of all slices that a worker owns. Only the thread of the worker's
-    loop uses it.
-
-    Attributes:
-        is_hungry: whether more records were due than the last call of ``settle`` could settle.
+    """Settling of due records. ``is_hungry``: more were due than the last ``settle`` could
+    settle.
     """
 
     def __init__(self, parts: LoopParts, owning: Owning) -> None:
@@ -35,8 +30,8 @@ class Settling:
         self._read_until_s = -math.inf
 
     def settle(self) -> None:
-        """Settle due records of all owned shards, and send their outputs. Each shard gets an equal
-        share of the transaction; shards that use up theirs divide what the others leave.
+        """Settle due records of all owned shards. Each gets an equal share of the transaction;
+        shards that use up theirs divide what the others leave.
         """
         now_ms = self._clock.wall_ms()
         lanes = self._lanes_to_settle(now_ms)
@@ -69,10 +64,8 @@ class Settling:
                 else:
                     self._parts.agenda.look_when_due(lane)
 
+    # Shards with a due record come first, earliest first, then those whose H has to move.
     def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
-        """Return the slice and the lane of each owned shard to settle now: first shards with a due
-        record, earliest due time first, then shards whose H has to move.
-        """
         agenda, is_held = self._parts.agenda, self._parts.edges.is_held
         lanes = []
         for place in agenda.take(now_ms):
@@ -89,10 +82,6 @@ class Settling:
     def _settle_lane(
         self, slice_: Slice, lane: AnyLane, now_ms: int, limit: int, bytes_max: int
     ) -> int:
-        """Settle records of one shard that were due before they were read, then other due ones;
-        return the number of outputs added to the transaction. ``now_ms``: now, epoch ms; ``limit``:
-        number of outputs; ``bytes_max``: payload bytes.
-        """
         transaction, before = self._parts.transaction, slice_.uncommitted.records
         transaction.touched.add(slice_.number)  # first: what is staged may have to be put back
         try:

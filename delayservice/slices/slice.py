@@ -1,4 +1,4 @@
-"""State of one slice on one node: its lanes, and its phase from replica to owner.
+"""State of one slice on one node: its lanes, and its phase from replica to owner and back.
 
 The worker's loop calls it; it has no client, thread or timer.
 """
@@ -6,45 +6,105 @@ The worker's loop calls it; it has no client, thread or timer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
 
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.engine.claims import Tenure
 from delayservice.engine.flow import Flow
 from delayservice.engine.outcome import Tally
-from delayservice.engine.ports import Place
+from delayservice.engine.ports import Bounds, Place
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.follower import Follower
-from delayservice.slices.phase import Phase, Step, next_phase
-from delayservice.slices.take_over import Taken
+
+
+class Phase(Enum):
+    REPLICA = "replica"
+    # The next commit carries the claim of this node's writer.
+    CLAIMING = "claiming"
+    # The claim is committed; former writers are being fenced, and their last checkpoint read.
+    TAKING = "taking"
+    # The next commit carries this owner's first checkpoint, or the first with an added shard.
+    TAKEN = "taken"
+    OWNER = "owner"
+    # The next commit carries the release.
+    RELEASING = "releasing"
+
+
+class Step(Enum):
+    CLAIM = "the ensemble wants this node to own it"
+    WITHDRAW = "the claim is not wanted any more, and no commit carries it"
+    FENCE = "the claim is committed"
+    TAKE = "the last checkpoint of the previous owner was read"
+    SERVE = "the first checkpoint is committed"
+    JOIN = "a shard was added, or begins anew: its contract is committed before it is used"
+    RELEASE = "this node is not to own it, or can't serve it"
+    STEP_DOWN = "the release is committed, or the writer is lost"
+
+
+class PhaseError(Exception):
+    """Step that is not allowed in the present phase of the slice: a bug in this program."""
+
+
+_NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
+    (Phase.REPLICA, Step.CLAIM): Phase.CLAIMING,
+    (Phase.CLAIMING, Step.WITHDRAW): Phase.REPLICA,
+    (Phase.CLAIMING, Step.FENCE): Phase.TAKING,
+    (Phase.TAKING, Step.TAKE): Phase.TAKEN,
+    (Phase.TAKEN, Step.SERVE): Phase.OWNER,
+    (Phase.OWNER, Step.JOIN): Phase.TAKEN,
+    # While the first checkpoint or the release is due, another shard does not change the phase.
+    (Phase.TAKEN, Step.JOIN): Phase.TAKEN,
+    (Phase.RELEASING, Step.JOIN): Phase.RELEASING,
+    (Phase.TAKING, Step.RELEASE): Phase.RELEASING,
+    (Phase.TAKEN, Step.RELEASE): Phase.RELEASING,
+    (Phase.OWNER, Step.RELEASE): Phase.RELEASING,
+    **{(phase, Step.STEP_DOWN): Phase.REPLICA for phase in Phase},
+}
+
+# Phases in which lanes advance a cursor themselves, and ignore those of checkpoints read back.
+OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
+# Phases that may end with a release, which follows a last checkpoint.
+SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
+# Phases before a commit of this ownership's first checkpoint, or the first with an added shard.
+ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
+
+
+def next_phase(phase: Phase, step: Step) -> Phase:
+    found = _NEXT.get((phase, step))
+    if found is None:
+        raise PhaseError(f"no step {step.name} leads from {phase.name}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a take-over found about one slice. After ``checkpoint`` no former writer can write
+    another; None: the slice was never served. Claims of ``fenced`` writers may be deleted once
+    this owner's first checkpoint is committed.
+    """
+
+    claim: int
+    checkpoint: Checkpoint | None
+    bounds: Mapping[Place, Bounds]
+    fenced: frozenset[str]
 
 
 class Slice:
     """State of one slice. Only the thread of the worker's loop changes it.
 
-    Attributes:
-        lanes: lanes of its shards that are served here, by delay topic.
-        phase: its phase on this node, from replica to owner.
-        epoch: number of this node's ownership; 0 before the first.
-        turn: number of this process's newest claim of the slice; it rises over all claims of the
-            process. -1 before the first.
-        claim: offset of this node's claim in the claims topic, from its take-over on; -1 before.
-        fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
-        uncommitted: sums, for metrics, over its outputs since the last commit.
-        failures: number of failed commits in a row.
-        setbacks: number of failed take-overs in a row.
-        trouble: why it could not be served last time, as text for people; empty: no trouble.
-        damaged_logs: first offset of the damaged batch at which the reading of a log stands still,
-            and a text about it for people, by delay topic.
+    ``epoch`` numbers this node's ownership, ``turn`` this process's newest claim over all slices,
+    ``claim`` is its offset; -1: none. Claims of ``fenced`` writers may be deleted once this owner's
+    first checkpoint is committed. ``damaged_logs``: by delay topic, the offset of a damaged batch
+    at which reading stands still, and a text.
     """
 
     def __init__(
         self, number: int, flow: Flow, follower: Follower, copies: CopyKeeper | None
     ) -> None:
-        """Create a slice as a replica. ``flow``: limits that all lanes share; ``follower``: applies
-        its checkpoints; ``copies``: keeps digests of its copies, None: digests are off.
-        """
         self.number = number
         self.flow = flow
         self.follower = follower
@@ -60,67 +120,55 @@ class Slice:
         self.setbacks = 0
         self.trouble = ""
         self.damaged_logs: dict[str, tuple[int, str]] = {}
+        # Contracts of the newest committed checkpoint by delay topic, kept until the next commit,
+        # which may add contracts.
         self.stated: dict[str, Contracts] = {}
-        """Contracts of the newest committed checkpoint, by delay topic, kept until the next commit,
-        which may add contracts."""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0
 
     def move(self, step: Step) -> None:
-        """Enter the phase to which ``step`` leads. Raise ``PhaseError`` and change nothing if the
-        step is not allowed in the present phase.
+        """Enter the phase to which ``step`` leads; raise ``PhaseError`` and change nothing if it
+        is not allowed.
         """
         self.phase = next_phase(self.phase, step)
 
     @property
     def is_owner(self) -> bool:
-        """Return whether this node settles its records now."""
         return self.phase is Phase.OWNER
 
     @property
     def places(self) -> list[Place]:
-        """Return topic and partition of each of its shards that is served here."""
         return [lane.place for lane in self.lanes.values()]
 
     @property
     def stored(self) -> dict[str, int]:
-        """Return S of each shard, by delay topic."""
         return {topic: lane.shard.stored for topic, lane in self.lanes.items()}
 
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges of the copies that the last full reads could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
 
     @property
     def alarm(self) -> str:
-        """Return what is wrong with it, as text for people; empty: nothing."""
         return self.trouble or "; ".join(why for _, why in self.damaged_logs.values())
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
-        """Return by how much this node's copies are behind the owner's, seconds; 0 on the owner,
-        infinite if unknown. ``log_ends``: last known end offsets of the logs, by delay topic.
-        """
+        """Return the lag of this node's copies, seconds; 0 on the owner, infinite if unknown."""
         return 0.0 if self.is_owner else self.follower.lag_s(self.lanes, log_ends)
 
     # --- commit --------------------------------------------------------------------------------
 
     @property
     def is_staged(self) -> bool:
-        """Return whether a commit would move the cursor of any of its shards."""
         lanes = self.lanes.values()
         return any(lane.shard.owned and lane.shard.is_staged for lane in lanes)
 
     @property
     def is_filling(self) -> bool:
-        """Return whether storing will soon have to wait for a commit of the cursors."""
         return any(lane.shard.is_filling for lane in self.lanes.values())
 
     def checkpoint(self, node_id: str, writer: str, secret_fingerprint: str) -> bytes:
-        """Return the encoded checkpoint that a commit now would carry, with all shards of the
-        slice, and raise the number of commits. ``writer``: transactional id;
-        ``secret_fingerprint``: hash of the cluster secret that signs.
-        """
+        """Return the encoded checkpoint that a commit now would carry, and count the commit."""
         self._commits += 1
         shards = {t: lane.checkpoint() for t, lane in self.lanes.items() if lane.shard.owned}
         return encode_checkpoint(
@@ -136,9 +184,6 @@ class Slice:
         )
 
     def committed(self, now_ms: int) -> None:
-        """Make the cursors that the last commit carried the committed ones, in all lanes.
-        ``now_ms``: now, epoch milliseconds.
-        """
         if self.uncommitted.records:  # a first checkpoint proves nothing: it carries no outputs
             self.failures = 0
         self.stated.clear()
@@ -149,9 +194,9 @@ class Slice:
     # --- ownership -----------------------------------------------------------------------------
 
     def taken_over(self, taken: Taken, epoch_min: int) -> None:
-        """Enter the phase ``TAKEN`` with what the take-over found, and an epoch above the former
-        owner's, ``epoch_min`` at least. New checkpoints keep the cursors of shards that are not
-        served here; otherwise their next owner would deliver every record again.
+        """Enter the phase ``TAKEN``, with an epoch above the former owner's. New checkpoints
+        keep the cursors of shards that are not served here; else their next owner would deliver
+        all again.
         """
         checkpoint = taken.checkpoint
         self.claim = taken.claim
@@ -161,13 +206,11 @@ class Slice:
         self.move(Step.TAKE)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
-        """Return the shard's part of the last checkpoint before its lane was taken over here; None:
-        there is no such part.
-        """
+        """Return the shard's part of the checkpoint that this node took over from."""
         return self._unserved.get(topic)
 
     def passed_of(self, lane: AnyLane) -> int:
-        """Return H of a shard as it was last committed: by this owner, or by the one before."""
+        """Return H of a shard as last committed: by this owner, or by the one before."""
         if lane.shard.owned:
             return lane.standing[0].offset
         known = self._unserved.get(lane.topic)
@@ -191,7 +234,7 @@ class Slice:
     # --- shards --------------------------------------------------------------------------------
 
     def put_down(self, topic: str) -> None:
-        """Close and remove the lane of ``topic``; new checkpoints of the slice keep its cursor."""
+        """Close and remove a lane; new checkpoints of the slice keep its cursor."""
         lane = self.lanes.pop(topic)
         self.damaged_logs.pop(topic, None)
         if lane.shard.owned:

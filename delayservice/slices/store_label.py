@@ -1,27 +1,93 @@
-"""Label of a store: a record in it that names the contracts and secrets by which it was filled."""
+"""The label that a store keeps: contracts, secrets and log by which its records were read.
+
+One JSON object::
+
+    {"contracts": […], "secrets": ["9f0c…"], "refused": false, "gaps": [[first, stop, below], …],
+     "last": [leader_epoch, offset], "read_to": offset, "epochs": [[leader_epoch, offset], …]}
+
+``gaps`` is missing if there are none, ``last``, ``read_to`` and ``epochs`` if they are not known. A
+store with a label of an earlier format, a list of contracts, is rebuilt, because its secret is not
+known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
+import msgspec
 import structlog
 
 from delayservice.contract.contracts import Contract, ContractError, Contracts
-from delayservice.engine.label import Label
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.losses import Gap
 from delayservice.engine.ports import Place
 from delayservice.slices.log_proof import LogProof
 from delayservice.store.base import DeliveryStore
 
+
+class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
+    """Contracts, fingerprints of secrets and log by which a store's records were read.
+
+    ``has_refused``: a requeued record is missing because none of the secrets signed it. ``gaps``
+    were deleted by retention before they were read. ``last`` reveals a truncation of the log; no
+    record lies between it and ``read_to``. ``epochs`` has the first record of each leader epoch,
+    noted before a record of it is stored.
+    """
+
+    contracts: Contracts
+    secrets: frozenset[str]
+    has_refused: bool
+    gaps: tuple[Gap, ...] = ()
+    last: LastRead = NOTHING_READ
+    read_to: int = 0
+    epochs: tuple[LastRead, ...] = ()
+
+    def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
+        """Return why the log below ``stop`` would be read differently now, as text; empty: it
+        would not. ``secrets`` are fingerprints.
+        """
+        if not self.contracts.agree_below(stop, contracts):
+            return "stored by other parameters"
+        if self.has_refused and not secrets <= self.secrets:
+            return "stored without a cluster secret that this node has now"
+        return ""
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(
+            {
+                "contracts": self.contracts.to_json(),
+                "secrets": sorted(self.secrets),
+                "refused": self.has_refused,
+                **({"gaps": self.gaps} if self.gaps else {}),
+                **({"last": self.last, "read_to": self.read_to} if self.last.offset >= 0 else {}),
+                **({"epochs": self.epochs} if self.epochs else {}),
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Label:
+        """Return the label that ``encode`` wrote; raise ``ContractError`` if this version can't
+        follow it.
+        """
+        try:
+            return _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise ContractError(f"a store's label can't be read: {exc}") from exc
+
+
+def _contracts(_: type, data: object) -> Contracts:
+    return Contracts.from_json(data)
+
+
+_decode = msgspec.json.Decoder(Label, dec_hook=_contracts).decode
+
+
 _log = structlog.get_logger(__name__)
 
 
 class StoreLabel:
-    """Reader and writer of a store's label. New contracts are written to it before records are read
-    by them.
-
-    Attributes:
-        known: the label; None: there is no readable label, so it is unknown how the store was
-            filled.
-        fingerprints: hashes of the cluster secrets by which this process verifies requeued records.
+    """Reader and writer of a store's label. New contracts are written to it before records are
+    read by them. ``known`` None: it is unknown how the store was filled.
     """
 
     def __init__(
@@ -37,19 +103,14 @@ class StoreLabel:
 
     @property
     def contracts(self) -> Contracts:
-        """Return the contracts that the store's label names; without one, the default contract."""
         return self.known.contracts if self.known else Contracts([(0, Contract())])
 
     @property
     def has_refused(self) -> bool:
-        """Return whether the store lacks a requeued record that no known secret had signed."""
         return self.known is not None and self.known.has_refused
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Return the ranges of offsets that retention deleted before they could be read, to be
-        stored or to be searched for cancellers.
-        """
         return () if self.known is None else self.known.gaps
 
     def write(
@@ -59,10 +120,7 @@ class StoreLabel:
         has_refused: bool | None = None,
         gaps: tuple[Gap, ...] | None = None,
     ) -> None:
-        """Write the store's label with ``contracts`` and the last record read. ``has_refused``:
-        whether a requeued record was not stored, as no known secret had signed it; ``gaps``:
-        offsets never read. None leaves a value unchanged.
-        """
+        """Write the label with the last record read; None leaves a value unchanged."""
         self.known = Label(
             contracts,
             self.fingerprints,
@@ -74,9 +132,8 @@ class StoreLabel:
         self._store.set_label(self.known.encode())
 
     def is_read_otherwise(self, stored: int, contracts: Contracts) -> bool:
-        """Return whether ``contracts``, or secrets of this process, read the records below offset
-        ``stored`` in another way than they were read when they were stored, or whether that is
-        unknown; log a warning if so.
+        """Return whether records below ``stored`` would be read otherwise now, or whether that
+        is unknown; log a warning if so.
         """
         if stored == 0:
             return False
@@ -98,7 +155,6 @@ class StoreLabel:
 
 
 def _label_of(label: bytes) -> Label | None:
-    """Return the decoded label; None: it is empty, or another version of the service wrote it."""
     try:
         return Label.decode(label)
     except ContractError:

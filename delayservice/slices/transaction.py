@@ -23,22 +23,19 @@ from delayservice.engine.ports import Control
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
-from delayservice.slices.phase import OWNED, Phase
-from delayservice.slices.slice import Slice
+from delayservice.slices.slice import OWNED, Phase, Slice
 
+# Least time between two checkpoints that are used to compare the broker's clock.
 _PROBE_EVERY_S: Final = 0.1
-"""Least time between two checkpoints that are used to compare the broker's clock, seconds."""
+# Checkpoints that wait for this comparison; older ones are dropped. While the clock is not trusted,
+# one is written each second.
 _PROBES_MAX: Final = 64
-"""Largest number of checkpoints that wait for this comparison; older ones are dropped. While the
-clock is not trusted, one is written each second."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Timing(NamedTuple):
-    """Duration of a commit, seconds, and when the broker acknowledged it, monotonic seconds; None:
-    unknown.
-    """
+    """Duration of a commit, and when the broker acknowledged it (monotonic); None: unknown."""
 
     took_s: float
     acknowledged_s: float | None
@@ -46,14 +43,7 @@ class Timing(NamedTuple):
 
 @dataclass(slots=True)
 class Probe:
-    """Checkpoint that is used to compare the broker's clock with this node's, once it is read back.
-
-    Attributes:
-        slice_no: number of the slice.
-        data: the encoded checkpoint.
-        sent_s: when its commit began, monotonic seconds.
-        acknowledged_s: when the broker acknowledged it, monotonic seconds; None: unknown so far.
-    """
+    """Checkpoint by which the broker's clock is compared, once read back. Monotonic seconds."""
 
     slice_no: int
     data: bytes
@@ -63,16 +53,8 @@ class Probe:
 
 @dataclass(slots=True)
 class Commit:
-    """Commit under way, and the records it carries.
-
-    Attributes:
-        future: its duration, once it has ended.
-        started_s: when it was handed to the helper thread, monotonic seconds.
-        checkpoints: encoded checkpoints, by slice.
-        claiming: slices that it claims.
-        releasing: slices that it releases.
-        forgotten: slices and writers whose claims it deletes.
-        probe: checkpoint of it by which the broker's clock is compared; None: there is none.
+    """Commit under way: by slice its checkpoints, the claims and releases it carries, and the
+    claims that it deletes.
     """
 
     future: Future[Timing]
@@ -85,21 +67,15 @@ class Commit:
 
     @property
     def is_change(self) -> bool:
-        """Return whether the commit claims or releases any slice."""
         return bool(self.claiming or self.releasing)
 
 
 class Transaction:
-    """Open transaction of one worker, and its commit. Only the thread of the worker's loop uses it.
+    """Open transaction of one worker, and its commit. Only the loop's thread uses it.
 
-    Attributes:
-        writer: the transactional id in use; empty: there is no writer.
-        changing: slices whose phase (replica to owner) changes with the next commit.
-        touched: slices that may have outputs or cursors to commit.
-        records: number of outputs not committed yet.
-        is_open: whether the producer was given outputs that no commit includes yet.
-        commit: the commit under way; None: there is no such commit.
-        forgettable: slices and writers whose claims the next commit is to delete.
+    ``writer``: the transactional id; empty: there is none. ``changing``: slices whose phase changes
+    with the next commit. ``touched``: slices that may have something to commit. ``is_open``: the
+    producer has outputs that no commit includes yet.
     """
 
     def __init__(self, slices: Mapping[int, Slice], agenda: Agenda, edges: Edges) -> None:
@@ -122,8 +98,8 @@ class Transaction:
         self._secret = edges.fingerprints[0]
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_commit_s = -math.inf
+        # Claims written by this process.
         self._turns = 0
-        """Number of claims written by this process."""
         self._probes: deque[Probe] = deque(maxlen=_PROBES_MAX)
 
     # --- fill ----------------------------------------------------------------------------------
@@ -140,14 +116,11 @@ class Transaction:
         self.records += len(outputs)
 
     def abort(self, why: str) -> NoReturn:
-        """Abort the transaction for the reason ``why``, which ends the writer: raise
-        ``WriterEndedError``. A new writer settles the records again.
-        """
+        """Abort, which ends the writer: raise ``WriterEndedError``. A new writer settles again."""
         self._sink.abort()
         raise WriterEndedError(why)
 
     def check_writer(self) -> None:
-        """Raise ``WriterEndedError`` if the writer must not begin another transaction."""
         self._sink.check()
 
     def discard(self) -> None:
@@ -166,15 +139,12 @@ class Transaction:
 
     @property
     def is_staged(self) -> bool:
-        """Return whether there are outputs, cursors or changes of phase to commit."""
         return bool(self.changing) or self.is_open or self._has_staged_slice
 
+    # Slices without a staged cursor leave ``touched``, so that each is examined once after a
+    # change, and not in each iteration of the loop.
     @property
     def _has_staged_slice(self) -> bool:
-        """Return whether a commit would move a cursor. Slices without such a cursor leave
-        ``touched``, so that each is examined once after a change, and not in each iteration of the
-        loop.
-        """
         while self.touched:
             number = self.touched.pop()
             slice_ = self._slices.get(number)
@@ -183,11 +153,9 @@ class Transaction:
                 return True
         return False
 
+    # Such a commit does not wait for ``cursor_interval_ms``.
     @property
     def is_urgent(self) -> bool:
-        """Return whether a commit is needed before ``cursor_interval_ms`` has passed: there are
-        outputs, claims or releases to commit, or storing will have to wait.
-        """
         return bool(
             self.changing
             or self.records
@@ -196,15 +164,11 @@ class Transaction:
 
     @property
     def is_time(self) -> bool:
-        """Return whether to commit now: a phase changes, the transaction is full, or
-        ``commit_in_ms`` is 0.
-        """
         is_full = self.records >= self._limits.transaction_records
         return bool(self.changing) or is_full or self.commit_in_ms <= 0
 
     @property
     def commit_in_ms(self) -> float:
-        """Return the time until a commit is to begin, milliseconds from now; 0: at once."""
         wait_ms = self.may_commit_in_ms
         if self.is_urgent:
             return wait_ms
@@ -212,20 +176,17 @@ class Transaction:
 
     @property
     def may_commit_in_ms(self) -> float:
-        """Return the least time until the next commit may begin, milliseconds from now."""
         return max(self._pacer.interval_ms - self.since_commit_s * 1000, 0.0)
 
     @property
     def since_commit_s(self) -> float:
-        """Return the time since the last commit began, seconds; infinite before the first."""
         return self._clock.monotonic_s() - self._last_commit_s
 
     # --- commit --------------------------------------------------------------------------------
 
     def begin_commit(self, also: Collection[int] = ()) -> None:
-        """Start a commit of outputs, claims, releases and changed checkpoints on the helper thread,
-        if there are any. ``also``: owned slices whose checkpoint is written even if it is
-        unchanged.
+        """Start a commit of what has changed on the helper thread. ``also``: owned slices whose
+        checkpoint is written even if it is unchanged.
         """
         self._last_commit_s = self._clock.monotonic_s()
         controls: list[Control] = []
@@ -247,9 +208,6 @@ class Transaction:
         self._note_probe(commit)
 
     def _note_probe(self, commit: Commit) -> None:
-        """Choose a checkpoint to compare the broker's clock by, at most one per
-        ``_PROBE_EVERY_S``.
-        """
         is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
         if is_time and commit.checkpoints:
             number, data = next(iter(commit.checkpoints.items()))
@@ -264,9 +222,6 @@ class Transaction:
         return found
 
     def _controls(self, slice_: Slice, commit: Commit, *, is_wanted: bool) -> list[Control]:
-        """Return the records of a slice for the commit: claim, checkpoint or release. Note them in
-        ``commit``. ``is_wanted``: write the checkpoint even if it is unchanged.
-        """
         number, controls = slice_.number, []
         if slice_.phase is Phase.CLAIMING:
             commit.claiming.append(number)
@@ -288,8 +243,8 @@ class Transaction:
         value = encode_word(slice_.number, self.writer, self._node_id, word, slice_.turn)
         return Control(slice_.number, value, self.writer)
 
+    # Called on the writer's thread.
     def _commit_timed(self, controls: Sequence[Control]) -> Timing:
-        """Commit, wait for the end, and return the duration. Called on the writer's thread."""
         started_s = self._clock.monotonic_s()
         acknowledged_s = self._sink.commit(controls)
         return Timing(self._clock.monotonic_s() - started_s, acknowledged_s)
@@ -300,12 +255,9 @@ class Transaction:
             self.commit.future.exception()
 
     def hear(self) -> Commit | None:
-        """Process the result of the commit, and return it; None: it has not ended, or none is under
-        way.
-
-        Raises:
-            OwnershipLostError: the writer has ended with an abort, or was fenced, or the result is
-                unknown; the next owner reads it from the checkpoint topic.
+        """Return the ended commit; None: there is none. Raise ``OwnershipLostError`` if it was
+        aborted or fenced, or its result is unknown: the next owner reads that from the
+        checkpoint topic.
         """
         commit = self.commit
         if commit is None or not commit.future.done():
@@ -340,3 +292,18 @@ class Transaction:
                 slice_.committed(now_ms)
                 self._observer.settled(number, slice_.uncommitted, now_ms)
                 slice_.uncommitted.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """Objects of one worker's loop that its steps share."""
+
+    slices: Mapping[int, Slice]
+    transaction: Transaction
+    agenda: Agenda
+    edges: Edges
+
+    def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
+        slice_ = self.slices.get(number)
+        lane = None if slice_ is None else slice_.lanes.get(topic)
+        return None if slice_ is None or lane is None else (slice_, lane)

@@ -13,28 +13,21 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import ReadBack
 from delayservice.slices.edges import Edges
-from delayservice.slices.phase import OWNED
-from delayservice.slices.slice import Slice
+from delayservice.slices.slice import OWNED, Slice
 
 _TENDED_PER_S: Final = 20
-"""Largest number of idle slices per second whose digests and metrics are updated."""
+# Least time between two updates of an idle slice.
 _ROUND_S: Final = 4.0
-"""Least time between two updates of an idle slice, seconds."""
+# Slices that catch up or are new and are updated each ``follow_s``: the sooner it is known that
+# they have caught up, the sooner they can be owned.
 _BEHIND_AT_ONCE: Final = 4
-"""Largest number of slices that catch up, or are new, and are updated each ``follow_s``: the sooner
-it is known that they have caught up, the sooner they can be owned."""
 
 
 class Upkeep:
-    """Periodic work for one worker's slices. Only the thread of the worker's loop uses it, except
-    ``attend``, which any thread may call.
+    """Periodic work for one worker's slices. Only the loop's thread uses it, except ``attend``.
 
-    Args:
-        slices: the slices that the loop serves, by number.
-        edges: checkpoint topic, clock, intervals, and how full the disk is.
-        tended: updates the metrics of a slice; returns whether to call it again in a second.
-        heard: called with a slice and its newest checkpoint, after it was applied.
-        interrupted: called with a slice whose checkpoint can't be applied, and the reason.
+    ``tended`` returns whether to call it again in a second. ``heard`` gets an applied checkpoint,
+    ``interrupted`` a slice whose checkpoint can't be applied.
     """
 
     def __init__(
@@ -46,8 +39,8 @@ class Upkeep:
         heard: Callable[[Slice, ReadBack], None],
         interrupted: Callable[[Slice, str], None],
     ) -> None:
+        # Slices that have changed since their digests and metrics were updated.
         self.active: set[int] = set()
-        """Numbers of slices that have changed since their digests and metrics were updated."""
         self._slices = slices
         self._checkpoints = edges.checkpoints
         self._clock = edges.clock
@@ -58,53 +51,41 @@ class Upkeep:
         self._interrupted = interrupted
         self._news: set[int] = set()
         self._busy: set[int] = set()
+        # Slices that catch up or are new, the longest known first.
         self._behind: dict[int, None] = {}
-        """Slices that catch up or are new, the longest known first."""
         self._round: deque[int] = deque()
         self._news_s = self._tended_s = self._synced_s = edges.clock.monotonic_s()
         self._hurried_s = -math.inf
 
     def add(self, number: int) -> None:
-        """Update the digests and metrics of slice ``number`` from now on."""
         self._round.append(number)
         self._behind[number] = None
 
     def active_now(self, number: int) -> None:
-        """Mark slice ``number`` as changed: its metrics are updated within about a second."""
         self.active.add(number)
 
     def remove(self, number: int) -> None:
-        """Stop updating slice ``number``, which was added before."""
         self._round.remove(number)
         self._behind.pop(number, None)
 
     def follow_again(self, number: int) -> None:
-        """Apply the newest checkpoint of slice ``number`` again soon, because its lanes have
-        changed.
-        """
+        """Apply a slice's newest checkpoint again soon, because its lanes have changed."""
         self._news.add(number)
         self.active.add(number)
 
     def attend(self, number: int) -> None:
-        """Begin the queued repair commands of a slice in the loop's next iteration. Any thread may
-        call this.
-        """
+        """Begin a slice's repair commands in the next iteration. Any thread may call this."""
         self._busy.add(number)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a repair command, or a read of a whole copy from disk, is unfinished."""
         return bool(self._busy)
 
     @property
     def is_hurried(self) -> bool:
-        """Return whether slices catch up or are new."""
         return bool(self._behind)
 
     def turn(self) -> None:
-        """Do the periodic work that is due now: apply checkpoints, update digests and metrics, sync
-        stores.
-        """
         self._take_news()
         self._tend()
         self._sync_when_time()
@@ -139,7 +120,6 @@ class Upkeep:
     # --- copies and metrics --------------------------------------------------------------------
 
     def _tend(self) -> None:
-        """Update digests and metrics of changed slices, and of a few idle ones in rotation."""
         for number in list(self._busy):
             slice_ = self._slices.get(number)
             if slice_ is None or not _turn_copies(slice_):
@@ -186,11 +166,8 @@ class Upkeep:
                     lane.sync_soon()
 
 
+# Nothing is done if the slice is refused, or digests are off.
 def _turn_copies(slice_: Slice) -> bool:
-    """Do one step of a slice's digests and repair commands (see ``CopyKeeper.turn``); return
-    whether any is unfinished. Do nothing and return False if the slice is refused, or digests are
-    off.
-    """
     if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)

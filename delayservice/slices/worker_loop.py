@@ -25,11 +25,9 @@ from delayservice.slices.follower import Follower
 from delayservice.slices.intake import Intake
 from delayservice.slices.loop_waits import Waits
 from delayservice.slices.owning import Owning
-from delayservice.slices.parts import LoopParts
-from delayservice.slices.phase import Phase
 from delayservice.slices.settling import Settling
-from delayservice.slices.slice import Slice
-from delayservice.slices.transaction import Transaction
+from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.transaction import LoopParts, Transaction
 from delayservice.slices.upkeep import Upkeep
 
 _ASK_THE_TIME_S: Final = 1.0
@@ -38,13 +36,7 @@ _log = structlog.get_logger(__name__)
 
 
 class WorkerLoop:
-    """Loop that polls, stores and settles the records of all slices of one worker.
-
-    Attributes:
-        slices: the slices that it serves, by number.
-        wake: ends the wait for records early; any thread may call it.
-        release_all: releases every owned slice with the next commit, and prevents new claims.
-    """
+    """Loop of one worker. ``wake``, ``attend`` and ``renew_writer`` may be called by any thread."""
 
     def __init__(self, edges: Edges) -> None:
         self.slices: dict[int, Slice] = {}
@@ -53,8 +45,8 @@ class WorkerLoop:
         self._clock = edges.clock
         self._clock_watch = edges.clock_watch
         self._restated: set[int] = set()
+        # Why the writer is to be replaced.
         self._outdated = ""
-        """Why the writer is to be replaced; empty: it is not."""
         agenda = self._agenda = Agenda()
         transaction = self._transaction = Transaction(self.slices, agenda, edges)
         parts = LoopParts(self.slices, transaction, agenda, edges)
@@ -79,39 +71,28 @@ class WorkerLoop:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether this worker claims, takes over, owns or releases any slice."""
         return self._owning.is_settling
 
+    # Why no writer can be opened. Any thread may call.
     @property
     def writer_trouble(self) -> str:
-        """Return why no writer can be opened; empty: one can, or it is too early to tell. Any
-        thread may call.
-        """
         return self._owning.writer_trouble
 
     def attend(self, number: int) -> None:
-        """Begin the queued repair commands of a slice in the loop's next iteration. Any thread may
-        call this.
-        """
+        """Begin a slice's repair commands in the next iteration. Any thread may call this."""
         self._upkeep.attend(number)
         self.wake()
 
     def renew_writer(self, why: str) -> None:
-        """Replace the writer in the loop's next iteration, for the reason ``why``. Any thread may
-        call this.
-        """
+        """Replace the writer in the next iteration. Any thread may call this."""
         self._outdated = why
         self.wake()
 
     # --- one turn ------------------------------------------------------------------------------
 
     def step(self, wait_ms_max: int | None = None) -> None:
-        """Do one iteration of the loop: poll, store, settle what is due, commit when it is time,
-        prune. ``wait_ms_max``: longest wait for records, milliseconds; None: as long as the state
-        of the loop allows.
-
-        Raises:
-            StoreError: a store is corrupt; the process has to end.
+        """Do one iteration; ``wait_ms_max`` None: wait as long as the loop's state allows. Raise
+        ``StoreError`` if a store is corrupt: the process has to end.
         """
         try:
             self._turn(wait_ms_max)
@@ -144,11 +125,9 @@ class WorkerLoop:
             self._upkeep.active |= commit.checkpoints.keys()
             self._owning.hear_commit(commit)
 
+    # Nothing is settled while the clock is not trusted. Roles come first: the process may have been
+    # suspended during the poll.
     def _serve(self) -> None:
-        """Settle due records and commit when it is time; settle nothing while the clock is not
-        trusted. Roles are updated first, because the process may have been suspended during the
-        poll.
-        """
         transaction = self._transaction
         if transaction.commit is not None or not transaction.writer:
             return
@@ -165,12 +144,10 @@ class WorkerLoop:
             self._ask_the_time()
         self._commit_when_time()
 
+    # With ``visible_at_commit``, all due records are settled together just before a commit may
+    # begin, so that each partition gets one batch.
     @property
     def _is_time_to_settle(self) -> bool:
-        """Return whether to settle in this iteration: always, except with the setting
-        ``visible_at_commit``. With it, all records that have become due are settled together just
-        before a commit may begin, so that each partition gets one batch.
-        """
         return (
             not self._edges.limits.visible_at_commit
             or self._settling.is_hungry
@@ -189,15 +166,14 @@ class WorkerLoop:
             self._hear_commit()
 
     def restate(self, slice_no: int) -> None:
-        """Commit a slice's checkpoint in the loop's next iteration even if it is unchanged, because
-        another program has written a record after it in the checkpoint topic.
+        """Commit a slice's checkpoint in the next iteration even if it is unchanged, because
+        another program has written a record after it.
         """
         self._restated.add(slice_no)
 
+    # Commits a checkpoint about once a second while the clock is not trusted: the broker's
+    # timestamp on the checkpoint shows whether it is right.
     def _ask_the_time(self) -> None:
-        """Commit a checkpoint without outputs, about once a second, while the clock is not trusted.
-        The broker's timestamp on the checkpoint shows whether the clock is right.
-        """
         if self._transaction.since_commit_s < _ASK_THE_TIME_S:
             return
         owned = next((n for n, s in self.slices.items() if s.is_owner), None)
@@ -205,25 +181,19 @@ class WorkerLoop:
             self._transaction.begin_commit(also=[owned])
             self._hear_commit()
 
+    # If an unknown secret signed the checkpoint, no more records are stored.
     def _not_followed(self, slice_: Slice, why: str) -> None:
-        """Release a slice whose newest checkpoint can't be applied, for the reason ``why``. If an
-        unknown secret signed it, store no more records of the slice.
-        """
         self._owning.interrupted_safely(slice_, why)
         self._intake.let_store(slice_)
 
+    # Returns whether to tend the slice again in a second.
     def _tend(self, slice_: Slice) -> bool:
-        """Query log ends that lanes of a slice wait for, and update its metrics; return whether to
-        do so again in a second.
-        """
         for lane in slice_.lanes.values():
             self._owning.await_end(lane)
         return self._edges.tended(slice_)
 
+    # The broker's clock is compared if the checkpoint is a ``Probe``.
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
-        """Compare the broker's clock with this node's if the transaction noted when this checkpoint
-        was sent (it is a ``Probe``).
-        """
         probe = self._transaction.take_probe(slice_.number, read_back.data)
         if probe is not None and read_back.broker_ms != NO_TIME:
             self._clock_watch.heard_answer(
@@ -231,15 +201,14 @@ class WorkerLoop:
             )
 
     def uncommitted_s(self, slice_: Slice) -> float:
-        """Return the time since the worker's last commit began, seconds; 0 if this node does not
-        own the slice, or the slice has no uncommitted cursor.
+        """Return the age of an owned slice's uncommitted cursor, by the last commit, seconds; 0:
+        none.
         """
         if not slice_.is_owner or not slice_.is_staged:
             return 0.0
         return self._transaction.since_commit_s
 
     def _settle_down(self) -> None:
-        """Wait for the end of the commit under way, and abort the open transaction."""
         try:
             self._transaction.wait()
             self._hear_commit()
@@ -251,7 +220,6 @@ class WorkerLoop:
     # --- slices and shards ---------------------------------------------------------------------
 
     def add_slice(self, number: int) -> Slice:
-        """Add a slice without shards, and return it."""
         edges = self._edges
         follower = Follower(number, edges.checkpoints, edges.clock, edges.fingerprints)
         slice_ = Slice(number, Flow(edges.flow_rules()), follower, edges.copies_of(number))
@@ -260,9 +228,7 @@ class WorkerLoop:
         return slice_
 
     def add_lanes(self, number: int, lanes: Iterable[AnyLane]) -> None:
-        """Add lanes to slice ``number``, as replicas; the slice is added if it is new. If this node
-        owns it, start to take over their shards.
-        """
+        """Add lanes as replicas; if this node owns the slice, start to take over their shards."""
         slice_ = self.slices.get(number) or self.add_slice(number)
         added = list(lanes)
         for lane in added:
@@ -274,9 +240,7 @@ class WorkerLoop:
         self._owning.join(slice_, added)
 
     def drop_lane(self, number: int, topic: str) -> None:
-        """Close and remove the lane of a slice for a topic that is gone or no longer served. The
-        slice's checkpoints keep the committed cursor.
-        """
+        """Close and remove a lane; the slice's checkpoints keep the committed cursor."""
         slice_ = self.slices[number]
         lane = slice_.lanes[topic]
         if lane.shard.owned:
@@ -286,9 +250,7 @@ class WorkerLoop:
         self._agenda.forget(lane.place)
 
     def drop_slice(self, number: int) -> bool:
-        """Remove a slice of which this node is a replica, and return True. Otherwise start its
-        release, and return False: call again later.
-        """
+        """Remove a replica's slice and return True; else start its release: call again later."""
         slice_ = self.slices[number]
         if slice_.phase is not Phase.REPLICA:
             self._owning.retire(slice_)
@@ -300,9 +262,7 @@ class WorkerLoop:
         return True
 
     def close(self) -> None:
-        """Wait for the commit under way, abort the open transaction, become a replica of all
-        slices, and close the stores and the writer.
-        """
+        """End the commit, abort the open transaction, step down, and close stores and writer."""
         self._settle_down()
         for slice_ in self.slices.values():
             self._owning.step_down(slice_)

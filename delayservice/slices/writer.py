@@ -1,5 +1,3 @@
-"""Opening of a worker's writer (transactional producer), with a pause after repeated losses."""
-
 from __future__ import annotations
 
 import math
@@ -10,28 +8,19 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.slices.edges import Edges
 
 _OPEN_RETRY_S: Final = 1.0
-"""Pause before a writer is opened again after that failed, seconds."""
+# After more losses in a row, slices are left to other nodes.
 LOSSES_MAX: Final = 2
-"""Number of lost writers in a row above which slices are left to other nodes."""
+# Multiplied by 2 to the power of the number of losses in a row.
 _LOSS_REST_S: Final = 0.1
-"""Pause before a new writer is opened after several losses in a row, seconds, multiplied by 2 to
-the power of their number."""
 _LOSS_REST_S_MAX: Final = 5.0
-"""Longest pause before a new writer is opened after losses in a row, seconds."""
 _SLOW_S: Final = 5.0
-"""Time for which a writer may be opened before that counts as trouble, seconds."""
+# Longest time between two losses that count as losses in a row.
 _LOSSES_S: Final = 20.0
-"""Longest time between two losses of a writer that count as losses in a row, seconds."""
 
 
 class WriterOpener:
-    """Opener of a worker's writer, one at a time, on the writer's thread.
-
-    Args:
-        edges: clients and clock of the loop.
-
-    Attributes:
-        losses: number of writers lost in a row, each within ``_LOSSES_S`` of the one before.
+    """Opener of a worker's transactional producer, one at a time, on the writer's thread.
+    ``losses`` counts those in a row.
     """
 
     def __init__(self, edges: Edges) -> None:
@@ -46,20 +35,17 @@ class WriterOpener:
 
     @property
     def is_opening(self) -> bool:
-        """Return whether a writer is being opened."""
         return self._opening is not None
 
+    # Why no writer can be opened; empty: one can, or it is too early to tell. Any thread may call.
     @property
     def trouble(self) -> str:
-        """Return why no writer can be opened; empty: the last one could, or it is too early to
-        tell. Any thread may call.
-        """
         took_s = self._clock.monotonic_s() - self._began_s
         return self._refusal or (f"no answer for {took_s:.0f} s" if took_s > _SLOW_S else "")
 
     def open_when_time(self) -> bool:
-        """Start to open a writer, unless one is being opened or the pause after a loss or a failed
-        opening is not over. Return whether it was started.
+        """Start to open a writer, unless a pause or an opening is going on; return whether it
+        did.
         """
         if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
             return False
@@ -68,8 +54,8 @@ class WriterOpener:
         return True
 
     def hear(self) -> str | None:
-        """Return the transactional id of a writer opened since the last call; None: there is no
-        such writer. Raise ``KafkaEdgeError`` if opening failed.
+        """Return a newly opened writer's transactional id. Raise ``KafkaEdgeError`` if opening
+        failed.
         """
         opening = self._opening
         if opening is None or not opening.done():
@@ -85,8 +71,8 @@ class WriterOpener:
         return writer
 
     def count_loss(self) -> None:
-        """Count a lost writer. From the second in a row on, delay the opening of the next one,
-        twice as long each time, by ``_LOSS_REST_S_MAX`` at most.
+        """Count a lost writer. From the second in a row on, the next opening is delayed, twice
+        as long each time.
         """
         now_s = self._clock.monotonic_s()
         self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1

@@ -25,8 +25,7 @@ from typing import Final, Protocol
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.census import Census
-from delayservice.engine.cursor import Cursor, Key
-from delayservice.engine.pending import NO_MARK, Frame, Lump, Mark, Named
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Key, Lump, Mark, Named
 
 __all__ = ["NO_MARK", "DeliveryStore", "Frame", "Lump", "Mark", "Named", "Store", "StoreView"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from delayservice.engine.pending import NO_MARK
+from delayservice.engine.cursor import NO_MARK
 from delayservice.store.ids import IdFacts, IdRows
 
 

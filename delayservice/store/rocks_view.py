@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.engine.pending import NO_MARK
+from delayservice.engine.cursor import NO_MARK
 from delayservice.store import findings
 from delayservice.store.findings import CheckVerdict, Finding, NamedRecord, check_ids
 from delayservice.store.folder import Format, ShardFolder, read_format, unreadable

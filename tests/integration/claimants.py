@@ -17,7 +17,8 @@ from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint, finger
 from delayservice.engine.claims import CLAIM, Tenure, encode_word
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.ports import Control
-from delayservice.slices.take_over import Taken, take_over
+from delayservice.slices.slice import Taken
+from delayservice.slices.take_over import take_over
 
 SECRET = fingerprint(b"secret")
 SLICE = 5

@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from structlog.testing import capture_logs
 
 from delayservice.config.cluster import Placement, ZooKeeper
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.elected_ownership import ElectedOwnership
 from ha.notes import CONTRACT_VERSION_MIN, NodeNote
 from ha.ownership import SliceStanding

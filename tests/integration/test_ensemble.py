@@ -16,7 +16,7 @@ from kazoo.security import make_acl
 
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.cluster import ZooKeeper
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.ensemble import Ensemble, EnsembleError, EnsembleRefusedError, Held
 from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.ownership import SliceStanding

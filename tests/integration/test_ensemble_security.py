@@ -19,7 +19,7 @@ from delay_devtools.servers import free_ports
 from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.operator_commands import set_rights
 from tests.integration.bench import await_true
 from tests.integration.electing import Lines, by_hand, captured, logged, new_root, options, working

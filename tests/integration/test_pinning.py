@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.election_state import ElectionPace
 from tests.integration.bench import await_true
 from tests.integration.electing import by_hand, captured, logged, options, working

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.engine.cursor import Cursor
-from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, HourRow, ShardDigest, frame_hash
 
 RECORDS = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.engine.due_times import DueTimes
+from delayservice.slices.agenda import DueTimes
 
 KEYS = st.integers(0, 5)
 TIMES = st.integers(0, 20)

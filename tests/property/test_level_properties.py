@@ -12,16 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.draft import RULES
 from delayservice.contract.entry import INVALID, Headers, Row
+from delayservice.contract.input_headers import RULES
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.level import LevelRecords, LevelShard
-from delayservice.engine.outcome import DELIVERED, EXPIRED, Output
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import DELIVERED, EXPIRED, Output, Routes
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"

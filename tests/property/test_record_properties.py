@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from delayservice.config.contract import contract_for
 from delayservice.config.settings import Settings
 from delayservice.contract import names
-from delayservice.contract.aliases import ALIASES
 from delayservice.contract.codec import Meta, Payload, decode_payload, encode_payload
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.draft import RULES
 from delayservice.contract.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
+from delayservice.contract.input_headers import ALIASES, RULES
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
 from delayservice.contract.record import RecordReader

@@ -18,8 +18,7 @@ from connectors.kafka.sink import KafkaSink
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, HOMEBOUND, SCHEDULE, Entry
 from delayservice.contract.home import waiting_group
-from delayservice.contract.record import RecordReader
-from delayservice.contract.user_record import UserRecords
+from delayservice.contract.record import RecordReader, UserRecords
 from delayservice.engine import outcome, to_home
 from delayservice.engine.cancels import Walk
 from delayservice.engine.outcome import Output
@@ -111,12 +110,10 @@ def _as_if_at_home(reader: RecordReader, entry: Entry, row: Any) -> Entry:
         return reader._read_any((entry[0], *row[1:]))
 
 
-@mistake(Contracts, "extended")
-def home_by_current_count(original: Any, contracts: Contracts, *args: Any) -> Contracts:
+def home_by_current_count() -> AbstractContextManager[Any]:
     """The number of homes follows the settings of whoever takes over."""
-    with patch.object(Contracts, "id_partitions", 0):
-        extended: Contracts = original(contracts, *args)
-    return extended
+    right = "self.id_partitions or contract.id_partitions"
+    return _rewritten(Contracts, "extended", right, "contract.id_partitions")
 
 
 def home_counts_as_late() -> AbstractContextManager[Any]:

@@ -38,23 +38,18 @@ from delayservice.engine import outcome
 from delayservice.engine.cancels import Walk
 from delayservice.engine.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
-from delayservice.engine.cursor import Cursor, Key
-from delayservice.engine.label import Label
+from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import bearing_ids
 from delayservice.engine.outcome import Output
-from delayservice.engine.pending import NO_MARK, Additions, Frame
-from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.ports import Bounds, Place, Role, Run
 from delayservice.engine.requeuer import Requeuer
-from delayservice.engine.role import Role
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.slices.lane import Lane
-from delayservice.slices.level_proof import LevelProof
-from delayservice.slices.log_proof import LogProof
+from delayservice.slices.log_proof import LevelProof, LogProof
 from delayservice.slices.owning import Owning
-from delayservice.slices.phase import Phase
-from delayservice.slices.slice import Slice
-from delayservice.slices.store_label import StoreLabel
+from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.store_label import Label, StoreLabel
 from delayservice.slices.take_over import take_over_lane
 from delayservice.slices.transaction import Timing, Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
@@ -1015,7 +1010,7 @@ def recreated_topic_keeps_its_cursor() -> AbstractContextManager[Any]:
             known = dataclasses.replace(known, topic_id=lane.topic_id)
         take_over_lane(lane, known, *args)
 
-    return patch("delayservice.slices.lane_taker.take_over_lane", wrong)
+    return patch("delayservice.slices.take_over.take_over_lane", wrong)
 
 
 @mistake(KafkaSink, "_flush")

@@ -23,15 +23,12 @@ from delayservice.contract.recurrence import CronTime
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.cancels import MayRead
 from delayservice.engine.flow import FlowRules
-from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
-from delayservice.engine.ports import Place
-from delayservice.engine.role import Role
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output, Routes
+from delayservice.engine.ports import Place, Role
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.edges import Edges
+from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_lane import FetchAhead, LevelLane
-from delayservice.slices.limits import Limits
 from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError

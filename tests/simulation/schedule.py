@@ -56,14 +56,14 @@ def silenced() -> Iterator[None]:
     )
     with (
         patch("delayservice.slices.level_lane._log", quiet),
-        patch("delayservice.slices.lost._log", quiet),
-        patch("delayservice.slices.repairing_store._log", quiet),
+        patch("delayservice.slices.any_lane._log", quiet),
+        patch("delayservice.slices.repair._log", quiet),
         patch("delayservice.slices.store_label._log", quiet),
         patch("delayservice.slices.worker_loop._log", quiet),
         patch("delayservice.slices.intake._log", quiet),
         patch("delayservice.slices.owning._log", quiet),
         patch("delayservice.slices.log_end_queries._log", quiet),
-        patch("delayservice.slices.lane_taker._log", quiet),
+        patch("delayservice.slices.take_over._log", quiet),
         patch("delayservice.slices.transaction._log", quiet),
         patch("delayservice.slices.take_over._log", quiet),
         patch("delayservice.slices.digests._log", quiet),

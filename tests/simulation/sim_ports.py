@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.outcome import Tally
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from tests.simulation.history import TOLERANCE_MS
 
 if TYPE_CHECKING:

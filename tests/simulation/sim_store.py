@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from delayservice.base.errors import SlotDamagedError
-from delayservice.engine.cursor import Cursor, Key
-from delayservice.engine.pending import NO_MARK, Frame, Lump, Mark, Named
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Key, Lump, Mark, Named
 from delayservice.store.base import Scanner, Store, StoreStats
 from tests.simulation.history import ViolationError
 

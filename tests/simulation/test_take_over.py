@@ -7,10 +7,10 @@ from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
 from delayservice.contract.targets import Allowlist
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor, Key
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from delayservice.process.cron import cron_time
 from tests.simulation.sim_store import SimStore
 from tests.unit.known_targets import KnownTargets

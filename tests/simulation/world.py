@@ -8,9 +8,8 @@ from random import Random
 from unittest.mock import patch
 
 from delayservice.contract.contracts import CONTRACT_VERSION, PARAMETERS
-from delayservice.engine.ports import Place
-from delayservice.engine.role import Role
-from delayservice.slices.phase import Phase
+from delayservice.engine.ports import Place, Role
+from delayservice.slices.slice import Phase
 from tests.simulation.calendar import SHIFTS_MS, make_calendar
 from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError

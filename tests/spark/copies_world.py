@@ -23,9 +23,8 @@ from delayservice.contract.entry import Row as SourceRow
 from delayservice.contract.record import RecordReader
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.engine.claims import Tenure
-from delayservice.engine.cursor import START_KEY, Cursor
+from delayservice.engine.cursor import NO_MARK, START_KEY, Cursor, Frame
 from delayservice.engine.marking import additions
-from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.replicas.commands import Command, Detail, Report, decode_message, encode_message
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
 from delayservice.replicas.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row

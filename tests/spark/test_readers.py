@@ -27,8 +27,8 @@ from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, value_hash
 from connectors.spark.ledger.sources import SourceRows
 from connectors.spark.ledger.unread import ledger_of
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.contract.aliases import KNOWN
 from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.input_headers import KNOWN
 from delayservice.contract.names import HOME_NAMES
 from tests.conftest import MakeTopic
 

@@ -14,8 +14,7 @@ from connectors.spark.reconcile.repair_plan import RepairStep, decode_plan
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte
-from delayservice.engine.cursor import Cursor
-from delayservice.engine.pending import NO_MARK
+from delayservice.engine.cursor import NO_MARK, Cursor
 from delayservice.replicas.digest import SLOT_MS
 from delayservice.replicas.digest_rows import Unreadable
 from delayservice.store.wheel.reading import load_state

@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 from delayservice.config.cluster import Placement, ZooKeeper
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha import elected_ownership, election_thread
 from ha.elected_ownership import ElectedOwnership
 from ha.ensemble import MEMBERS

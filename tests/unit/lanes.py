@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from delayservice.engine.outcome import Routes
 from delayservice.engine.ports import Place, Source
-from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store

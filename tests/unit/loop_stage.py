@@ -20,14 +20,11 @@ from delayservice.contract.contracts import (
 from delayservice.contract.entry import Headers, Row
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, encode_key
-from delayservice.engine.outcome import Output, Tally
-from delayservice.engine.ports import Bounds, Control, Place, ReadBack, Run, Trouble
-from delayservice.engine.role import Role
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import Output, Routes, Tally
+from delayservice.engine.ports import Bounds, Control, Place, ReadBack, Role, Run, Trouble
 from delayservice.process.cron import cron_time
-from delayservice.slices.edges import Edges
+from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
-from delayservice.slices.limits import Limits
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.memory import MemoryStore

@@ -36,7 +36,7 @@ from delayservice.admin.server import admin_token, make_app
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for
-from delayservice.engine.pending import Lump
+from delayservice.engine.cursor import Lump
 from delayservice.inspection.query import BacklogCounts, Page, Pending, Search
 from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.facts import why_not_electable

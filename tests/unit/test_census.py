@@ -12,8 +12,7 @@ from delayservice.contract.codec import Meta, encode_payload
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine import census
 from delayservice.engine.census import OTHERS, Census, Waiting, largest, with_others
-from delayservice.engine.cursor import Cursor
-from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame
 from delayservice.inspection.query import count_within
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore

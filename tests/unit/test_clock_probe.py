@@ -5,7 +5,7 @@ from __future__ import annotations
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from delayservice.engine.claims import Tenure
 from delayservice.engine.ports import ReadBack
-from delayservice.slices.limits import Limits
+from delayservice.slices.edges import Limits
 from tests.unit.loop_stage import Stage
 
 

@@ -14,7 +14,7 @@ from delayservice.replicas.commands import Command, Report, Verb, decode_message
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 from delayservice.slices.lane import Lane
-from delayservice.slices.repairing_store import RepairingStore
+from delayservice.slices.repair import RepairingStore
 
 TOPIC, TOPIC_ID, NOW_MS = "delay_topic_any", "id", 1_000
 

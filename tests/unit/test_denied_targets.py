@@ -16,7 +16,7 @@ from delayservice.engine.census import OTHERS
 from delayservice.engine.cursor import START_KEY
 from delayservice.engine.outcome import Output
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from delayservice.inspection.counting import LaneCounts, count_lane
 from delayservice.slices.lane import Lane
 from delayservice.store.digesting import DigestingStore

@@ -15,8 +15,8 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.disk import DiskLevel, Watermarks
 from delayservice.engine.ports import Bounds, Place, Run
 from delayservice.process.watches import DiskWatch, used_percent
+from delayservice.slices.edges import Limits
 from delayservice.slices.lane import Lane
-from delayservice.slices.limits import Limits
 from delayservice.store.memory import MemoryStore
 from tests.unit.lanes import TOPIC, lane_of, routes_of
 from tests.unit.loop_stage import Stage

@@ -11,17 +11,16 @@ from typer.testing import CliRunner
 from delayservice.cli import app
 from delayservice.commands import dlq
 from delayservice.contract import dead_letters, names
-from delayservice.contract.aliases import ALIASES
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource, Filter
-from delayservice.contract.draft import RULES, Draft
 from delayservice.contract.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Original, Row
+from delayservice.contract.input_headers import ALIASES, RULES, Draft
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
 from delayservice.contract.record import RecordReader
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from tests.unit.known_targets import KnownTargets, some
 from tests.unit.test_settle import ROUTES
 

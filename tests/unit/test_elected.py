@@ -10,7 +10,7 @@ import pytest
 from delayservice.config.settings import Settings
 from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.electability import Cause, WorkerFacts
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from delayservice.process.worker_entry import make_ownership
 from ha.ensemble import MEMBERS, EnsembleError, Held
 from ha.notes import NodeNote, OwnerNote

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 import pytest
 
 from delayservice.engine.electability import BROKER_S_MAX, Cause, WorkerFacts
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.election import Election
 from ha.election_state import Announce, ClaimSlice, Effect, ElectionPace, Evict, Resign, Seat
 from ha.notes import LifeNote, NodeNote, OwnerNote, encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayservice.engine.growth import AHEAD_MS, Growth
+from delayservice.engine.pacing import AHEAD_MS, Growth
 
 NOW_MS = 1_900_000_000_000
 

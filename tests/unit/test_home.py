@@ -43,11 +43,10 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.engine.outcome import Output, Target
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import Output, Routes, Target
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets, any_target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from delayservice.engine.lag import Lag
+from delayservice.engine.electability import Lag
 
 
 def test_nobody_knows_before_a_checkpoint_was_heard() -> None:

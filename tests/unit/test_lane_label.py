@@ -12,11 +12,10 @@ from delayservice.contract.contracts import Contract, ContractError, Contracts
 from delayservice.contract.entry import Headers, Row
 from delayservice.contract.requeue import write_copy
 from delayservice.engine.checkpoint import fingerprint
-from delayservice.engine.cursor import Cursor
-from delayservice.engine.label import Label
-from delayservice.engine.pending import NO_MARK
+from delayservice.engine.cursor import NO_MARK, Cursor
 from delayservice.engine.ports import Run
 from delayservice.slices.lane import Lane
+from delayservice.slices.store_label import Label
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of

@@ -10,8 +10,7 @@ import pytest
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers, Row
-from delayservice.engine.cursor import Cursor
-from delayservice.engine.pending import Frame
+from delayservice.engine.cursor import Cursor, Frame
 from delayservice.engine.ports import Bounds, Place, Run
 from delayservice.slices import repair
 from delayservice.slices.lane import Lane

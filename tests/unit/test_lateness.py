@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayservice.engine import past_due
+from delayservice.engine import outcome
 from delayservice.engine.census import OTHERS
 from delayservice.engine.outcome import DELIVERED, PAST_DUE, RESUMED, Output, Tally
 from delayservice.metrics.counts import TARGETS_MAX, WorkerMetrics, histogram_of
@@ -73,11 +73,11 @@ def test_what_was_put_off_is_counted_apart_from_that_instant_on() -> None:
 
 
 def test_only_so_many_past_due_records_are_noted() -> None:
-    noted = past_due.PastDue()
-    count = past_due.NOTED_MAX + 5
+    noted = outcome.PastDue()
+    count = outcome.NOTED_MAX + 5
     rows = [(n, 9_000, None, None, None) for n in range(count)]
     noted.note(rows, [(n, 0, 1_000, None, None, None) for n in range(count)])
-    assert len(noted) == past_due.NOTED_MAX
+    assert len(noted) == outcome.NOTED_MAX
 
 
 def test_targets_beyond_the_first_ones_are_counted_together() -> None:

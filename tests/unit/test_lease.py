@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayservice.engine.role import Role
+from delayservice.engine.ports import Role
 from ha.election_state import Lease, RoleViews
 
 

@@ -14,9 +14,8 @@ from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import LastRead
 from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.engine.losses import Lost
-from delayservice.engine.outcome import PARKED, Output
+from delayservice.engine.outcome import PARKED, Output, Routes
 from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
-from delayservice.engine.routes import Routes
 from delayservice.slices.level_lane import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets, any_target
 

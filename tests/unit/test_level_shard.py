@@ -22,10 +22,9 @@ from delayservice.contract.requeue import read_copy, write_copy
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.engine.level import LevelRecords, LevelShard
-from delayservice.engine.outcome import Output
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC = "delay_topic_1"

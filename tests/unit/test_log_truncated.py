@@ -17,9 +17,9 @@ from delayservice.base.errors import LogTruncatedError
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.label import Label
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.slices.store_label import Label
 from delayservice.store.memory import MemoryStore
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 

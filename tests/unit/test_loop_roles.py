@@ -12,10 +12,9 @@ from delayservice.base.errors import (
     WriterEndedError,
 )
 from delayservice.engine.claims import CLAIM, encode_word
-from delayservice.engine.ports import Control
-from delayservice.engine.role import Role
-from delayservice.slices.limits import Limits
-from delayservice.slices.phase import Phase
+from delayservice.engine.ports import Control, Role
+from delayservice.slices.edges import Limits
+from delayservice.slices.slice import Phase
 from tests.unit.loop_stage import Stage
 
 SLOW = Limits(

@@ -27,7 +27,7 @@ from delayservice.engine.outcome import (
 )
 from delayservice.engine.ports import Bounds, Place, Run
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks

@@ -2,7 +2,7 @@ import pytest
 
 from delayservice.config.settings import Settings
 from delayservice.engine.pacing import Pacer
-from delayservice.slices.limits import limits_of
+from delayservice.slices.edges import limits_of
 
 
 def test_an_idle_slice_commits_as_often_as_it_may() -> None:

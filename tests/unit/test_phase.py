@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from delayservice.slices.phase import OWNED, Phase, PhaseError, Step, next_phase
+from delayservice.slices.slice import OWNED, Phase, PhaseError, Step, next_phase
 
 WAY = [Step.CLAIM, Step.FENCE, Step.TAKE, Step.SERVE, Step.RELEASE, Step.STEP_DOWN]
 

@@ -20,11 +20,10 @@ from delayservice.contract.requeue import read_copy
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import Bounds, Run, Source
-from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.slices.level_lane import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets, any_target, some

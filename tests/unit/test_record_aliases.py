@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.contract.aliases import ALIASES
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, INVALID, SCHEDULE, Entry, Headers
+from delayservice.contract.input_headers import ALIASES
 from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
 from delayservice.contract.record import RecordReader
 

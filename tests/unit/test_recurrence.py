@@ -9,10 +9,9 @@ from delayservice.contract.codes import CRON_INVALID, RecordRefusedError
 from delayservice.contract.recurrence import Recurrence, encode, following, recurrence_of
 from delayservice.contract.requeue import CONTINUES, read_copy
 from delayservice.engine import outcome
-from delayservice.engine.outcome import Output, Target
-from delayservice.engine.routes import Routes
+from delayservice.engine.outcome import Output, Routes, Target
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from tests.unit.known_targets import KnownTargets, any_target, some
 
 NOW_MS = 5_000_000

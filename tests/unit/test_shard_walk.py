@@ -11,14 +11,12 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
 from delayservice.engine import outcome
 from delayservice.engine.cancels import _Flights
-from delayservice.engine.cursor import Cursor, Key
-from delayservice.engine.outcome import Output
-from delayservice.engine.pending import Additions
+from delayservice.engine.cursor import Additions, Cursor, Key
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import Bounds
-from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.undelivered import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore

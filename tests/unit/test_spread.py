@@ -7,7 +7,7 @@ from collections import Counter
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers
 from delayservice.contract.record import RecordReader
-from delayservice.contract.spread import spread_ms
+from delayservice.contract.times import spread_ms
 
 HOUR_MS = 3_600_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.engine.role import Role
-from delayservice.slices.limits import Limits
+from delayservice.engine.ports import Role
+from delayservice.slices.edges import Limits
 from tests.unit.loop_stage import TOPIC, Stage
 
 INTERVAL_MS = 20.0

@@ -24,11 +24,9 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Control, Run, Trouble
-from delayservice.engine.role import Role
-from delayservice.slices.limits import Limits
-from delayservice.slices.phase import Phase
-from delayservice.slices.slice import Slice
+from delayservice.engine.ports import Bounds, Control, Role, Run, Trouble
+from delayservice.slices.edges import Limits
+from delayservice.slices.slice import Phase, Slice
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)

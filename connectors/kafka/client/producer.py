@@ -11,7 +11,7 @@ from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, Produc
 from connectors.kafka.client.places import Places
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
-from delayservice.contract.draft import CANCEL_OP, FIRE_OP
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
 from delayservice.contract.request import (
     OwnHeaders,
     TargetKey,

@@ -12,7 +12,7 @@ from confluent_kafka import Message
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
-from delayservice.contract.aliases import STRIPPED
+from delayservice.contract.input_headers import STRIPPED
 
 RETRY_SOURCE: Final = "retry-source"
 """Name of the header in which ``RetryLadder`` keeps the identity (``source_of``) of a record."""

@@ -39,12 +39,11 @@ from delayservice.contract.entry import (
 )
 from delayservice.contract.home import Arrived, Group, read_claimed_envelope
 from delayservice.contract.home import waiting_group as group_of
-from delayservice.contract.names import DELAY_HOME_MAC
+from delayservice.contract.names import DELAY_HOME_MAC, is_legal_topic
 from delayservice.contract.partitioner import murmur2
 from delayservice.contract.record import RecordReader
 from delayservice.contract.recurrence import recurrence_of
 from delayservice.contract.requeue import Claim, read_claim
-from delayservice.contract.topic_names import is_legal_topic
 
 NO_KEY: Final = -1
 """Value in place of the hash of a key, for a record whose key is missing or empty: any partition is

@@ -29,14 +29,12 @@ from connectors.spark.ledger.expressions import (
 from connectors.spark.ledger.facts import DELIVERED, OUTCOME, OUTCOME_KINDS, OUTCOME_NAMES, SOURCE
 from connectors.spark.ledger.rows import NO_SHARD, Ledger
 from delayservice.contract import names
-from delayservice.contract.aliases import KNOWN
 from delayservice.contract.contracts import MAX_DELAY_MS_MAX, PAST_DUE_DELIVER, Contract
-from delayservice.contract.draft import CANCEL_OP
 from delayservice.contract.entry import CANCEL, SCHEDULE
-from delayservice.contract.record import PLAIN_DIGITS_MAX
+from delayservice.contract.input_headers import CANCEL_OP, KNOWN
+from delayservice.contract.names import is_reserved
+from delayservice.contract.record import PARTITION_BY_KEY, PLAIN_DIGITS_MAX
 from delayservice.contract.times import DUE_STOP_MS, SURELY_MS
-from delayservice.contract.topic_names import is_reserved
-from delayservice.contract.user_record import PARTITION_BY_KEY
 
 _SPECIAL: Final = sorted(KNOWN | names.HOME_NAMES)
 # Headers of the service that have a meaning in records that this module reads.

@@ -57,11 +57,11 @@ from connectors.spark.ledger.rows import (
     pack,
 )
 from delayservice.contract import names
-from delayservice.contract.aliases import STRIPPED
 from delayservice.contract.codec import packed_recurrence
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.entry import Headers, Original, Row
 from delayservice.contract.home import Group, taken_along
+from delayservice.contract.input_headers import STRIPPED
 from delayservice.contract.requeue import CONTINUES, Claim
 
 

@@ -18,7 +18,7 @@ from connectors.spark.common.frames import arrow_schema, batch_of
 from connectors.spark.common.pending import PendingColumns
 from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
-from delayservice.engine.pending import NO_MARK, Frame
+from delayservice.engine.cursor import NO_MARK, Frame
 from delayservice.replicas.digest import SLOT_MS, frame_hash
 from delayservice.store.wheel.reading import Damage
 

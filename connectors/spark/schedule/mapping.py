@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from delayservice.base.errors import InvalidRequestError
 from delayservice.config.units import parse_duration_ms
 from delayservice.contract import names
-from delayservice.contract.aliases import RESERVED
+from delayservice.contract.input_headers import RESERVED
 from delayservice.contract.request import instant_ms
 
 FIXED: Final = "="

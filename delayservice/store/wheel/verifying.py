@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import decode_payload
-from delayservice.engine.pending import NO_MARK
+from delayservice.engine.cursor import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
 from delayservice.store.findings import Case, CheckVerdict, Finding, NamedRecord, check_ids
