@@ -48,9 +48,11 @@ _SAID: Final = {
     "replaced": "the record is replaced by the new one",
     "not_pending": "no record is pending under this id: it was settled before, or never written",
 }
-_IN_THE_LOG: Final = "the control record is written, its outcome is not known yet:  "
-_NOTHING_REPLACED: Final = "the new record is written, and the replacement is not confirmed yet: "
-"if the old one was delivered meanwhile, both are delivered; otherwise  "
+_IN_THE_LOG: Final = "the control record is written, its outcome is not known yet: "
+_NOTHING_REPLACED: Final = (
+    "the new record is written, and the replacement is not confirmed yet: if the old one was "
+    "delivered meanwhile, both are delivered; otherwise "
+)
 
 
 class WaitingRoom:
@@ -146,9 +148,8 @@ def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
     except DelayServiceError as exc:
         raise Refusal(
             503,
-            f"the workers can't be queried for the record, and nothing was written:  {exc}. With "
-            "topic and "
-            "partition it is written without asking",
+            f"the workers can't be queried for the record, and nothing was written: {exc}. With "
+            "topic and partition it is written without asking",
             retry_after_s=_BUSY_RETRY_S,
         ) from exc
     topic = asked.topic or next(iter(context.settings.topics.delay))
@@ -372,5 +373,5 @@ def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> No
     except DelayServiceError as exc:
         raise Refusal(
             503,
-            f"the pause is written, but it is not known whether the workers have read it:  {exc}",
+            f"the pause is written, but it is not known whether the workers have read it: {exc}",
         ) from exc

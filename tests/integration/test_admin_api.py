@@ -109,7 +109,7 @@ def test_a_cancel_a_fire_and_a_reschedule_say_what_they_did(stand: Stand) -> Non
     done = api.change("POST", "/v1/records/cancel", {"id": "to cancel"})
     assert done["outcome"] == "cancelled"
     assert api.change("POST", "/v1/records/cancel", {"id": "to cancel"})["outcome"] == "not_pending"
-    assert api.refused("GET", "/v1/records?id=to+cancel", 404).startswith("nothing is pending")
+    assert api.refused("GET", "/v1/records?id=to+cancel", 404).startswith("no record is pending")
     assert api.change("POST", "/v1/records/fire", {"id": "to fire"})["outcome"] == "fired"
     moved = api.change("POST", "/v1/records/reschedule", {"id": "to move", "after_ms": 500})
     assert moved["outcome"] == "replaced"
@@ -434,7 +434,8 @@ def test_send_says_what_will_not_arrive_and_waits_for_what_a_cancel_did(stand: S
     unwaited = CliRunner().invoke(app, ["send", bench.any, "--id", "x", "--fire", *node])
     assert unwaited.exit_code == 0
     assert "written, outcome unknown" in unwaited.stdout
-    assert "nothing else is answered" in str(send("x", "--after", "1s", "--wait", "1s").exception)
+    unwanted = send("x", "--after", "1s", "--wait", "1s")
+    assert str(unwanted.exception) == "--wait needs --cancel or --fire"
 
 
 def test_what_others_wrote_does_not_steer_the_terminal_of_who_looks(stand: Stand) -> None:
@@ -469,7 +470,7 @@ def test_a_node_that_is_stopped_answers_those_who_wait_and_does_not_wait_for_the
             took_s = watch.fair_s()
         answers = [one.result() for one in waits]
     assert [one["outcome"] for one in answers] == [None] * 3
-    assert all("this node stops" in one["detail"] for one in answers)
+    assert all("this node is stopping" in one["detail"] for one in answers)
     assert took_s < 20
     stand.again()
     stand.api.change("DELETE", path)
