@@ -148,9 +148,8 @@ def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
     except DelayServiceError as exc:
         raise Refusal(
             503,
-            f"the workers can't be queried for the record, and nothing was written:  {exc}. With "
-            "topic and "
-            "partition it is written without asking",
+            f"the workers can't be queried for the record, and nothing was written: {exc}. With "
+            "topic and partition it is written without asking",
             retry_after_s=_BUSY_RETRY_S,
         ) from exc
     topic = asked.topic or next(iter(context.settings.topics.delay))
@@ -374,5 +373,5 @@ def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> No
     except DelayServiceError as exc:
         raise Refusal(
             503,
-            f"the pause is written, but it is not known whether the workers have read it:  {exc}",
+            f"the pause is written, but it is not known whether the workers have read it: {exc}",
         ) from exc

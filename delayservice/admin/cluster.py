@@ -1,14 +1,11 @@
-"""HTTP routes for the health and state of the node and the cluster, and for recent samples."""
+"""HTTP routes for the health and state of the node and the cluster."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from delayservice.admin import models
 from delayservice.admin.context import ApiContext
-from delayservice.admin.history import Sample
 from delayservice.admin.problems import Refusal, described
 from delayservice.engine.electability import SILENT_S_MAX
 from delayservice.metrics.facts import why_not_electable
@@ -54,15 +51,6 @@ def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:
     def cluster() -> models.Cluster:
         """All nodes, who owns which slice, and how far every copy is."""
         return cluster_of(context)
-
-    @routes.get("/history", tags=["cluster"])
-    def history(
-        last: Annotated[
-            int, Query(ge=1, le=900, description="Samples, about one per second.")
-        ] = 300,
-    ) -> list[Sample]:
-        """Throughput and lateness of this node in the last minutes."""
-        return context.history.last(last)
 
 
 def cluster_of(context: ApiContext) -> models.Cluster:

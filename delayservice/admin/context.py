@@ -13,7 +13,6 @@ from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
-from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
@@ -36,7 +35,6 @@ class ApiContext:
         *,
         hub: MetricsHub,
         inquiry: Workers,
-        history: History,
         admin: KafkaAdmin,
         desk: ControlDesk,
         pauses: PauseWatcher,
@@ -45,7 +43,6 @@ class ApiContext:
         self.settings = settings
         self.hub = hub
         self.inquiry = inquiry
-        self.history = history
         self.desk = desk
         self.pauses = pauses
         self.wall_ms = wall_ms

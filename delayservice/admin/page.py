@@ -71,10 +71,6 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
-def rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 100 or not per_second else f"{per_second:,.1f}"  # noqa: PLR2004  # digits
-
-
 def lateness(ms: int | None) -> str:
     """Return a duration of ``ms`` milliseconds as text with its unit; a dash for None."""
     if ms is None:
@@ -213,7 +209,6 @@ def _zoned(text: str) -> str:
 def install(environment: Environment) -> None:
     environment.filters.update(
         count=count,
-        rate=rate,
         lateness=lateness,
         span=span,
         size=size,
@@ -236,7 +231,6 @@ _Text = Annotated[str, Query(max_length=100_000)]
 _Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 _Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
 _Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
-_Minutes = Annotated[int, Query(ge=1, le=15)]
 T = TypeVar("T")
 
 
@@ -302,14 +296,13 @@ class Pages:
             "findings": findings,
         }
 
-    def overview(self, unit: str, minutes: int) -> HTMLResponse:
-        """Return the page with the health, the numbers of records due in each ``unit`` from now on,
-        and the throughput of the last ``minutes``.
+    def overview(self, unit: str) -> HTMLResponse:
+        """Return the page with the health, and the numbers of records due in each ``unit`` from now
+        on.
         """
         context = self._context
         timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
         bars = page_charts.bars_of(timeline.value) if timeline.value is not None else None
-        samples = context.history.last(minutes * 60)
         return self.draw(
             "overview",
             backlog=_part(lambda: backlog_of(context)),
@@ -317,7 +310,6 @@ class Pages:
             units=list(UNITS_MS),
             timeline=timeline,
             bars=bars,
-            past=page_charts.past_of(samples, minutes, context.wall_ms()),
             status=context.hub.status(),
             workers_wanted=context.settings.node.workers,
         )
@@ -488,10 +480,8 @@ def page_routes(context: ApiContext) -> APIRouter:
     routes = APIRouter(route_class=_route_class(pages), include_in_schema=False)
 
     @routes.get("/")
-    def overview(
-        unit: Literal["second", "minute", "hour"] = "minute", minutes: _Minutes = 5
-    ) -> HTMLResponse:
-        return pages.overview(unit, minutes)
+    def overview(unit: Literal["second", "minute", "hour"] = "minute") -> HTMLResponse:
+        return pages.overview(unit)
 
     @routes.get("/slices")
     def slices() -> HTMLResponse:

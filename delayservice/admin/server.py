@@ -29,7 +29,6 @@ from delayservice.admin.guards import (
     takes_json,
     writer,
 )
-from delayservice.admin.history import History
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.page import page_routes
@@ -137,14 +136,12 @@ class AdminServer:
             admin,
             settings.topics.outcomes,
         )
-        self._history = History(hub.totals)
         pauses = PauseWatcher(settings.topics.pauses)
         ControlReader([pauses], kafka.client_config("consumer"), settings.node.node_id)
         context = ApiContext(
             settings,
             hub=hub,
             inquiry=Workers(askers),
-            history=self._history,
             admin=admin,
             desk=self._desk,
             pauses=pauses,
@@ -153,17 +150,13 @@ class AdminServer:
         self._server = HttpServer(app, "admin", settings.admin.listen)
 
     def serve(self) -> str | None:
-        """Start to answer requests and to take samples. Return ``host:port`` of the open socket;
-        None: there is no server.
+        """Start to answer requests. Return ``host:port`` of the open socket; None: there is no
+        server.
         """
-        listening = self._server.serve()
-        if listening is not None:
-            self._history.start()
-        return listening
+        return self._server.serve()
 
     def stop(self) -> None:
         """Stop accepting requests, and end those that wait for the outcome of a change."""
-        self._history.close()
         self._desk.stop()
         self._server.stop()
 

@@ -12,7 +12,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.options import JsonOption, KafkaOptions, moment_ms, pairs, with_options
+from delayservice.commands.options import KafkaOptions, moment_ms, pairs, with_options
 from delayservice.commands.spark_audit import read_options, secrets_of, show_findings
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
@@ -246,44 +246,6 @@ def report(
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
     out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
     out.print(path, style="bold green", markup=False)
-
-
-@app.command(epilog="Example: [bold]delayservice spark export delayservice-state --out exported[/]")
-def export(
-    state: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="A node's state folder, or a copy.")
-    ],
-    *,
-    output: Annotated[
-        Path, typer.Option("--out", help="Folder for a Parquet file of each shard.")
-    ] = Path("delay-export"),
-    content: Annotated[
-        bool, typer.Option("--content/--no-content", help="With keys, values and headers.")
-    ] = True,
-    as_json: JsonOption = False,
-) -> None:
-    """Export a node's RocksDB stores as Parquet for Spark, without a lock."""
-    require_extra()
-    from connectors.spark.reconcile.rocks_export import export_rocks
-    from delayservice.store.offline import find_shards
-
-    if not (state / "rocksdb").is_dir():
-        raise DelayServiceError(
-            f"{state} holds no RocksDB store: give the folder that node.state_dir names; a wheel "
-            "needs no export"
-        )
-    output.mkdir(parents=True, exist_ok=True)
-    facts = []
-    for shard in find_shards(state, ("rocksdb",)):
-        target = output / f"{shard.shard}-{shard.partition}.parquet"
-        done = export_rocks(shard, target, content=content)
-        said = {"path": str(done.path), "rows": done.rows, "stop_offset": done.stop_offset}
-        facts.append(said)
-        if not as_json:
-            out.print(f"{done.rows:,} records below offset {done.stop_offset} in ", end="")
-            out.print(str(done.path), style="bold green", markup=False)
-    if as_json:
-        print_json({"v": 1, "kind": "export", "shards": facts})
 
 
 def main() -> None:

@@ -178,17 +178,6 @@ class Counters(msgspec.Struct):
                 mine[name] = mine.get(name, 0) + count
         self.lateness.add(other.lateness)
 
-    def since(self, before: Counters) -> Counters:
-        return Counters(
-            self.ingested - before.ingested,
-            {name: n - before.settled.get(name, 0) for name, n in self.settled.items()},
-            {name: n - before.rejected.get(name, 0) for name, n in self.rejected.items()},
-            self.early - before.early,
-            self.aborts - before.aborts,
-            self.over_cap - before.over_cap,
-            self.lateness.since(before.lateness),
-        )
-
 
 class SliceMetrics(msgspec.Struct):
     """Metrics of one slice as its worker has them. Only the thread of its loop writes them."""

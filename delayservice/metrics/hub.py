@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from delayservice import __version__
 from delayservice.config.settings import Settings
@@ -84,15 +84,6 @@ class _Worker:
         )
 
 
-class NodeTotals(NamedTuple):
-    """Counters of all slices together since the node started, and the number of pending records in
-    all copies of the node.
-    """
-
-    counters: Counters
-    pending: int
-
-
 class MetricsHub:
     """Collector of the workers' snapshots in the supervisor. Any thread may call any method."""
 
@@ -111,9 +102,6 @@ class MetricsHub:
         # Number of settings by which Kafka may lose what it acknowledged; None: not looked at yet.
         self.unsafe_settings: int | None = None
         self._past_workers: dict[int, WorkerMetrics] = {}
-        # Sum of the counters of all slices, dropped ones included. It is updated with each
-        # snapshot, so that no call has to add up all slices.
-        self._total = Counters()
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
         """Replace the snapshot of the worker with this number by the next one, as encoded by
@@ -127,7 +115,6 @@ class MetricsHub:
             if known is not None and _life(known.snapshot) != _life(snapshot):
                 self._count_loss(worker_index)
                 known = None
-            self._add_to_total(known.snapshot if known is not None else None, snapshot)
             if known is None:
                 self._workers[worker_index] = _Worker(snapshot, self._now_s())
                 return
@@ -141,15 +128,6 @@ class MetricsHub:
         with self._lock:
             worker = self._workers.get(worker_index)
             return 0.0 if worker is None else worker.snapshot.turn_s
-
-    def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
-        before = {_kept(m): m.counters for m in old.slices} if old is not None else {}
-        same = old.packed.keys() if old is not None else ()
-        for packed in new.packed.keys() - same:
-            metrics = new.packed[packed]
-            earlier = before.get(_kept(metrics))
-            counted = metrics.counters
-            self._total.add(counted if earlier is None else counted.since(earlier))
 
     def kafka_missing(self, why: str) -> None:
         """Set why the node waits for Kafka before it starts workers; empty: it does not wait."""
@@ -182,14 +160,6 @@ class MetricsHub:
 
     def _keep(self, metrics: SliceMetrics) -> None:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
-
-    def totals(self) -> NodeTotals:
-        with self._lock:
-            total = Counters()
-            total.add(self._total)
-            workers = self._workers.values()
-            pending = sum(m.pending for worker in workers for m in worker.snapshot.slices)
-            return NodeTotals(total, pending)
 
     def facts(self) -> NodeFacts:
         with self._lock:

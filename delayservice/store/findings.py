@@ -151,7 +151,7 @@ def check_ids(
         record = records.get(offset)
         is_asked = mark < stop_offset and span_ms[0] <= key_ms < span_ms[1]
         if is_asked and record is not None and record.mark != mark:
-            why = f"offset {mark} cancels or replaces the record by the id index, not by the record"
+            why = f"the id index says that offset {mark} cancels or replaces it; its row does not"
             yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
     for offset, record in records.items():
         is_pending = record.mark == NO_MARK and span_ms[0] <= record.key_ms < span_ms[1]

@@ -47,24 +47,23 @@ KINDS: Final = ("wheel", "rocksdb")
 _LOCKS: Final = Path("/proc/locks")
 
 
-def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
+def find_shards(root: Path) -> list[ShardFolder]:
     """Return the shards of all store folders in ``root``, as ``find_stores`` finds them. A folder
     whose shards can't be listed gives one entry, with an empty topic and partition -1.
     """
-    folders = find_stores(root, kinds)
-    return [shard for folder in folders for shard in _shards_of(folder)]
+    return [shard for folder in find_stores(root) for shard in _shards_of(folder)]
 
 
-def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+def find_stores(root: Path) -> list[Path]:
     """Return the store folders in a node's state folder or one of its folders, or ``root``."""
     if (root / "VERSION").is_file():
         return [root]
-    homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
+    homes = [root / kind for kind in KINDS if (root / kind).is_dir()] or [root]
     found = [path for home in homes for path in home.glob("*")]
     folders = sorted(path for path in found if path.name.isdecimal() and _may_be_store(path))
     if not folders:
         raise StoreError(
-            f"{root} holds no shard of a {' or '.join(kinds)}; name a node's state folder "
+            f"{root} holds no shard of a {' or '.join(KINDS)}; name a node's state folder "
             "(node.state_dir), a folder of stores in it, or one of those (a number)"
         )
     return folders

@@ -1,13 +1,9 @@
-"""The pictures of ``docs/api.md``, taken of a real node with made-up orders.
-
-    python -m tests.admin.screenshots
-
-It takes some minutes, most of them for the node to have a past.
+"""The pictures of ``docs/api.md``, taken of a real node with made-up orders:
+``python -m tests.admin.screenshots``.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
 import random
@@ -38,6 +34,8 @@ PARTITIONS: Final = 4
 PENDING: Final = 48_000
 COLOURS: Final = 128
 SHOWN: Final = "order-20417"
+# Time in which records are delivered to every target, before the first picture.
+DELIVERING_S: Final = 30
 WIDE: Final = (1200, 1010)
 
 
@@ -141,16 +139,13 @@ def save(browser: Browser, name: str) -> None:
 
 def main() -> None:
     """Take all of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--past-s", type=float, default=310, help="how long the node has to run")
-    options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     stopping = threading.Event()
     with site() as (url, shop), chromium() as browser:
         shop.fill()
         trading = threading.Thread(target=shop.trade, args=[stopping], daemon=True)
         trading.start()
-        stopping.wait(options.past_s)
+        stopping.wait(DELIVERING_S)
         take(browser, url, "page-overview-light")
         take(browser, url, "page-overview-dark", scheme="dark")
         search = f"{url}/pending?from=%2B10m&to=%2B1h&target={quote('orders')}"

@@ -34,7 +34,7 @@ OVERRIDE: Final = "\N{RIGHT-TO-LEFT OVERRIDE}"
 HOSTILE: Final = (
     f'</dd><script>document.title="owned"</script>{OVERRIDE}<img src=x onerror=alert(1)>'
 )
-PAGES: Final = ("/", "/?unit=hour&minutes=15", "/slices", "/pending", "/dead-letters", "/config")
+PAGES: Final = ("/", "/?unit=hour", "/slices", "/pending", "/dead-letters", "/config")
 
 
 @dataclass(frozen=True, slots=True)

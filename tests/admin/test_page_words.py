@@ -1,4 +1,4 @@
-"""Texts of the page, without a browser: words, times, charts, findings."""
+"""Texts of the page, without a browser: words, times, the chart, findings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 from jinja2 import Environment
 
 from delayservice.admin import models
-from delayservice.admin.history import Sample
 from delayservice.admin.page import (
     content,
     environment,
@@ -18,7 +17,7 @@ from delayservice.admin.page import (
     utc,
     visible,
 )
-from delayservice.admin.page_charts import HEIGHT, bars_of, past_of, round_up
+from delayservice.admin.page_charts import HEIGHT, bars_of, round_up
 from delayservice.admin.page_health import findings_of
 from delayservice.metrics.status import NodeState, Pause, TargetState, WorkerState
 
@@ -113,32 +112,6 @@ def test_the_smallest_bar_is_still_to_be_seen_and_the_axis_is_round() -> None:
     assert bars.bars[2].height == pytest.approx(HEIGHT * 0.95)
     assert (bars.ticks_ms[0], bars.ticks_ms[-1]) == (0, 3_000)
     assert [round_up(n) for n in (0, 1, 3, 10, 11, 51, 2_080)] == [1, 1, 4, 10, 12, 60, 2_400]
-
-
-def sample(at_ms: int, delivered: int, p99: int | None) -> Sample:
-    return Sample(
-        at_ms=at_ms,
-        seconds=1.0,
-        ingested=2,
-        delivered=delivered,
-        settled=delivered,
-        pending=9,
-        lateness_ms_p50=p99,
-        lateness_ms_p99=p99,
-    )
-
-
-def test_lines_are_broken_where_nothing_was_delivered() -> None:
-    start_ms = NOW_MS - 60_000
-    samples = [sample(start_ms + n * 1_000, 10, None if 20 <= n < 40 else 30) for n in range(60)]
-    past = past_of(samples, 5, NOW_MS)
-    assert len(past.p99) == 2
-    assert len(past.delivered) == 1
-    assert past.decades == 2
-    assert past.last_minute is not None
-    assert past.last_minute.delivered == pytest.approx(10)
-    empty = past_of([], 5, NOW_MS)
-    assert (empty.p50, empty.rows, empty.last_minute) == ([], [], None)
 
 
 def status(*problems: str) -> NodeState:

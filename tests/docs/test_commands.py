@@ -31,7 +31,6 @@ from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER
 from tests.docs.terminal import Machine, Terminal
 from tests.docs.test_listed import is_listed, is_python_listed
 from tests.integration.bench import await_true
-from tests.unit.stored_folders import fill, opened
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -142,10 +141,7 @@ def _assert_not_refused(command: Command, shown: str) -> None:
 
 @pytest.fixture(scope="module")
 def inputs(machine: Machine) -> None:
-    """What docs/spark.md schedules, the topics where it goes, and a store that it exports."""
-    stored = opened(machine.folder / "delayservice-state", "rocksdb")
-    fill(stored)
-    stored.close()
+    """What docs/spark.md schedules, and the topics where it goes."""
     due_at = datetime.now(UTC) + timedelta(days=1)
     rows = [
         {"due_at": due_at, "body": f"remind {n}", "user": f"user-{n}", "reminder_id": f"r-{n}"}

@@ -27,7 +27,6 @@ from delayservice.admin.changing import (
     said,
 )
 from delayservice.admin.context import ApiContext
-from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
@@ -112,7 +111,6 @@ def context_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = (
         found,
         hub=hub,
         inquiry=cast("Any", inquiry),
-        history=History(hub.totals),
         admin=cast("Any", None),
         desk=cast("Any", SimpleNamespace(partitions=lambda topic: 4 if topic == TOPIC else 0)),
         pauses=cast("Any", None),

@@ -23,7 +23,6 @@ from delayservice.metrics.counts import (
     LATENESS_BOUNDS_MS,
     TARGETS_MAX,
     AuditFacts,
-    Counters,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
@@ -139,22 +138,6 @@ def test_what_waits_is_added_up_by_topic_and_target_and_the_number_of_series_is_
     assert collecting.status().targets[0].parked == 780
 
 
-def test_totals_grow_with_every_slice_and_never_go_back() -> None:
-    collecting = hub()
-    collecting.update(0, packed(1, [busy(0, count=1), busy(1)]))
-    collecting.update(0, packed(1, [busy(0), busy(1)]))
-    collecting.update(0, packed(1, [busy(0), busy(1)]))
-    assert (collecting.totals().counters.ingested, collecting.totals().pending) == (6, 8)
-    collecting.update(0, packed(1, [busy(0)]))  # slice 1 moves
-    collecting.update(1, packed(2, [busy(1, count=2)]))
-    collecting.forget(0)
-    collecting.update(0, packed(3, [busy(0, count=1)]))
-    expected = Counters()
-    for counters in collecting.facts().totals.values():
-        expected.add(counters)
-    assert collecting.totals() == (expected, 8)
-
-
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02"])
 def test_what_is_no_snapshot_is_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(DelayServiceError, match="one version"):
@@ -221,7 +204,6 @@ def test_a_slice_that_is_dropped_and_kept_again_between_two_reports_keeps_its_co
     assert report(1) == 111
     del observer.sampled[0]
     assert report(150) == 261, "also if it has counted more since"
-    assert collecting.totals().counters.ingested == 261
 
 
 def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,8 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.commands.options import pairs
 from delayservice.commands.spark_session import NEEDED
-from delayservice.contract.codec import encode_payload
-from delayservice.store.base import NO_MARK
-from tests.rocks import LoneRocks
-from tests.wheels import TOPIC
 
 ROOT = Path(__file__).parents[2]
-PAYLOAD = encode_payload(("to_a", -1, b"key", b"value", [], 7, None))
 
 
 def called(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +52,7 @@ def test_help_of_every_command_needs_nothing_of_the_extra() -> None:
     )
     done = called("-c", program)
     assert done.returncode == 0, done.stderr
-    for name in ("audit", "reconcile", "repair", "report", "schedule", "export"):
+    for name in ("audit", "reconcile", "repair", "report", "schedule"):
         assert f"Usage: python -c {name}" in done.stdout or f" {name} " in done.stdout
 
 
@@ -88,21 +82,6 @@ def test_an_option_without_a_name_is_refused(text: str) -> None:
         pairs("--conf", [text])
 
 
-def test_an_export_tells_programs_of_all_shards_in_one_object(tmp_path: Path) -> None:
-    for number in range(2):
-        (tmp_path / "rocksdb").mkdir(exist_ok=True)
-        store = LoneRocks(tmp_path / "rocksdb" / "0", place=(TOPIC, number))
-        store.open()
-        store.append([(1_795_226_400_000, 0, NO_MARK, PAYLOAD)], [], [], 1)
-        store.sync()
-        store.close()
-    asked = ["spark", "export", str(tmp_path), "--out", str(tmp_path / "out"), "--json"]
-    done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert [(one["rows"], one["stop_offset"]) for one in told["shards"]] == [(1, 1), (1, 1)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -118,12 +97,6 @@ def test_what_does_not_go_together_is_wrong_usage(arguments: list[str], words: s
     done = CliRunner().invoke(app, ["spark", *arguments, "-b", "localhost:1"])
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
-
-
-def test_a_folder_without_a_store_has_nothing_to_export(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["spark", "export", str(tmp_path)])
-    assert isinstance(done.exception, DelayServiceError)
-    assert "holds no RocksDB store" in str(done.exception)
 
 
 def test_which_copies_should_be_there_is_told_as_it_is() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
+from connectors.spark.common.frames import arrow_schema
 from delayservice.replicas.digest import SLOT_MS
 
 FINDINGS_VERSION: Final = 1
@@ -89,11 +90,7 @@ def as_findings(slots: DataFrame) -> DataFrame:
     unknown = sf.lit(None).cast("bigint")
     told = {"slot_stop_ms": sf.col("slot_start_ms") + SLOT_MS, "offset": unknown, "key_ms": unknown}
     told |= {name: sf.col(name) for name in slots.columns}
-    return slots.select(*(told[name].alias(name) for name in names_of(FINDING)))
-
-
-def names_of(ddl: str) -> list[str]:
-    return [column.split()[0] for column in ddl.split(", ")]
+    return slots.select(*(told[name].alias(name) for name in arrow_schema(FINDING).names))
 
 
 def _by_kind(texts: dict[str, str]) -> Column:

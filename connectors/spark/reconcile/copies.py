@@ -14,10 +14,10 @@ from pyspark.sql import functions as sf
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import LATEST, newest_time_ms, offsets_of
 from connectors.spark.common.cut import Cut, ShardCut
-from connectors.spark.common.frames import kept
+from connectors.spark.common.frames import arrow_schema, kept
 from connectors.spark.common.topics import Place, Span, native_options, read_topic
 from connectors.spark.reconcile import digest_rows, digests
-from connectors.spark.reconcile.compare import COPY, SHARD, names_of, with_slot
+from connectors.spark.reconcile.compare import COPY, SHARD, with_slot
 from connectors.spark.reconcile.details import UNREADABLE, Details
 from connectors.spark.reconcile.digests import Comparison, CutRow, Expected, Served, silent
 from connectors.spark.reconcile.store_source import StoreOptions, reach_of, read_store
@@ -240,11 +240,11 @@ class OnDisk:
             read_store(self.spark, path, asked).withColumn("node", sf.lit(node))
             for node, path in sorted(self.folders.items())
         ]
-        return reduce(DataFrame.unionByName, read).select(*names_of(_FOUND))
+        return reduce(DataFrame.unionByName, read).select(*arrow_schema(_FOUND).names)
 
     def damaged(self) -> DataFrame:
         found = self._found.where("damage is not null").withColumnRenamed("damage", "why")
-        return found.select(*names_of(UNREADABLE))
+        return found.select(*arrow_schema(UNREADABLE).names)
 
     def sums(self, *, every: bool) -> DataFrame:
         del every
@@ -254,7 +254,7 @@ class OnDisk:
             .transform(with_slot)
             .groupBy(*COPY, "slot_start_ms")
             .agg(sf.count("*").alias("count"), total)
-            .select(*names_of(digest_rows.SUMS))
+            .select(*arrow_schema(digest_rows.SUMS).names)
         )
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:

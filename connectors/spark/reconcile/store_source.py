@@ -36,13 +36,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from connectors.spark.reconcile.rocks_export import batches
 from connectors.spark.reconcile.stored import DDL, ShardName
 from delayservice.base.errors import StoreError
 from delayservice.contract.times import DUE_STOP_MS
+from delayservice.store.base import Frame
 from delayservice.store.folder import ShardFolder, read_format, shard_name
 from delayservice.store.offline import find_shards
-from delayservice.store.rocks_view import view_of, viewed_database
+from delayservice.store.rocks_view import RocksView, view_of, viewed_database
 from delayservice.store.wheel.reading import (
     EVERYTHING,
     Damage,
@@ -58,6 +58,8 @@ FORMAT: Final = "delayservice-store"
 _MODES: Final = ("permissive", "failfast")
 # Number of RocksDB shards that one task reads, as opening their common database takes time.
 _SHARDS_PER_TASK: Final = 16
+_BATCH_ROWS: Final = 65_536
+_BATCH_BYTES: Final = 32 << 20
 _UNTRUSTED: Final = (
     "what the store says of itself is missing, damaged or of an older format: a node starts the "
     "whole store over from the log"
@@ -231,7 +233,7 @@ class StoreReader(DataSourceReader):
             with viewed_database(Path(left[0][0].path)) as rocks:
                 while left:
                     folder, name = left[0]
-                    for frames in batches(view_of(rocks, folder), self.options.bounds):
+                    for frames in _batches(view_of(rocks, folder), self.options.bounds):
                         yield name.batch(None, frames, content=self.options.content)
                     left.pop(0)
         except StoreError as exc:
@@ -253,6 +255,20 @@ class StoreReader(DataSourceReader):
                 "permissive to see the rest, and repair it"
             )
         return name.damage_batch(damage)
+
+
+def _batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
+    # Up to 65,536 records or some 32 MiB are in memory at a time.
+    batch: list[Frame] = []
+    size = 0
+    for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):
+        batch.append(frame)
+        size += len(frame[3])
+        if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _whole(why: str) -> Damage:

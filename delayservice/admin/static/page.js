@@ -144,7 +144,7 @@ async function ask() {
   }
   if (answer.status === 401) return "The node requires authentication: reload the page.";
   const detail = fresh.getElementById("error-detail")?.textContent ?? `status ${answer.status}`;
-  return `The node can’t report its state:  ${detail}`;
+  return `The node can’t report its state: ${detail}`;
 }
 
 async function refresh() {

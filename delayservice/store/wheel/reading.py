@@ -141,8 +141,8 @@ def _is_ours(path: str) -> bool:
     found = read_format(path)
     if found is not None and (found.kind != "wheel" or found.version > FORMAT):
         raise StoreError(
-            f"{path} says that it holds {str(found)!r}, and this reads 'wheel {FORMAT}'; "
-            "export a RocksDB store first, and read newer ones by a newer version"
+            f"{path} says that it holds {str(found)!r}, and this reads 'wheel {FORMAT}'; a newer "
+            "version reads newer stores"
         )
     return found is not None and found.version == FORMAT
 
