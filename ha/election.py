@@ -30,8 +30,8 @@ from ha.election_state import (
     ElectionPace,
     Evict,
     Resign,
-    Seat,
     SliceElection,
+    SliceOwner,
     epoch_of,
 )
 from ha.notes import LifeNote, NodeNote
@@ -103,7 +103,7 @@ class Election:
         self._copies = kept | (self._copies - known)
         return kept
 
-    def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
+    def seat(self, slice_no: int, seat: SliceOwner, now_s: float) -> None:
         state = self._slices.get(slice_no)
         if state is None:
             return
@@ -118,26 +118,28 @@ class Election:
             state.trouble = ""
             state.is_giving_up = False
 
-    def _inherit(self, state: SliceElection, before: Seat | None, seat: Seat) -> None:
+    def _inherit(self, state: SliceElection, before: SliceOwner | None, seat: SliceOwner) -> None:
         """Set from the note of an owner that left who its heir is, who gave the slice away, and
         whether it has to be rescued; or clear that.
         """
         last = before.owner if before and not seat.owner else None
         if last is not None:
-            state.heir, state.giver, state.is_rescued = last.heir, last, not last.heir
+            state.heir, state.previous_owner, state.is_rescued = last.heir, last, not last.heir
         else:
             is_handed = seat.is_mine and state.heir == self._me.node_id
-            state.heir, state.giver = "", state.giver if is_handed else None
+            state.heir, state.previous_owner = "", state.previous_owner if is_handed else None
             state.is_rescued = state.is_rescued and seat.is_mine
         self._drop_gone_giver(state)
 
     def _drop_gone_giver(self, state: SliceElection) -> None:
         # It did not hand over to a better owner.
-        giver = state.giver
-        if giver is not None:
-            note = self.view.nodes.get(giver.node_id)
-            is_there = note is not None and note.instance == giver.instance
-            state.giver = giver if is_there and giver.node_id in self.view.live else None
+        previous_owner = state.previous_owner
+        if previous_owner is not None:
+            note = self.view.nodes.get(previous_owner.node_id)
+            is_there = note is not None and note.instance == previous_owner.instance
+            state.previous_owner = (
+                previous_owner if is_there and previous_owner.node_id in self.view.live else None
+            )
 
     def forget_seats(self) -> None:
         for state in self._slices.values():
@@ -210,7 +212,7 @@ class Election:
         names = (self.view.worker_of(node_id, slice_no) for slice_no, node_id in wanted)
         return frozenset(name for name in names if name is not None)
 
-    def seat_of(self, slice_no: int) -> Seat | None:
+    def seat_of(self, slice_no: int) -> SliceOwner | None:
         state = self._slices.get(slice_no)
         return None if state is None else state.seat
 
@@ -352,7 +354,7 @@ class Election:
                 state.is_handing_over = True
                 self._wake_s = now_s
             return ""
-        is_moved = state.giver is not None or state.is_rescued
+        is_moved = state.previous_owner is not None or state.is_rescued
         tenure_s = max(self._pace.tenure_s, self._pace.handed_s if is_moved else 0.0)
         if not has_to_go and not self._is_over(state.since_s + tenure_s, now_s):
             return ""

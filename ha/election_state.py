@@ -72,7 +72,7 @@ class ElectionPace:
     last_s: float = 3.0
 
 
-class Seat(NamedTuple):
+class SliceOwner(NamedTuple):
     """Owner of a slice as read from ZooKeeper. ``owner`` None: the slice is vacant. ``is_mine``:
     this worker's present session holds the slice's owner node.
     """
@@ -88,7 +88,7 @@ class SliceElection:
     delivers it.
     """
 
-    seat: Seat | None = None
+    seat: SliceOwner | None = None
     # Time from which waits before a claim or a hand-over count, in s on the lease's clock: when the
     # owner last changed.
     since_s: float = 0.0
@@ -103,7 +103,7 @@ class SliceElection:
     heir: str = ""
     # Owner that handed the slice over to this node; None: there is no such owner, or it is not
     # alive.
-    giver: OwnerNote | None = None
+    previous_owner: OwnerNote | None = None
     # Whether the last owner left the slice without an heir: it died, or could not serve it.
     is_rescued: bool = False
     # Reason why this worker, as the owner, can't serve the slice; empty: it can.
@@ -119,7 +119,7 @@ class SliceElection:
     rest_until_s: float = -math.inf
 
 
-def epoch_of(seat: Seat) -> int:
+def epoch_of(seat: SliceOwner) -> int:
     return -1 if seat.owner is None else seat.owner.epoch
 
 

@@ -19,7 +19,16 @@ import structlog
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.ports import Role
 from ha.election import Election
-from ha.election_state import Announce, ClaimSlice, Effect, Evict, Lease, Resign, RoleViews, Seat
+from ha.election_state import (
+    Announce,
+    ClaimSlice,
+    Effect,
+    Evict,
+    Lease,
+    Resign,
+    RoleViews,
+    SliceOwner,
+)
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, EnsembleRefusedError
 from ha.notes import LifeNote, NodeNote, OwnerNote, PinNote, worker_of
 from ha.pipeline import REQUESTS_MAX
@@ -29,7 +38,7 @@ class EffectRunner:
     """Runner that writes one worker's decisions to the owner nodes in ZooKeeper."""
 
     def __init__(
-        self, ensemble: Ensemble, me: OwnerNote, seat_of: Callable[[int], Seat | None]
+        self, ensemble: Ensemble, me: OwnerNote, seat_of: Callable[[int], SliceOwner | None]
     ) -> None:
         self._ensemble = ensemble
         self._me = me
@@ -342,7 +351,7 @@ class ElectionThread:
         for what in self._take_changes() - set(slice_nos):
             self._changes.put(what)
         for slice_no, held in self.ensemble.owners(slice_nos):
-            seat = Seat(None) if held is None else Seat(held.note, held.is_mine)
+            seat = SliceOwner(None) if held is None else SliceOwner(held.note, held.is_mine)
             with self.lock:
                 before = self._election.seat_of(slice_no)
                 self._election.seat(slice_no, seat, self._lease.now_s())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from delayservice.engine.electability import CopyFacts, Verdict, WorkerFacts, electability
-from delayservice.engine.ports import Gate, Role
+from delayservice.engine.ports import OwnershipView, Role
 from ha.members import Members, survey_of
 from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.placement import SliceFacts
@@ -26,7 +26,7 @@ class SliceStanding(NamedTuple):
     refusal: str = ""
 
 
-class Ownership(Gate, Protocol):
+class Ownership(OwnershipView, Protocol):
     """Source of a worker's role for each of its slices; any thread may call."""
 
     @property

@@ -168,7 +168,7 @@ class KafkaCheckpoints:
         """Request a search for a slice's newest checkpoint, in the whole topic if necessary."""
         self._wanted.add(slice_no)
 
-    def take_news(self) -> Collection[int]:
+    def take_updated(self) -> Collection[int]:
         if not self._news:
             return ()
         with self._changed:

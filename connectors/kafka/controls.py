@@ -31,7 +31,7 @@ _REPORT_S: Final = 5.0
 _NO_REPORT: Final = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 (its public name)
 
 
-class ControlDesk:
+class ControlClient:
     """Client that writes control records and makes readers of their outcomes, for any thread."""
 
     def __init__(

@@ -131,7 +131,7 @@ class RepairWatcher:
 _WAIT_S: Final = 0.2
 
 
-class RepairDesk:
+class RepairClient:
     """A client that writes commands about copies and waits for the nodes' reports."""
 
     def __init__(

@@ -41,7 +41,7 @@ from connectors.kafka.scan import (
 )
 from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
-from delayservice.engine.ports import Bounds, Place, Run, Trouble
+from delayservice.engine.ports import Bounds, PartitionError, Place, Run
 
 MANY_PLACES: Final = 32
 # Options of the consumer that reads new records, if it reads more than ``MANY_PLACES`` logs. The
@@ -113,7 +113,7 @@ class KafkaSource:
         self.stalled: tuple[str, ...] = ()
         self._renewed_s = float("-inf")
         self._is_outdated = False
-        self._troubles: list[Trouble] = []
+        self._troubles: list[PartitionError] = []
         self._is_woken = False
         if not NAMES_ARE_CHECKED:
             _log.warning("header_names_not_checked", client=confluent_kafka.version())
@@ -331,13 +331,15 @@ class KafkaSource:
                 return
             why = str(error)
             is_truncated = _TRUNCATED in why
-            self._troubles.append(Trouble(place, why, has_moved=True, is_truncated=is_truncated))
+            self._troubles.append(
+                PartitionError(place, why, has_moved=True, is_truncated=is_truncated)
+            )
         elif error.code() in DAMAGED:
             if place in self._positions:
                 self._unassign(place)
                 self._damaged[place] = self._clients.monotonic_s() + DAMAGED_AGAIN_S
                 at, why = message.offset() or 0, why_damaged(place, message)
-                self._troubles.append(Trouble(place, why, has_moved=False, damaged_at=at))
+                self._troubles.append(PartitionError(place, why, has_moved=False, damaged_at=at))
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the other topics go on
             _log.error("topic_not_readable", topic=place[0], partition=place[1], hint=READ_HINT)
         elif (
@@ -349,7 +351,7 @@ class KafkaSource:
             _log.debug("fetch_error", place=place, why=str(error))
         else:
             why = f"{place[0]}:{place[1]} can't be read: {error}"
-            self._troubles.append(Trouble(place, why, has_moved=False))
+            self._troubles.append(PartitionError(place, why, has_moved=False))
 
     def _is_of_before(self, place: Place, offset: int | None) -> bool:
         """Return whether an error at ``offset`` belongs to an earlier assignment of the partition,
@@ -359,7 +361,7 @@ class KafkaSource:
         begun = self._begun.get(place)
         return begun is None or (offset is not None and offset < begun)
 
-    def take_troubles(self) -> Sequence[Trouble]:
+    def take_errors(self) -> Sequence[PartitionError]:
         taken, self._troubles = self._troubles, []
         return taken
 

@@ -40,8 +40,8 @@ _FENCED_MAX: Final = 100_000
 _log = structlog.get_logger(__name__)
 
 
-class KafkaSuccession:
-    """Kafka's part of a take-over: implements ``ports.Succession``. Any helper thread may call it.
+class KafkaTakeOverClient:
+    """Kafka's part of a take-over (``ports.TakeOverClient``). Any helper thread may call it.
 
     Args:
         checkpoints: reader of checkpoints and claims.

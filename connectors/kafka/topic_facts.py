@@ -44,7 +44,7 @@ class ServedTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PartitionCounts:
     """Numbers of partitions that stay the same during a worker's lifetime."""
 
     # Partitions of the checkpoint topic.
@@ -54,7 +54,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TopicsSnapshot:
     """The result of one check of the cluster's topics."""
 
     # Every delay topic, including missing ones that the settings name.

@@ -40,9 +40,9 @@ from connectors.kafka.topic_facts import (
     WRITE,
     Access,
     Brokers,
-    Layout,
-    Look,
+    PartitionCounts,
     ServedTopic,
+    TopicsSnapshot,
     ask_access,
     brokers_of,
     complaints,
@@ -164,7 +164,7 @@ class TopicKeeper:
         yield f"{name} {MADE_AGAIN}"
 
     def _own_problems(
-        self, existing: Mapping[str, Brokers], configs: _Configs, layout: Layout | None
+        self, existing: Mapping[str, Brokers], configs: _Configs, layout: PartitionCounts | None
     ) -> list[tuple[str, bool]]:
         """Return the problems of the checkpoint and claims topics, each with True if it forbids a
         node to start. ``layout``: partitions at the worker's start; None: not known yet.
@@ -202,12 +202,12 @@ class TopicKeeper:
             found.append((f"{topics.claims_topic} must have one partition, for one order", True))
         return found
 
-    def layout(self) -> Layout:
+    def layout(self) -> PartitionCounts:
         existing, name = self._list(), self._settings.topics.checkpoint
         if not existing.get(name):
             raise KafkaEdgeError(f"topic {name} is not there: create it, or set topics.create")
         places = sum(len(existing[one]) for one in self._names(existing))
-        return Layout(len(existing[name]), places)
+        return PartitionCounts(len(existing[name]), places)
 
     def _names(self, existing: Collection[str]) -> list[str]:
         topics = self._settings.topics
@@ -246,7 +246,7 @@ class TopicKeeper:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc
 
-    def look(self, layout: Layout) -> Look:
+    def look(self, layout: PartitionCounts) -> TopicsSnapshot:
         # A missing topic for dead letters or outcomes is created again, if the settings allow it.
         topics, existing = self._settings.topics, self._list()
         names = self._names(existing)
@@ -265,7 +265,7 @@ class TopicKeeper:
         own += [f"{name} does not exist; create it" for name in others if name not in existing]
         ids = {name: access[name].topic_id for name in own_names if access[name].topic_id}
         found = self._delay_topics(existing, access, configs)
-        return Look(found, tuple(own), tuple(problems), ids)
+        return TopicsSnapshot(found, tuple(own), tuple(problems), ids)
 
     def _delay_topics(
         self, existing: Mapping[str, Brokers], access: Mapping[str, Access], configs: _Configs

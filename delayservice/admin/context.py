@@ -9,7 +9,7 @@ from typing import Final
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.control_topics import PauseWatcher
-from connectors.kafka.controls import ControlDesk
+from connectors.kafka.controls import ControlClient
 from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
@@ -36,7 +36,7 @@ class ApiContext:
         hub: MetricsHub,
         inquiry: Workers,
         admin: KafkaAdmin,
-        desk: ControlDesk,
+        desk: ControlClient,
         pauses: PauseWatcher,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:

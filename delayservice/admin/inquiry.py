@@ -16,13 +16,13 @@ from delayservice.inspection.asking import WorkerClient
 from delayservice.inspection.query import (
     Ahead,
     BacklogCounts,
-    Fate,
     Find,
     HeldTopics,
     Locate,
     Page,
     Pending,
     Question,
+    RecordStatus,
     Search,
     Standings,
     merged,
@@ -80,11 +80,11 @@ class Workers:
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 
-    def locate(self, asked: Locate) -> Fate | None:
+    def locate(self, asked: Locate) -> RecordStatus | None:
         """Return the state of a record of a delay topic; None: this node keeps no copy of its
         shard.
         """
-        answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
+        answers: list[RecordStatus | None] = self._all(asked, RecordStatus | None)  # type: ignore[arg-type]
         return next((fate for fate in answers if fate is not None), None)
 
     def horizon(self) -> BacklogCounts:

@@ -13,7 +13,7 @@ from delayservice.contract.entry import Row
 from delayservice.contract.names import Header as RawHeader
 from delayservice.contract.times import check_is_ms
 from delayservice.engine.cursor import NO_MARK
-from delayservice.inspection.query import Fate, Pending
+from delayservice.inspection.query import Pending, RecordStatus
 
 
 def _no_truth(value: object) -> object:
@@ -178,7 +178,7 @@ class Timeline(BaseModel):
     slices_elsewhere: list[int]
 
 
-class RecordFate(BaseModel):
+class LocatedRecord(BaseModel):
     """A source record and what has become of it."""
 
     topic: str
@@ -193,7 +193,7 @@ class RecordFate(BaseModel):
     pending: WholeRecord | None
 
     @classmethod
-    def of(cls, topic: str, partition: int, row: Row, fate: Fate | None) -> RecordFate:
+    def of(cls, topic: str, partition: int, row: Row, fate: RecordStatus | None) -> LocatedRecord:
         offset, timestamp_ms, key, value, headers = row
         return cls(
             topic=topic,

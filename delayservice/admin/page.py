@@ -317,7 +317,7 @@ class Pages:
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
         row = self._context.read(topic, partition, offset)
         fate = self._context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
-        found = models.RecordFate.of(topic, partition, row, fate)
+        found = models.LocatedRecord.of(topic, partition, row, fate)
         return self.draw("record", record=found, pending=found.pending)
 
     def pending(self, asked: TypedSearch) -> Response:

@@ -242,11 +242,11 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         topic: Annotated[str, Path(pattern=_TOPIC)],
         partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
         offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
-    ) -> models.RecordFate:
+    ) -> models.LocatedRecord:
         """A record of a delay topic as it was written, and its state."""
         row = context.read(topic, partition, offset)
         fate = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
-        return models.RecordFate.of(topic, partition, row, fate)
+        return models.LocatedRecord.of(topic, partition, row, fate)
 
 
 def id_bytes(text: str, encoding: str) -> bytes:

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.control_topics import ControlReader, PauseWatcher
-from connectors.kafka.controls import ControlDesk
+from connectors.kafka.controls import ControlClient
 from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import WaitingRoom, changing_routes, pause_routes
@@ -130,7 +130,7 @@ class AdminServer:
     ) -> None:
         kafka = settings.kafka
         admin = admin_client(kafka.client_config("admin"))
-        self._desk = ControlDesk(
+        self._desk = ControlClient(
             kafka.client_config("producer"),
             kafka.client_config("consumer"),
             admin,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import FORCED, UNREACHABLE, admin_client, partitions_of
-from connectors.kafka.controls import ControlDesk
+from connectors.kafka.controls import ControlClient
 from connectors.kafka.outcomes import RecordPlace
 from connectors.kafka.scan import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
@@ -166,7 +166,7 @@ def hearing(
         return
     options = settings.kafka.client_config
     admin = admin_client(options("admin"))
-    desk = ControlDesk(options("producer"), options("consumer"), admin, settings.topics.outcomes)
+    desk = ControlClient(options("producer"), options("consumer"), admin, settings.topics.outcomes)
     with desk.listen() as outcomes:
 
         def outcome_of(report: DeliveryReport) -> str | None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from connectors.kafka.copies import RepairDesk, cluster_id
+from connectors.kafka.copies import RepairClient, cluster_id
 from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
@@ -81,7 +81,7 @@ def repair_copies(
         _show_plan(plan, as_json=as_json)
         return True
     client = settings.kafka.client_config("producer")
-    desk = RepairDesk(client, settings.topics.repairs)
+    desk = RepairClient(client, settings.topics.repairs)
     now_ms = time.time_ns() // 1_000_000
     outcome = carry_out(
         plan, desk, cluster_id(client), _progress, now_ms=now_ms, timeout_s=timeout_s

@@ -114,7 +114,7 @@ def dead_letter_headers(
     ]
 
 
-def asked_again(payload: Payload) -> Original:
+def to_input_headers(payload: Payload) -> Original:
     """Return a pending record's content with the input headers that ask for the same delivery, so
     that its dead letter can be replayed.
     """

@@ -44,10 +44,10 @@ PendingAt: TypeAlias = Callable[[Key], Payload]
 MayRead: TypeAlias = Callable[[], bool]
 
 
-class Walk:
+class OffsetAdvance:
     """State of an owner's pass over a shard's records: which pending records each one settles.
 
-    ``victims`` are by the offset of the user record that settles them. ``x_of_copies`` holds, by a
+    ``victims`` are by the offset of the user record that settles them. ``canceller_of`` holds, by a
     requeued record's offset, that of the first user record of its id in ``[base, offset)``, or
     ``NO_MARK``. ``in_flight`` are committed, ``in_flight_staged`` in the open transaction.
     ``doubts`` are gaps whose records may have settled records of this store.
@@ -59,7 +59,7 @@ class Walk:
         self._queue: Sequence[Entry] = ()
         self._pending_at: PendingAt = _unread
         self.victims: dict[int, dict[Key, None]] = {}
-        self.x_of_copies: dict[int, int] = {}
+        self.canceller_of: dict[int, int] = {}
         self.in_flight = _Flights()
         self.in_flight_staged = _Flights()
         self.doubts: tuple[Gap, ...] = ()
@@ -78,7 +78,7 @@ class Walk:
     def forget(self) -> None:
         """Forget all victims and records in flight, because the node's role has changed."""
         self.victims.clear()
-        self.x_of_copies.clear()
+        self.canceller_of.clear()
         self.in_flight.clear()
         self.in_flight_staged.clear()
 
@@ -99,7 +99,7 @@ class Walk:
         self.in_flight_staged.clear()
         for entry in passed:
             self.victims.pop(entry[0], None)
-            self.x_of_copies.pop(entry[0], None)
+            self.canceller_of.pop(entry[0], None)
 
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
         """Add the outputs of the next record that H passes, and of its victims; return False if
@@ -121,7 +121,7 @@ class Walk:
         if settled is None:
             return False
         if kind <= COPY and (key_ms, offset) <= k:
-            x = self.x_of_copies.get(offset, NO_MARK)
+            x = self.canceller_of.get(offset, NO_MARK)
             if not 0 <= x < offset:  # else dead on arrival
                 late = self.settle(offset, key_ms, payload, now_ms, offset + 1)
                 if late is None:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from delayservice.contract.codec import Head, decode_head
-from delayservice.engine.cursor import NO_MARK, Frame, Lump
+from delayservice.engine.cursor import NO_MARK, CountRange, Frame
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60_000
@@ -186,7 +186,7 @@ class Census:
 
     # --- what is asked -------------------------------------------------------------------------
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         """Return lumps of records with keys in ``[start_ms, stop_ms)``, epoch ms, whole minutes:
         by minute, parked records by second, those due beyond the roll window by the hour or day
         of their due time, which may end after ``stop_ms``.
@@ -203,7 +203,7 @@ class Census:
         ]
         return found + self._due_lumps(start_ms, stop_ms)
 
-    def _due_lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def _due_lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         dues: Counter[_Due] = Counter()
         for minute, counts in self._far.items():
             if start_ms <= minute * MINUTE_MS < stop_ms:
@@ -211,7 +211,7 @@ class Census:
                     dues[due] += count
         return [(max(due, start_ms), due + width, count) for (due, width), count in dues.items()]
 
-    def far_corrections(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def far_corrections(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         """Return lumps that turn counts by key in ``[start_ms, stop_ms)``, whole minutes, into
         counts by due time. The minute being settled has none: some of its records were rolled
         already.
@@ -224,7 +224,7 @@ class Census:
         ]
         return found + self._due_lumps(start_ms, stop_ms)
 
-    def cancelled(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def cancelled(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         """Return negative lumps, by second, of cancelled records in counts of stored ones."""
         return [
             (second * SECOND_MS, (second + 1) * SECOND_MS, -count)

@@ -33,7 +33,7 @@ RELEASE: Final = "release"
 _DIGITS_MAX: Final = 10
 
 
-class Word(NamedTuple):
+class ClaimState(NamedTuple):
     """Newest claim or release of a writer, at ``offset`` of the claims topic."""
 
     offset: int
@@ -46,7 +46,7 @@ class Claimed(NamedTuple):
     """
 
     offset: int
-    before: Mapping[str, Word]
+    before: Mapping[str, ClaimState]
 
 
 class Tenure(NamedTuple):
@@ -106,7 +106,7 @@ class ClaimLog:
     """
 
     def __init__(self) -> None:
-        self._words: dict[int, dict[str, Word]] = {}
+        self._words: dict[int, dict[str, ClaimState]] = {}
         # Newest claim of this process's writer by slice, with its number (``turn``).
         self._claimed: dict[int, tuple[int, Claimed]] = {}
         self._me = ""
@@ -129,13 +129,13 @@ class ClaimLog:
         try:
             is_release, turn = _read_word(value)
         except KafkaEdgeError:
-            words[writer] = Word(offset, is_release=False)
+            words[writer] = ClaimState(offset, is_release=False)
             raise
         if writer == self._me and not is_release:
             before = {name: said for name, said in words.items() if name != writer}
             claimed = Claimed(offset, before)
             self._claimed[slice_no] = (turn, claimed)
-        words[writer] = Word(offset, is_release)
+        words[writer] = ClaimState(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
         """Return this process's newest claim of a slice if its ``turn`` is above ``above``."""

@@ -47,7 +47,7 @@ Mark: TypeAlias = tuple[bytes, int, int, int]
 
 # (start_ms, stop_ms, count): records in a stretch of time, epoch ms, ``stop_ms`` exclusive. A
 # negative number corrects other counts of that stretch.
-Lump: TypeAlias = tuple[int, int, int]
+CountRange: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ SENT_HOME: Final = "forwarded"
 _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
-class Tally:
+class OutputCounters:
     """Sums over the outputs of a transaction, for metrics. Outputs need not be kept until the
     commit, so their memory is reused while it is in the cache (``bench whole``).
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from delayservice.contract.entry import Headers, Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.claims import Claimed
-from delayservice.engine.outcome import Output, Tally, Target
+from delayservice.engine.outcome import Output, OutputCounters, Target
 
 
 class Role(Enum):
@@ -52,7 +52,7 @@ class Run(NamedTuple):
     leader_epoch: int = -1
 
 
-class Trouble(NamedTuple):
+class PartitionError(NamedTuple):
     """Partition that can't be read. ``has_moved``: its log no longer holds the offset to be read
     next; ``is_truncated``: because it has lost its end; ``damaged_at``: offset of an altered
     batch, at which reading stands still and is tried again.
@@ -95,7 +95,7 @@ class Source(Protocol):
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         """Read a partition from ``offset`` on. If the log holds another record in place of
-        ``last_read``, ``take_troubles`` returns a ``Trouble``.
+        ``last_read``, ``take_errors`` returns a ``PartitionError``.
         """
 
     def drop(self, place: Place) -> None:
@@ -110,8 +110,8 @@ class Source(Protocol):
     def wake(self) -> None:
         """End the present or next wait of ``poll`` early. Thread-safe."""
 
-    def take_troubles(self) -> Sequence[Trouble]:
-        """Return a ``Trouble`` for each partition that could not be read since the last call."""
+    def take_errors(self) -> Sequence[PartitionError]:
+        """Return an error for each partition that could not be read since the last call."""
 
     def pause(self, place: Place) -> None:
         """Stop fetching a partition until ``resume``; records fetched already are kept."""
@@ -211,7 +211,7 @@ class Targets(WritableTargets, Protocol):
 class Checkpoints(Protocol):
     """Newest checkpoints of all slices, as they were read back from the checkpoint topic."""
 
-    def take_news(self) -> Collection[int]:
+    def take_updated(self) -> Collection[int]:
         """Return the slices with a newer checkpoint, or a foreign record, since the last call."""
 
     def read_back(self, slice_no: int) -> ReadBack | None:
@@ -226,7 +226,7 @@ class Checkpoints(Protocol):
         """
 
 
-class Succession(Protocol):
+class TakeOverClient(Protocol):
     """Queries to Kafka and ZooKeeper for a take-over, on a helper thread. Those that block raise
     ``KafkaEdgeError`` if there is no answer in time.
     """
@@ -263,7 +263,7 @@ class Background(Protocol):
         """Run ``work`` on a helper thread, and return the future of its result."""
 
 
-class Gate(Protocol):
+class OwnershipView(Protocol):
     """Ownership of slices by ZooKeeper."""
 
     def roles(self) -> Mapping[int, Role]:
@@ -289,7 +289,7 @@ class Observer(Protocol):
 
     def ingested(self, slice_no: int, records: int) -> None: ...
 
-    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
+    def settled(self, slice_no: int, tally: OutputCounters, now_ms: int) -> None:
         """Add sums over committed outputs. ``now_ms``: time after their commit, epoch ms."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:

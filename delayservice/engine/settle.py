@@ -25,7 +25,7 @@ from delayservice.contract.codes import (
     RecordRefusedError,
 )
 from delayservice.contract.names import DELAY_FIRED_BY
-from delayservice.contract.provenance import Provenance, asked_again, is_large
+from delayservice.contract.provenance import Provenance, is_large, to_input_headers
 from delayservice.contract.recurrence import (
     Recurrence,
     at_occurrence,
@@ -305,7 +305,7 @@ class Settler:
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
         rest = left_after(payload)
         source = self.provenance.source(offset, rest[6])
-        again, reason = asked_again(rest), (code, detail)
+        again, reason = to_input_headers(rest), (code, detail)
         return self.undelivered.letter_beside(offset, again, reason, source, rest[5])
 
     # A cap counts each record once: a key above the due time means that it was put off before.

@@ -19,7 +19,7 @@ from typing import Final
 
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
-from delayservice.engine.cancels import MayRead, PendingAt, Walk
+from delayservice.engine.cancels import MayRead, OffsetAdvance, PendingAt
 from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import (
     CopyScan,
@@ -57,7 +57,7 @@ class Shard:
         queue_bytes_max: int = 32 << 20,
     ) -> None:
         self._settler = settler
-        self.walk = Walk(settler)
+        self.walk = OffsetAdvance(settler)
         self._queue_max = queue_max
         self._queue_bytes_max = queue_bytes_max
         self._queue_bytes = 0
@@ -210,7 +210,7 @@ class Shard:
                 self._queue_bytes += sum([len(frame[3]) for frame in added.frames])
             else:
                 self._queue_bytes += content_bytes(queued)
-            walk.x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)
+            walk.canceller_of.update((o, x) for o, x in scans.items() if o >= unread)
             self.read = stop
 
     # --- settle --------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from delayservice.contract.names import (
 )
 from delayservice.contract.provenance import (
     Provenance,
-    asked_again,
     dead_letter_headers,
     is_large,
+    to_input_headers,
     without_content,
 )
 from delayservice.contract.requeue import CONTINUES
@@ -178,7 +178,7 @@ class UndeliveredOutputs:
     ) -> Output | None:
         """Return the dead letter of a pending record, with the input headers to write it again."""
         source = self._provenance.source(offset, payload[6])
-        return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
+        return self.dead_letter(offset, to_input_headers(payload), code, detail, payload[5], source)
 
     def outcome(
         self,

@@ -19,10 +19,12 @@ import msgspec
 import structlog
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.inspection.query import BacklogCounts, Fate, Page, Pending, Question
+from delayservice.inspection.query import BacklogCounts, Page, Pending, Question, RecordStatus
 from ha.members import Members
 
-Answer: TypeAlias = Page | Fate | BacklogCounts | Members | list[Pending] | list[bytes] | None
+Answer: TypeAlias = (
+    Page | RecordStatus | BacklogCounts | Members | list[Pending] | list[bytes] | None
+)
 
 _THREADS: Final = 4
 WAITING_MAX: Final = 64

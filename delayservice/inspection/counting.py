@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 
 from delayservice.engine.census import MINUTE_MS, TopicCounts, Waiting, largest, with_others
-from delayservice.engine.cursor import Lump
+from delayservice.engine.cursor import CountRange
 from delayservice.inspection.looking import lumps_of, next_due_ms
 from delayservice.inspection.query import HORIZONS_MS, count_within, together
 from delayservice.slices.any_lane import AnyLane, PreciseLane
@@ -29,7 +29,7 @@ class LaneCounts:
     pending: int = 0
     # ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds; empty for level
     # topics.
-    lumps: Sequence[Lump] = ()
+    lumps: Sequence[CountRange] = ()
     # Due time of the first pending record, epoch milliseconds; None: no record is pending.
     next_due_ms: int | None = None
     # Counts by target topic, for the largest targets; empty while they are unknown.
@@ -85,7 +85,7 @@ def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
     return TopicCounts(counts.pending, within if counts.lumps else [], counts.targets)
 
 
-def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
+def counts_within(lumps: Iterable[CountRange], stops_ms: Sequence[int]) -> list[int]:
     """Return for each of ``stops_ms``, ascending times in epoch milliseconds, the estimated number
     of records due before it, if the records of each range in ``lumps`` are spread evenly.
     """

@@ -16,15 +16,15 @@ from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
 from delayservice.contract.entry import COPY, HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.engine.cursor import NO_MARK, Frame, Key, Lump
+from delayservice.engine.cursor import NO_MARK, CountRange, Frame, Key
 from delayservice.inspection.query import (
     SECOND_MS,
     BacklogCounts,
-    Fate,
     Find,
     Locate,
     Page,
     Pending,
+    RecordStatus,
     Search,
     key_after,
     together,
@@ -153,15 +153,17 @@ def _pending(lane: PreciseLane, key: Key, mark: int, payload: Payload, *, whole:
     )
 
 
-def locate(lane: AnyLane, asked: Locate) -> Fate:
+def locate(lane: AnyLane, asked: Locate) -> RecordStatus:
     if lane.precise is not None:
         return _locate(lane.precise, asked)
     if asked.row[0] < lane.shard.committed.offset:
-        return Fate(state="settled", detail="it was settled in the order of its level topic")
-    return Fate(state="pending", detail="it waits in its level topic")
+        return RecordStatus(
+            state="settled", detail="it was settled in the order of its level topic"
+        )
+    return RecordStatus(state="pending", detail="it waits in its level topic")
 
 
-def _locate(lane: PreciseLane, asked: Locate) -> Fate:
+def _locate(lane: PreciseLane, asked: Locate) -> RecordStatus:
     entry = lane.reader.read(*asked.row)
     if entry[1] not in (SCHEDULE, COPY):
         return _locate_other(lane, entry)
@@ -169,30 +171,32 @@ def _locate(lane: PreciseLane, asked: Locate) -> Fate:
     with suppress(SlotDamagedError):
         stored = _at(lane, (key_ms, offset))
         if stored is not None:
-            return Fate(state="pending", detail=_waits(stored), pending=stored)
+            return RecordStatus(state="pending", detail=_waits(stored), pending=stored)
     if offset < lane.shard.committed.offset:
-        return Fate(state="settled", detail=_SETTLED)
+        return RecordStatus(state="settled", detail=_SETTLED)
     if offset >= lane.shard.stored:
-        return Fate(state="unread", detail="this node has not read so far yet")
+        return RecordStatus(state="unread", detail="this node has not read so far yet")
     row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
-    return Fate(state="late", detail="it is due, and about to be settled", pending=row)
+    return RecordStatus(state="late", detail="it is due, and about to be settled", pending=row)
 
 
-def _locate_other(lane: PreciseLane, entry: Entry) -> Fate:
+def _locate_other(lane: PreciseLane, entry: Entry) -> RecordStatus:
     # What is not stored: a cancel, a fire, an invalid record, or one to be sent to the home of its
     # id.
     is_passed = entry[0] < lane.shard.committed.offset
     if entry[1] == INVALID:
         code, detail = entry[5][:2]
-        return Fate(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
+        return RecordStatus(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
     if entry[1] == HOMEBOUND:
         home = f"to partition {entry[5][2]}, the home of its id"
         if is_passed:
-            return Fate(state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more")
-        return Fate(state="pending", detail=f"it is about to be sent {home}")
+            return RecordStatus(
+                state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more"
+            )
+        return RecordStatus(state="pending", detail=f"it is about to be sent {home}")
     if is_passed:
-        return Fate(state="settled", detail=_OUTCOMES)
-    return Fate(state="control", detail="it is about to take effect")
+        return RecordStatus(state="settled", detail=_OUTCOMES)
+    return RecordStatus(state="control", detail="it is about to take effect")
 
 
 def _waits(row: Pending) -> str:
@@ -208,7 +212,7 @@ def _waits(row: Pending) -> str:
 def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
     """Return counts of the pending records of all lanes by due time."""
     horizon = BacklogCounts()
-    lumps: list[Lump] = []
+    lumps: list[CountRange] = []
     for lane in lanes.values():
         if lane.precise is not None:
             lumps += lumps_of(lane.precise, now_ms)
@@ -219,7 +223,7 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
     return horizon
 
 
-def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
+def lumps_of(lane: PreciseLane, now_ms: int) -> list[CountRange]:
     """Return counts of a lane's pending records by due time, epoch milliseconds. Records of the
     next ten seconds are read and counted one by one if they are few, because the store's counts of
     the present second include settled records.
@@ -235,14 +239,14 @@ def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
     return [*_dues(lane, (frame for frame in near if frame[0] < stop_ms)), *rest]
 
 
-def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
+def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[CountRange]:
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])
             yield due_ms, due_ms + 1, 1
 
 
-def next_due_ms(lane: PreciseLane, lumps: Iterable[Lump]) -> int | None:
+def next_due_ms(lane: PreciseLane, lumps: Iterable[CountRange]) -> int | None:
     """Return the due time of a lane's first pending record, epoch ms; None: no record is pending.
     The time is exact if the record is among the first few in the store, and may be too early
     otherwise.

@@ -16,7 +16,7 @@ import msgspec
 
 from delayservice.contract.entry import OFFSET_MAX, Row
 from delayservice.contract.names import Header
-from delayservice.engine.cursor import Key, Lump
+from delayservice.engine.cursor import CountRange, Key
 
 # ``(key_ms, delay topic, partition, offset)``: the order of pending records across shards.
 Position: TypeAlias = tuple[int, str, int, int]
@@ -58,7 +58,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the state (``Fate``) of one record; ``row`` is the record as read from the log."""
+    """Query for the ``RecordStatus`` of one record; ``row`` is the record as read from the log."""
 
     topic: str
     partition: int
@@ -130,7 +130,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int = 0
 
 
-class Fate(msgspec.Struct, frozen=True, kw_only=True):
+class RecordStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of one record of a delay topic; ``detail`` explains it in one sentence for people, and
     ``pending`` is the record if it is pending or late.
 
@@ -151,7 +151,7 @@ class BacklogCounts(msgspec.Struct, kw_only=True):
 
     total: int = 0
     levels: int = 0
-    lumps: list[Lump] = []
+    lumps: list[CountRange] = []
 
     def add(self, other: BacklogCounts) -> None:
         self.total += other.total
@@ -196,7 +196,7 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
     return max(first, (key_ms, OFFSET_MAX if shard < last else -1))
 
 
-def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
+def together(lumps: Iterable[CountRange], now_ms: int) -> list[CountRange]:
     """Return ``lumps`` added up by ranges of a second up to ten minutes from ``now_ms`` (epoch ms),
     then of a minute, and of an hour from two days on. Wider ranges stay as they are.
     """
@@ -212,7 +212,7 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
     return [(start, stop, count) for (start, stop), count in counts.items() if count]
 
 
-def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
+def count_within(lumps: Iterable[CountRange], start_ms: int, stop_ms: int) -> int:
     """Return the estimated number of records in ``[start_ms, stop_ms)``, epoch ms, if the records
     of each range in ``lumps`` are spread evenly.
     """

@@ -13,11 +13,11 @@ from delayservice.inspection import looking
 from delayservice.inspection.query import (
     Ahead,
     BacklogCounts,
-    Fate,
     Find,
     Locate,
     Page,
     Pending,
+    RecordStatus,
     Search,
 )
 from delayservice.inspection.query import merged as merged_pages
@@ -36,7 +36,7 @@ SEARCH_PAUSE_S: Final = 0.001
 # Lock by which searches follow one another, because a search takes CPU time from delivery.
 _searching = threading.Lock()
 
-_Answer = Page | Fate | BacklogCounts | list[Pending] | None
+_Answer = Page | RecordStatus | BacklogCounts | list[Pending] | None
 
 
 def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
@@ -91,7 +91,7 @@ def _find(question: Find, thread: WorkerThread, number: int) -> list[Pending]:
     return [row for row in found if row is not None]
 
 
-def _locate(question: Locate, thread: WorkerThread) -> Fate | None:
+def _locate(question: Locate, thread: WorkerThread) -> RecordStatus | None:
     with _lanes(thread, question.partition) as lanes:
         lane = lanes.get(question.topic)
         return None if lane is None else looking.locate(lane, question)

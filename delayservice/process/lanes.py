@@ -9,7 +9,7 @@ from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.sink import SinkOptions
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
@@ -113,9 +113,9 @@ def succession_of(
     checkpoints: KafkaCheckpoints,
     admin: KafkaAdmin,
     confirm: Callable[[Iterable[int]], frozenset[int]],
-) -> KafkaSuccession:
+) -> KafkaTakeOverClient:
     topics, kafka = settings.topics, settings.kafka
-    return KafkaSuccession(
+    return KafkaTakeOverClient(
         checkpoints,
         admin,
         consumer=kafka.client_config("consumer"),

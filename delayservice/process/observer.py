@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from delayservice.engine.checkpoint import Checkpoint
 from delayservice.engine.electability import CopyFacts, WorkerFacts, electability
-from delayservice.engine.outcome import OUTCOME_NAMES, Tally
+from delayservice.engine.outcome import OUTCOME_NAMES, OutputCounters
 from delayservice.inspection.counting import LaneCounts
 from delayservice.metrics.counts import (
     SliceMetrics,
@@ -71,7 +71,7 @@ class MetricsObserver:
     def ingested(self, slice_no: int, records: int) -> None:
         self.of(slice_no).counters.ingested += records
 
-    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
+    def settled(self, slice_no: int, tally: OutputCounters, now_ms: int) -> None:
         metrics = self.of(slice_no)
         settled, rejected = metrics.counters.settled, metrics.counters.rejected
         for outcome, count in zip(OUTCOME_NAMES, tally.counts, strict=True):

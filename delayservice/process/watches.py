@@ -21,7 +21,7 @@ from connectors.kafka.control_topics import PauseWatcher
 from connectors.kafka.reach import CONNECTION, KafkaReach
 from connectors.kafka.target_limits import compresses
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_facts import Look, ServedTopic
+from connectors.kafka.topic_facts import ServedTopic, TopicsSnapshot
 from connectors.kafka.topics import MADE_AGAIN
 from delayservice.base.clock import NOT_COMPARED, ClockWatch, NodeClock
 from delayservice.base.errors import KafkaEdgeError
@@ -113,7 +113,7 @@ class TopicWatcher:
 
     def __init__(
         self,
-        look: Callable[[], Look],
+        look: Callable[[], TopicsSnapshot],
         # Returns whether a checkpoint names a topic, so that records of it may be pending.
         is_pending: Callable[[ServedTopic], bool],
         monotonic_s: Callable[[], float],
@@ -124,7 +124,7 @@ class TopicWatcher:
     ) -> None:
         self._look = look
         # Topics, and problems of the service's other topics, as of the last successful refresh.
-        self.seen = Look(())
+        self.seen = TopicsSnapshot(())
         self._is_pending = is_pending
         self._monotonic_s = monotonic_s
         self._old_s = max(_LOOKS_MISSED * every_s, _OLD_S_MIN)
@@ -171,7 +171,7 @@ class TopicWatcher:
         again = [n for n, s in self._made_again_s.items() if now_s - s < _TOLD_AGAIN_S]
         return tuple(dict.fromkeys([*found, *(f"{name} {MADE_AGAIN}" for name in again)]))
 
-    def _note_ids(self, before: Mapping[str, str], seen: Look) -> None:
+    def _note_ids(self, before: Mapping[str, str], seen: TopicsSnapshot) -> None:
         now_s = self._monotonic_s()
         for name, topic_id in seen.ids.items():
             known, self._ids[name] = self._ids.get(name, topic_id), topic_id

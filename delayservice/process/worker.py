@@ -24,7 +24,7 @@ from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.topic_facts import Layout, ServedTopic
+from connectors.kafka.topic_facts import PartitionCounts, ServedTopic
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import ClockWatch, SystemClock
 from delayservice.base.errors import KafkaEdgeError
@@ -113,7 +113,7 @@ class Worker:
         secrets: tuple[bytes, ...],
         index: int,
         ownership: Ownership,
-        layout: Layout,
+        layout: PartitionCounts,
         # Consecutive earlier processes of this worker that ended soon after their start.
         crashes: int,
     ) -> None:

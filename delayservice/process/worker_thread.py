@@ -342,7 +342,7 @@ class WorkerThread:
         metrics.counters.over_cap = slice_.flow.over_cap
         foreign = self._checkpoint_alarm(slice_.number)
         if foreign and is_owner:
-            self.loop.restate(slice_.number)
+            self.loop.rewrite_checkpoint(slice_.number)
         metrics.alarm = slice_.alarm or foreign or self._disk_alarm()
         sampled.published = encode_slice(metrics)
 

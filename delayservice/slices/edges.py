@@ -16,11 +16,11 @@ from delayservice.engine.outcome import Routes
 from delayservice.engine.ports import (
     Background,
     Checkpoints,
-    Gate,
     Observer,
+    OwnershipView,
     Sink,
     Source,
-    Succession,
+    TakeOverClient,
 )
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.slice import Slice
@@ -92,11 +92,11 @@ class Edges:
     source: Source
     sink: Sink
     checkpoints: Checkpoints
-    succession: Succession
+    succession: TakeOverClient
     background: Background
     writing: Background
     clock: Clock
-    gate: Gate
+    gate: OwnershipView
     clock_watch: ClockWatch
     observer: Observer
     routes: Routes

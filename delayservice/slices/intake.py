@@ -7,7 +7,7 @@ import structlog
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.engine.disk import DiskLevel
-from delayservice.engine.ports import Run, Trouble
+from delayservice.engine.ports import PartitionError, Run
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.owning import Owning
 from delayservice.slices.slice import Slice
@@ -55,7 +55,7 @@ class Intake:
                 heard_ms = max(heard_ms, run.rows[-1][1])
         if heard_ms:
             edges.clock_watch.heard(heard_ms)
-        for trouble in self._source.take_troubles():
+        for trouble in self._source.take_errors():
             self._hear_trouble(trouble)
         faults.point("after_append")
         return waited_s
@@ -91,7 +91,7 @@ class Intake:
         return True
 
     # Stored records of a damaged log are still delivered.
-    def _hear_trouble(self, trouble: Trouble) -> None:
+    def _hear_trouble(self, trouble: PartitionError) -> None:
         topic, number = trouble.place
         found = self._parts.find(number, topic)
         if found is None:  # dropped a moment ago

@@ -55,7 +55,7 @@ class Waits:
             wait_ms = min(wait_ms, _NOT_SETTLING_WAIT_MS)
         if self._owning.lacks_writer or self._edges.clock_watch.doubt() is not None:
             return min(wait_ms, _NOT_SETTLING_WAIT_MS)
-        if self._settling.is_hungry:
+        if self._settling.has_backlog:
             return _LEAST_WAIT_MS
         if self._agenda.walking:
             wait_ms = min(wait_ms, max(transaction.may_commit_in_ms, _WALKING_WAIT_MS))

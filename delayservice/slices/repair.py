@@ -44,7 +44,7 @@ def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[i
     its records has an id and no mark.
     """
     stop = min(damage.stop_offset, stored)
-    slot = Rereading(log, damage.start_ms, damage.stop_ms)
+    slot = SlotRebuilder(log, damage.start_ms, damage.stop_ms)
     # What retention has deleted is settled, or was rolled forward.
     first = max(damage.first_offset, log.source.bounds(log.place).start)
     for run in log.source.scan(log.place, first, stored):
@@ -54,7 +54,7 @@ def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[i
     return slot.stop_ms, slot.frames()
 
 
-class Rereading:
+class SlotRebuilder:
     """Reader of a range of due times, epoch ms, in small steps between which the loop goes on.
     It collects records and marks. If memory is too small, ``stop_ms`` is lowered, and the caller
     continues there with another reader.
@@ -206,7 +206,7 @@ class RepairingStore:
         start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
         done = 0
         while start_ms < stop_ms:
-            again = Rereading(self._log(), start_ms, stop_ms)
+            again = SlotRebuilder(self._log(), start_ms, stop_ms)
             for found in self._reread(again, start_ms, first_offset):
                 yield done + found
             k_ms = self._shard.committed.key[0]
@@ -231,7 +231,7 @@ class RepairingStore:
             yield 0
 
     # Records come from the store and the log, up to S at the end.
-    def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
+    def _reread(self, again: SlotRebuilder, start_ms: int, first_offset: int) -> Iterator[int]:
         log, stored = self._log(), self._shard.stored
         log_start = log.source.bounds(log.place).start
         scanner, after = self._store.scanner(), (start_ms, -1)

@@ -18,12 +18,12 @@ _READ_S: Final = 0.05
 
 
 class Settling:
-    """Settling of due records. ``is_hungry``: more were due than the last ``settle`` could
+    """Settling of due records. ``has_backlog``: more were due than the last ``settle`` could
     settle.
     """
 
     def __init__(self, parts: LoopParts, owning: Owning) -> None:
-        self.is_hungry = False
+        self.has_backlog = False
         self._parts = parts
         self._clock = parts.edges.clock
         self._owning = owning
@@ -35,7 +35,7 @@ class Settling:
         """
         now_ms = self._clock.wall_ms()
         lanes = self._lanes_to_settle(now_ms)
-        self.is_hungry = False
+        self.has_backlog = False
         if not lanes:
             return
         limits, transaction = self._parts.edges.limits, self._parts.transaction
@@ -51,7 +51,7 @@ class Settling:
                     hungry.append((slice_, lane))
                 elif not settled:
                     waiting.add(lane.place)
-            self.is_hungry = bool(hungry)
+            self.has_backlog = bool(hungry)
             for slice_, lane in hungry if len(lanes) > 1 else ():
                 left = limits.transaction_records - transaction.records
                 if left < _SHARE_MIN:

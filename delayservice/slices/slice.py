@@ -14,7 +14,7 @@ from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.engine.claims import Tenure
 from delayservice.engine.flow import Flow
-from delayservice.engine.outcome import Tally
+from delayservice.engine.outcome import OutputCounters
 from delayservice.engine.ports import Bounds, Place
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
@@ -115,7 +115,7 @@ class Slice:
         self.turn = -1
         self.claim = -1
         self.fenced: frozenset[str] = frozenset()
-        self.uncommitted = Tally()
+        self.uncommitted = OutputCounters()
         self.failures = 0
         self.setbacks = 0
         self.trouble = ""

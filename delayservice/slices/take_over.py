@@ -25,7 +25,7 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.claims import Tenure, names_to_fence
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Place, Succession
+from delayservice.engine.ports import Bounds, Place, TakeOverClient
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.log_end_queries import stored_of
@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 
 
 def take_over(
-    succession: Succession,
+    succession: TakeOverClient,
     me: str,
     slices: Mapping[int, int],
     places: Collection[Place],

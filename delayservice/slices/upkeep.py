@@ -93,7 +93,7 @@ class Upkeep:
     # --- checkpoints ---------------------------------------------------------------------------
 
     def _take_news(self) -> None:
-        self._news.update(self._checkpoints.take_news())
+        self._news.update(self._checkpoints.take_updated())
         now_s = self._clock.monotonic_s()
         if not self._news or now_s - self._news_s < self._limits.follow_s:
             return

@@ -150,7 +150,7 @@ class WorkerLoop:
     def _is_time_to_settle(self) -> bool:
         return (
             not self._edges.limits.visible_at_commit
-            or self._settling.is_hungry
+            or self._settling.has_backlog
             or self._transaction.may_commit_in_ms <= 0
             or self._transaction.is_urgent
         )
@@ -165,7 +165,7 @@ class WorkerLoop:
             transaction.begin_commit(also=restated)
             self._hear_commit()
 
-    def restate(self, slice_no: int) -> None:
+    def rewrite_checkpoint(self, slice_no: int) -> None:
         """Commit a slice's checkpoint in the next iteration even if it is unchanged, because
         another program has written a record after it.
         """

@@ -10,7 +10,7 @@ tuples, because millions of them are handled (``bench whole``)::
     Frame   (key_ms, offset, mark, payload)   a pending record; mark -1: not marked
     Named   (id, key_ms, offset)              a record that has a delay-id
     Mark    (id, key_ms, offset, mark)        the record with this key is settled by offset ``mark``
-    Lump    (start_ms, stop_ms, count)        number of records in that range of time
+    CountRange  (start_ms, stop_ms, count)    number of records in that range of time
 
 ``docs/glossary.md`` explains key, mark, K, H and S. A key is ``(key_ms, offset)``; all times are
 epoch milliseconds.
@@ -25,9 +25,9 @@ from typing import Final, Protocol
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.census import Census
-from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Key, Lump, Mark, Named
+from delayservice.engine.cursor import NO_MARK, CountRange, Cursor, Frame, Key, Mark, Named
 
-__all__ = ["NO_MARK", "DeliveryStore", "Frame", "Lump", "Mark", "Named", "Store", "StoreView"]
+__all__ = ["NO_MARK", "CountRange", "DeliveryStore", "Frame", "Mark", "Named", "Store", "StoreView"]
 
 _SCAN_ROWS: Final = 1_000
 
@@ -219,7 +219,7 @@ class StoreView(Protocol):
     def scanner(self) -> Scanner:
         """Return a reader that works in small steps; the store may change between two steps."""
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch
         milliseconds, each ``(start_ms, stop_ms, count)`` for a part of the range. The parts are as
         small as is cheap; the first and the last may reach beyond the range. Settled records that

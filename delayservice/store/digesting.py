@@ -20,7 +20,7 @@ from delayservice.engine.census import MINUTE_MS, Census
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.replicas.digest import NEAR_MS, ShardDigest
 from delayservice.replicas.digest_rows import Unreadable
-from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store
+from delayservice.store.base import CountRange, Frame, Mark, Named, Scanner, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +177,7 @@ class DigestingStore:
     def census(self) -> Census | None:
         return None if self.digest.sums is None else self._census
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         # The first minutes have the counts of the inner store, later ones those of the census: one
         # for each minute, each second of parked records, and the hour or day of records due beyond
         # the roll window; negative ones subtract cancelled records.
@@ -210,7 +210,9 @@ class DigestingStore:
         self.inner.close()
 
 
-def _coarse(census: Census, fine: Sequence[Lump], start_ms: int, stop_ms: int) -> list[Lump]:
+def _coarse(
+    census: Census, fine: Sequence[CountRange], start_ms: int, stop_ms: int
+) -> list[CountRange]:
     """Return one count for each minute of ``[start_ms, stop_ms)``, epoch ms, of the records in the
     census that are not in the counts ``fine``.
     """

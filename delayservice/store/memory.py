@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from delayservice.store.base import (
     NO_MARK,
+    CountRange,
     Frame,
-    Lump,
     Mark,
     Named,
     Scanner,
@@ -146,7 +146,7 @@ class MemoryStore(Store):
     def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002  # no damage here
         return Scanner(self.read_due)
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         unmarked = (key for key in self._order[start:stop] if key not in self._marks)
         return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]

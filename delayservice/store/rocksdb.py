@@ -33,8 +33,8 @@ from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import (
     NO_MARK,
+    CountRange,
     Frame,
-    Lump,
     Mark,
     Named,
     Scanner,
@@ -580,7 +580,7 @@ class RocksStore(Store):
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         # A count of 1 for each unmarked record among the first ``_LUMPS_KEYS`` rows. If there may
         # be more rows, a last count has all other records of the shard, also those outside the
         # range.

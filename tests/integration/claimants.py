@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.sink import KafkaSink, SinkOptions
-from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import SystemClock
 from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint, fingerprint
@@ -65,7 +65,7 @@ class Worker:
     name: str
     sink: KafkaSink = field(init=False)
     tail: KafkaCheckpoints = field(init=False)
-    succession: KafkaSuccession = field(init=False)
+    succession: KafkaTakeOverClient = field(init=False)
     writer: str = ""
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Worker:
             topics.checkpoint, 1, topics.claims, topics.client, SystemClock(), self.name
         )
         self.tail.start()
-        self.succession = KafkaSuccession(
+        self.succession = KafkaTakeOverClient(
             self.tail,
             admin,
             consumer=topics.client,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from confluent_kafka import Producer
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.controls import ControlDesk
+from connectors.kafka.controls import ControlClient
 from connectors.kafka.dead_letters import DeadLetterTopic
 from connectors.kafka.outcomes import RecordPlace
 from delay_devtools.cluster import EmbeddedCluster
@@ -39,9 +39,9 @@ def outcomes_topic(cluster: EmbeddedCluster, make_topic: MakeTopic) -> str:
     return topic
 
 
-def desk_of(cluster: EmbeddedCluster, outcomes: str) -> ControlDesk:
+def desk_of(cluster: EmbeddedCluster, outcomes: str) -> ControlClient:
     options = {"bootstrap.servers": cluster.bootstrap}
-    return ControlDesk(options, options, admin_client(options), outcomes)
+    return ControlClient(options, options, admin_client(options), outcomes)
 
 
 def test_the_outcomes_of_several_controls_are_heard_in_whatever_order_they_come(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from connectors.kafka.copies import RepairDesk
+from connectors.kafka.copies import RepairClient
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.contracts import Contracts
@@ -119,7 +119,7 @@ class Copy:
             expires_ms=now_ms() + 60_000,
             **facts,
         )
-        desk = RepairDesk({"bootstrap.servers": self.bench.bootstrap}, self.bench.repairs)
+        desk = RepairClient({"bootstrap.servers": self.bench.bootstrap}, self.bench.repairs)
         return list(desk.ask([command], 60))
 
     def told(self) -> list[DetailRow]:

@@ -23,7 +23,7 @@ from connectors.kafka.topic_configs import warn_of_losses
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import LastRead
-from delayservice.engine.ports import Place, Run, Trouble
+from delayservice.engine.ports import PartitionError, Place, Run
 from tests.integration.bench import await_true
 
 pytestmark = pytest.mark.slow
@@ -93,17 +93,19 @@ def test_replication_factor_1_is_one_line(cluster: EmbeddedCluster) -> None:
 
 
 @contextmanager
-def reader(bootstrap: str, offset: int, epoch: int) -> Iterator[tuple[list[Run], list[Trouble]]]:
+def reader(
+    bootstrap: str, offset: int, epoch: int
+) -> Iterator[tuple[list[Run], list[PartitionError]]]:
     """What a worker hears first from a position that it knows by a leader epoch."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     source = KafkaSource({"bootstrap.servers": bootstrap}, admin, "test")
     source.seek(PLACE, offset, LastRead(epoch, offset - 1))
     runs: list[Run] = []
-    troubles: list[Trouble] = []
+    troubles: list[PartitionError] = []
 
     def has_heard() -> bool:
         runs.extend(source.poll(0.1, 1_000))
-        troubles.extend(source.take_troubles())
+        troubles.extend(source.take_errors())
         return bool(runs or troubles)
 
     try:

@@ -71,7 +71,7 @@ def test_a_position_that_was_lost_is_told_although_the_pause_came_before_the_err
 
     def hears(reader: KafkaSource) -> bool:
         reader.poll(0.2, 100)
-        return any(trouble.has_moved for trouble in reader.take_troubles())
+        return any(trouble.has_moved for trouble in reader.take_errors())
 
     try:
         for _ in range(3):

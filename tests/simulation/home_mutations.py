@@ -20,7 +20,7 @@ from delayservice.contract.entry import COPY, HOMEBOUND, SCHEDULE, Entry
 from delayservice.contract.home import waiting_group
 from delayservice.contract.record import RecordReader, UserRecords
 from delayservice.engine import outcome, to_home
-from delayservice.engine.cancels import Walk
+from delayservice.engine.cancels import OffsetAdvance
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
 from delayservice.engine.to_home import ToHome
@@ -62,7 +62,7 @@ def forward_requeued(original: Any, reader: RecordReader, offset: int, record: A
 
 def control_goes_home_anyway() -> AbstractContextManager[Any]:
     """A cancel or fire goes home although it has done its work."""
-    return _rewritten(Walk, "_send_home", "bool(here) and kind != SCHEDULE", "False")
+    return _rewritten(OffsetAdvance, "_send_home", "bool(here) and kind != SCHEDULE", "False")
 
 
 # --- it goes home in another way ---------------------------------------------------------------
@@ -70,7 +70,7 @@ def control_goes_home_anyway() -> AbstractContextManager[Any]:
 
 def forward_before_acting() -> AbstractContextManager[Any]:
     """What is pending where a record lies is not settled by it."""
-    return _rewritten(Walk, "_send_home", "here.append(victim)", "pass")
+    return _rewritten(OffsetAdvance, "_send_home", "here.append(victim)", "pass")
 
 
 @mistake(KafkaSink, "send")
@@ -121,7 +121,7 @@ def home_counts_as_late() -> AbstractContextManager[Any]:
     right = "kind <= COPY and (key_ms, offset) <= k"
     came_home = "(kind == SCHEDULE and self._settler.provenance.elsewhere(payload[6]))"
     return _rewritten(
-        Walk, "take", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
+        OffsetAdvance, "take", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
     )
 
 
@@ -185,7 +185,7 @@ def away_dead_letters() -> AbstractContextManager[Any]:
 def waiting_is_not_found() -> AbstractContextManager[Any]:
     """What waits is not taken along."""
     right = "waiting.append(WaitingForHome(victim[1], payload))"
-    return _rewritten(Walk, "_send_home", right, "pass")
+    return _rewritten(OffsetAdvance, "_send_home", right, "pass")
 
 
 @contextmanager
@@ -195,7 +195,10 @@ def waiting_copy_is_hit_late() -> Iterator[None]:
     with (
         _rewritten(ToHome, "leave", right, right.replace("+ 1", "+ 2")),
         _rewritten(
-            Walk, "_send_home", "sent, record_id, offset + 1", "sent, record_id, offset + 2"
+            OffsetAdvance,
+            "_send_home",
+            "sent, record_id, offset + 1",
+            "sent, record_id, offset + 2",
         ),
     ):
         yield
@@ -203,13 +206,15 @@ def waiting_copy_is_hit_late() -> Iterator[None]:
 
 def waiting_is_settled() -> AbstractContextManager[Any]:
     """What waits is settled where it does, as anything pending: the design's text, literally."""
-    return _rewritten(Walk, "_send_home", "self._to_home.is_waiting(payload)", "False")
+    return _rewritten(OffsetAdvance, "_send_home", "self._to_home.is_waiting(payload)", "False")
 
 
 def carried_is_lost() -> AbstractContextManager[Any]:
     """What waited before a record does not go with it."""
     right = "self._to_home.leave(entry, record_id, carried,"
-    return _rewritten(Walk, "_send_home", right, "self._to_home.leave(entry, record_id, (),")
+    return _rewritten(
+        OffsetAdvance, "_send_home", right, "self._to_home.leave(entry, record_id, (),"
+    )
 
 
 def carried_comes_last() -> AbstractContextManager[Any]:
@@ -225,7 +230,7 @@ def carried_comes_last() -> AbstractContextManager[Any]:
 def refused_takes_along() -> AbstractContextManager[Any]:
     """What waits ends with a record that is too large to go home."""
     right = "[self._to_home.go_on(one, now_ms, offset + 1) for one in waiting]"
-    return _rewritten(Walk, "_send_home", right, "[]")
+    return _rewritten(OffsetAdvance, "_send_home", right, "[]")
 
 
 WITH_HOMES: dict[Mutation, dict[str, Any]] = {

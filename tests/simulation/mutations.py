@@ -23,7 +23,7 @@ from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.target_limits import RecordLimits, TopicTerms
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import ClockWatch
@@ -35,9 +35,16 @@ from delayservice.contract.entry import CANCEL, FIRE, INVALID, OFFSET_MAX, SCHED
 from delayservice.contract.recurrence import CronTime, Recurrence, encode, recurrence_of
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine import outcome
-from delayservice.engine.cancels import Walk
+from delayservice.engine.cancels import OffsetAdvance
 from delayservice.engine.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
-from delayservice.engine.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
+from delayservice.engine.claims import (
+    Claimed,
+    ClaimLog,
+    ClaimState,
+    Tenure,
+    decode_key,
+    names_to_fence,
+)
 from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import bearing_ids
 from delayservice.engine.outcome import Output
@@ -122,7 +129,7 @@ def index_at_stored() -> AbstractContextManager[Any]:
         lane.shard.walk.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
         return original(lane, *args)
 
-    def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
+    def act(original: Any, walk: OffsetAdvance, entry: Entry, name: bytes, *args: Any) -> Any:
         offset = entry[0]
         found = walk.index(name, OFFSET_MAX)  # type: ignore[attr-defined]
         if found is not None and found[1] < offset:
@@ -133,7 +140,7 @@ def index_at_stored() -> AbstractContextManager[Any]:
 
     return _together(
         replaced(Lane, "settle_late", settle_late),
-        replaced(Walk, "_act_at_home", act),
+        replaced(OffsetAdvance, "_act_at_home", act),
     )
 
 
@@ -188,7 +195,7 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
         shard.walk.names = shard._names  # type: ignore[attr-defined]
         return original(shard, *args)
 
-    def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
+    def act(original: Any, walk: OffsetAdvance, entry: Entry, name: bytes, *args: Any) -> Any:
         offset, kind = entry[:2]
         outputs: list[Output | None] | None = original(walk, entry, name, *args)
         if kind == CANCEL and outputs is not None:
@@ -197,12 +204,14 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
             outputs[-1] = walk._settler.undelivered.control(own, offset, name)
         return outputs
 
-    return _together(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
+    return _together(
+        replaced(Shard, "ingest", ingest), replaced(OffsetAdvance, "_act_at_home", act)
+    )
 
 
 def cancel_overlaps_roll() -> AbstractContextManager[Any]:
     """H passes a canceller whose victim's copy has not come back from the log yet."""
-    return patch.object(Walk, "_awaits_copy", lambda *_: False)
+    return patch.object(OffsetAdvance, "_awaits_copy", lambda *_: False)
 
 
 @mistake(Shard, "take_over")
@@ -349,17 +358,17 @@ def checkpoint_before_fencing() -> AbstractContextManager[Any]:
     """Rule 7: the checkpoint is read before the old owners are fenced."""
     early: dict[int, bytes | None] = {}
 
-    def confirm(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+    def confirm(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
         early.update(read(succession, slices))
         return original(succession, slices)
 
-    def read_early(_: Any, __: KafkaSuccession, slices: Any) -> dict[int, bytes | None]:
+    def read_early(_: Any, __: KafkaTakeOverClient, slices: Any) -> dict[int, bytes | None]:
         return {slice_no: early[slice_no] for slice_no in slices}
 
-    read = KafkaSuccession.read_to_end
+    read = KafkaTakeOverClient.read_to_end
     return _together(
-        replaced(KafkaSuccession, "confirm", confirm),
-        replaced(KafkaSuccession, "read_to_end", read_early),
+        replaced(KafkaTakeOverClient, "confirm", confirm),
+        replaced(KafkaTakeOverClient, "read_to_end", read_early),
     )
 
 
@@ -377,8 +386,10 @@ def marked_is_delivered(original: Any, shard: Shard, frames: Sequence[Frame], no
     return original(shard, bare, now_ms)
 
 
-@mistake(Walk, "take")
-def late_record_skipped(original: Any, walk: Walk, entry: Entry, k: Key, *args: Any) -> Any:
+@mistake(OffsetAdvance, "take")
+def late_record_skipped(
+    original: Any, walk: OffsetAdvance, entry: Entry, k: Key, *args: Any
+) -> Any:
     """Rule 9: a record that came late is taken for settled."""
     if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
         return True
@@ -389,7 +400,7 @@ def late_record_skipped(original: Any, walk: Walk, entry: Entry, k: Key, *args: 
 def dead_copy_delivered(original: Any, shard: Shard, *args: Any) -> None:
     """Rule 9: a late copy that is dead on arrival is settled again."""
     original(shard, *args)
-    shard.walk.x_of_copies.clear()
+    shard.walk.canceller_of.clear()
 
 
 @mistake(Settler, "settle")
@@ -503,7 +514,7 @@ def latest_claim() -> AbstractContextManager[Any]:
 
 def no_fence() -> AbstractContextManager[Any]:
     """The old owners are trusted to be dead."""
-    return patch.object(KafkaSuccession, "fence", lambda *_: None)
+    return patch.object(KafkaTakeOverClient, "fence", lambda *_: None)
 
 
 def claim_last() -> AbstractContextManager[Any]:
@@ -513,7 +524,7 @@ def claim_last() -> AbstractContextManager[Any]:
         claiming = {n for n, one in owning._slices.items() if one.phase is Phase.CLAIMING}
         original(owning)
         succession, me = owning._succession, owning._transaction.writer
-        assert isinstance(succession, KafkaSuccession)
+        assert isinstance(succession, KafkaTakeOverClient)
         early: dict[int, bytes | None] = {}
         for number, slice_ in owning._slices.items():
             if slice_.phase is Phase.CLAIMING and number not in claiming:
@@ -527,20 +538,20 @@ def claim_last() -> AbstractContextManager[Any]:
                     early |= succession.read_to_end([number])
         succession.__dict__["early"] = succession.__dict__.get("early", {}) | early
 
-    def read_early(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+    def read_early(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
         early = succession.__dict__.get("early", {})
         found = original(succession, slices)
         return {number: early.get(number, found[number]) for number in slices}
 
     return _together(
         replaced(Owning, "follow_roles", follow),
-        replaced(KafkaSuccession, "read_to_end", read_early),
+        replaced(KafkaTakeOverClient, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
     )
 
 
-@mistake(KafkaSuccession, "read_to_end")
-def to_own_claim(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+@mistake(KafkaTakeOverClient, "read_to_end")
+def to_own_claim(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
     """Checkpoints are read as far as there were some when the own claim was written."""
     original(succession, slices)
     found = {}
@@ -555,7 +566,7 @@ def to_own_claim(original: Any, succession: KafkaSuccession, slices: Any) -> Any
     return found
 
 
-def _log_of(succession: KafkaSuccession) -> SimLog:
+def _log_of(succession: KafkaTakeOverClient) -> SimLog:
     log: SimLog = succession._confirm.__self__.world.log  # type: ignore[attr-defined]
     return log
 
@@ -575,14 +586,14 @@ def to_lso() -> AbstractContextManager[Any]:
     return patch("connectors.kafka.succession.log_ends", ends)
 
 
-@mistake(KafkaSuccession, "await_claims")
-def committed_names(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+@mistake(KafkaTakeOverClient, "await_claims")
+def committed_names(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
     """A claim that is still open is overlooked."""
     found = _found(_read_past_open(succession), slices)
     return found if len(found) == len(slices) else original(succession, slices)
 
 
-def _read_past_open(succession: KafkaSuccession) -> ClaimLog:
+def _read_past_open(succession: KafkaTakeOverClient) -> ClaimLog:
     """The claims as far as there are any, those of open transactions left out."""
     checkpoints = succession._checkpoints
     claims = copy.deepcopy(checkpoints._claims)
@@ -610,8 +621,8 @@ def last_only() -> AbstractContextManager[Any]:
     return _wrong_names(names)
 
 
-@mistake(KafkaSuccession, "await_claims")
-def since_serve(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+@mistake(KafkaTakeOverClient, "await_claims")
+def since_serve(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
     """Claims count from the last checkpoint, not from the claim that it was written under."""
     claims = dict(original(succession, slices))
     log = _log_of(succession)
@@ -624,8 +635,8 @@ def since_serve(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
     return claims
 
 
-@mistake(KafkaSuccession, "await_claims")
-def open_release(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+@mistake(KafkaTakeOverClient, "await_claims")
+def open_release(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
     """A release is believed that is not committed, or never will be."""
     claims = dict(_await_hastily(succession, slices) or original(succession, slices))
     words = _log_of(succession).partition(CLAIMS_PLACE).written
@@ -635,12 +646,12 @@ def open_release(original: Any, succession: KafkaSuccession, slices: Any) -> Any
             if not word.is_marker and word.value is not None and b'"release"' in word.value:
                 whose, writer = decode_key(word.key)
                 if whose == number and writer in before and before[writer].offset < word.offset:
-                    before[writer] = Word(before[writer].offset, is_release=True)
+                    before[writer] = ClaimState(before[writer].offset, is_release=True)
         claims[number] = Claimed(claimed.offset, before)
     return claims
 
 
-def _await_hastily(succession: KafkaSuccession, slices: Any) -> dict[int, Claimed] | None:
+def _await_hastily(succession: KafkaTakeOverClient, slices: Any) -> dict[int, Claimed] | None:
     """Own claims as they will be read, if only releases are open below them."""
     partition = _log_of(succession).partition(CLAIMS_PLACE)
     undecided = [
@@ -669,8 +680,8 @@ def serve_after_release() -> AbstractContextManager[Any]:
     )
 
 
-@mistake(KafkaSuccession, "await_claims")
-def stale_claim(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
+@mistake(KafkaTakeOverClient, "await_claims")
+def stale_claim(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
     """A claim that was released counts when the slice is claimed again."""
     return original(succession, dict.fromkeys(slices, -1))
 
@@ -752,7 +763,7 @@ def earlier_is_not_searched(_: Any, checkpoints: KafkaCheckpoints) -> None:
 
 def blocker_is_waited_for() -> AbstractContextManager[Any]:
     """A dead writer's open transaction holds a take-over up until it times out."""
-    return patch.object(KafkaSuccession, "_fence_blocker", lambda *_: -1)
+    return patch.object(KafkaTakeOverClient, "_fence_blocker", lambda *_: -1)
 
 
 def bad_targets_are_forgotten() -> AbstractContextManager[Any]:
@@ -796,11 +807,11 @@ def batches_grow_again() -> AbstractContextManager[Any]:
 # --- fire and recurring schedules ----------------------------------------------------------------
 
 
-@mistake(Walk, "take")
-def fire_overlaps_roll(original: Any, walk: Walk, entry: Entry, *args: Any) -> bool:
+@mistake(OffsetAdvance, "take")
+def fire_overlaps_roll(original: Any, walk: OffsetAdvance, entry: Entry, *args: Any) -> bool:
     """H passes a fire whose victim's copy has not come back from the log yet."""
-    awaits = _nothing_awaited if entry[1] == FIRE else Walk._awaits_copy
-    with patch.object(Walk, "_awaits_copy", awaits):
+    awaits = _nothing_awaited if entry[1] == FIRE else OffsetAdvance._awaits_copy
+    with patch.object(OffsetAdvance, "_awaits_copy", awaits):
         on: bool = original(walk, entry, *args)
     return on
 
@@ -809,8 +820,8 @@ def _nothing_awaited(*_: object) -> bool:
     return False
 
 
-@mistake(Walk, "_fire_victims")
-def fire_forgets_before_commit(original: Any, walk: Walk, offset: int, *args: Any) -> Any:
+@mistake(OffsetAdvance, "_fire_victims")
+def fire_forgets_before_commit(original: Any, walk: OffsetAdvance, offset: int, *args: Any) -> Any:
     """What a fire hit is forgotten as soon as it is staged: after an abort nobody knows of it."""
     outputs = original(walk, offset, *args)
     walk.victims.pop(offset, None)
@@ -838,9 +849,9 @@ def fired_is_delivered_again() -> AbstractContextManager[Any]:
     return _together(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
 
 
-@mistake(Walk, "_act_at_home")
+@mistake(OffsetAdvance, "_act_at_home")
 def fire_is_always_done(
-    original: Any, walk: Walk, entry: Entry, record_id: bytes, *args: Any
+    original: Any, walk: OffsetAdvance, entry: Entry, record_id: bytes, *args: Any
 ) -> Any:
     """A fire says ``fired`` whatever it met."""
     outputs = original(walk, entry, record_id, *args)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.sink import KafkaSink, SinkOptions
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaSuccession
+from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import TARGET_DENIED
@@ -178,7 +178,7 @@ class Node:
             kafka.clients,
         )
         self._sink.node = self
-        self._succession = KafkaSuccession(
+        self._succession = KafkaTakeOverClient(
             self.checkpoints,
             kafka.admin,
             consumer={},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.engine.outcome import Tally
+from delayservice.engine.outcome import OutputCounters
 from delayservice.engine.ports import Role
 from tests.simulation.history import TOLERANCE_MS
 
@@ -121,7 +121,7 @@ class SimClock:
 
 
 class SimGate:
-    """See ``ports.Gate``."""
+    """See ``ports.OwnershipView``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -169,7 +169,7 @@ class SimObserver:
     def turned(self, seconds: float) -> None:
         """A turn was made."""
 
-    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
+    def settled(self, slice_no: int, tally: OutputCounters, now_ms: int) -> None:
         """See the port."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from delayservice.base.errors import SlotDamagedError
-from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Key, Lump, Mark, Named
+from delayservice.engine.cursor import NO_MARK, CountRange, Cursor, Frame, Key, Mark, Named
 from delayservice.store.base import Scanner, Store, StoreStats
 from tests.simulation.history import ViolationError
 
@@ -253,7 +253,7 @@ class SimStore(Store):
         """See ``Store.scanner``."""
         return Scanner(self._read)
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         """See ``Store.lumps``."""
         return [(f[0], f[0] + 1, 1) for f in self._visible() if start_ms <= f[0] < stop_ms]
 

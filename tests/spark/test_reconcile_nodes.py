@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.kafka.copies import RepairDesk, cluster_id
+from connectors.kafka.copies import RepairClient, cluster_id
 from connectors.spark.reconcile import repair_plan
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import (
@@ -237,7 +237,7 @@ def test_what_a_disk_lost_is_found_repaired_and_clean_again(
     client = {"bootstrap.servers": pair.cluster.bootstrap}
     made = decode_plan((tmp_path / "wrong" / "plan.json").read_bytes())
     outcome = carry_out(
-        made, RepairDesk(client, pair.bench.repairs), cluster_id(client), now_ms=now_ms()
+        made, RepairClient(client, pair.bench.repairs), cluster_id(client), now_ms=now_ms()
     )
     assert outcome.is_complete, outcome
     assert outcome.done == len(made.steps)
@@ -305,7 +305,7 @@ def test_the_owners_copy_is_found_wrong_and_never_touched(
     client = {"bootstrap.servers": pair.cluster.bootstrap}
     outcome = carry_out(
         done.last.plan,
-        RepairDesk(client, pair.bench.repairs),
+        RepairClient(client, pair.bench.repairs),
         cluster_id(client),
         now_ms=now_ms(),
         replica_only=True,

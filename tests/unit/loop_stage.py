@@ -20,8 +20,8 @@ from delayservice.contract.contracts import (
 from delayservice.contract.entry import Headers, Row
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, encode_key
-from delayservice.engine.outcome import Output, Routes, Tally
-from delayservice.engine.ports import Bounds, Control, Place, ReadBack, Role, Run, Trouble
+from delayservice.engine.outcome import Output, OutputCounters, Routes
+from delayservice.engine.ports import Bounds, Control, PartitionError, Place, ReadBack, Role, Run
 from delayservice.process.cron import cron_time
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
@@ -90,7 +90,7 @@ class Logs:
         self.rows: dict[Place, list[Row]] = {}
         self.positions: dict[Place, int] = {}
         self.paused: set[Place] = set()
-        self.troubles: list[Trouble] = []
+        self.troubles: list[PartitionError] = []
         self.polls = 0
         self.while_polling: Callable[[], None] = lambda: None
 
@@ -122,7 +122,7 @@ class Logs:
 
     def wake(self) -> None: ...
 
-    def take_troubles(self) -> Sequence[Trouble]:
+    def take_errors(self) -> Sequence[PartitionError]:
         troubles, self.troubles = self.troubles, []
         return troubles
 
@@ -252,7 +252,7 @@ class Tailed:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
-    def take_news(self) -> Collection[int]:
+    def take_updated(self) -> Collection[int]:
         news, self._writer.news = self._writer.news, set()
         return news
 
@@ -387,7 +387,7 @@ class Heard:
 
     def ingested(self, slice_no: int, records: int) -> None: ...
 
-    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None: ...
+    def settled(self, slice_no: int, tally: OutputCounters, now_ms: int) -> None: ...
 
     def turned(self, seconds: float) -> None: ...
 

@@ -35,7 +35,7 @@ from delayservice.admin.server import admin_token, make_app
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for
-from delayservice.engine.cursor import Lump
+from delayservice.engine.cursor import CountRange
 from delayservice.inspection.query import BacklogCounts, Page, Pending, Search
 from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.facts import why_not_electable
@@ -433,7 +433,7 @@ def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
     ],
 )
 def test_a_timeline_says_from_when_on_its_buckets_are_not_exact(
-    lumps: list[Lump], unit: str, coarse_from_ms: int | None
+    lumps: list[CountRange], unit: str, coarse_from_ms: int | None
 ) -> None:
     horizon = BacklogCounts(lumps=lumps)
     context = SimpleNamespace(

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from connectors.kafka import controls
-from connectors.kafka.controls import CONFIRM_S, ControlDesk
+from connectors.kafka.controls import CONFIRM_S, ControlClient
 from connectors.kafka.outcomes import RecordPlace
 from delayservice.base.errors import KafkaEdgeError
 
@@ -56,7 +56,7 @@ class Desk:
             return self.made[-1]
 
         monkeypatch.setattr(controls, "producer_client", make)
-        self._desk = ControlDesk({"message.timeout.ms": "300000"}, {}, cast("Any", None), "o")
+        self._desk = ControlClient({"message.timeout.ms": "300000"}, {}, cast("Any", None), "o")
 
     def write(self) -> RecordPlace:
         return self._desk.write("t", 1, b"k", None, [])

@@ -15,8 +15,8 @@ from delayservice.engine.claims import (
     RELEASE,
     Claimed,
     ClaimLog,
+    ClaimState,
     Tenure,
-    Word,
     decode_key,
     encode_key,
     encode_word,
@@ -129,7 +129,7 @@ def test_the_writer_of_the_last_checkpoint_is_fenced_even_if_its_claim_was_forgo
     assert names_to_fence(Claimed(9, {}), Tenure("old", 4), ME) == {"old"}
     assert names_to_fence(Claimed(9, {}), Tenure(ME, 4), ME) == frozenset()
     assert (
-        names_to_fence(Claimed(9, {"old": Word(7, is_release=True)}), Tenure("old", 4), ME)
+        names_to_fence(Claimed(9, {"old": ClaimState(7, is_release=True)}), Tenure("old", 4), ME)
         == frozenset()
     )
 
@@ -144,7 +144,7 @@ def test_the_words_below_the_own_claim_stay_as_they_were_when_it_was_read() -> N
     topic.say("other", RELEASE)
     topic.say("third")
     topic.say("other", None)
-    assert topic.log.claimed(SLICE) == Claimed(claim, {"other": Word(0, is_release=False)})
+    assert topic.log.claimed(SLICE) == Claimed(claim, {"other": ClaimState(0, is_release=False)})
 
 
 def test_a_newer_own_claim_is_waited_for_and_sees_what_lies_between() -> None:

@@ -10,7 +10,7 @@ import pytest
 from delayservice.engine.electability import BROKER_S_MAX, Cause, WorkerFacts
 from delayservice.engine.ports import Role
 from ha.election import Election
-from ha.election_state import Announce, ClaimSlice, Effect, ElectionPace, Evict, Resign, Seat
+from ha.election_state import Announce, ClaimSlice, Effect, ElectionPace, Evict, Resign, SliceOwner
 from ha.notes import LifeNote, NodeNote, OwnerNote, encode
 from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
@@ -18,11 +18,11 @@ from ha.placement import SliceFacts
 PACE = ElectionPace(stagger_s=0.5, lag_s_max=10, alert_s=1, tenure_s=20, first_s=2, handed_s=60)
 UP_TO_DATE = SliceStanding({}, 0)
 COOL_S = 5.0
-VACANT = Seat(None)
+VACANT = SliceOwner(None)
 CUT_OFF = WorkerFacts(kafka="no answer")
 HUNG = WorkerFacts(turn_s=99)
 SILENT = WorkerFacts(broker="broker 2 does not answer")
-MINE = Seat(OwnerNote("me", "me1", 0, 1), is_mine=True)
+MINE = SliceOwner(OwnerNote("me", "me1", 0, 1), is_mine=True)
 NODES = {"me": 1, "other": 2, "third": 3}
 """And the broker that each sits beside."""
 
@@ -31,8 +31,8 @@ def note(node_id: str) -> NodeNote:
     return NodeNote(node_id, f"{node_id}1", 1, NODES[node_id])
 
 
-def others(owner: str, epoch: int = 1, heir: str = "") -> Seat:
-    return Seat(OwnerNote(owner, f"{owner}1", 0, epoch, heir))
+def others(owner: str, epoch: int = 1, heir: str = "") -> SliceOwner:
+    return SliceOwner(OwnerNote(owner, f"{owner}1", 0, epoch, heir))
 
 
 def beside(*leaders: str) -> list[SliceFacts]:
@@ -94,7 +94,7 @@ def ready_for(election: Election, slice_no: int, *names: str) -> None:
 def announced(election: Election, heir: str, now_s: float) -> None:
     """As the announcement is carried out."""
     assert election.step(now_s) == [Announce(0, heir)]
-    election.seat(0, Seat(OwnerNote("me", "me1", 0, 1, heir), is_mine=True), now_s)
+    election.seat(0, SliceOwner(OwnerNote("me", "me1", 0, 1, heir), is_mine=True), now_s)
     assert election.step(now_s) == []
 
 
@@ -356,7 +356,7 @@ class TestHandOver:
         ready(election, "other")
         assert election.step(20) == [Announce(0, "other")]
         assert election.step(25) == [Announce(0, "other")], "it failed, and is asked for again"
-        election.seat(0, Seat(OwnerNote("me", "me1", 0, 1, "other"), is_mine=True), 27)
+        election.seat(0, SliceOwner(OwnerNote("me", "me1", 0, 1, "other"), is_mine=True), 27)
         assert election.step(27) == []
         assert election.wake_s == 28
 
@@ -517,7 +517,7 @@ class TestPredecessors:
     )
     def test_nobody_else_is_evicted(self, owner: OwnerNote) -> None:
         election = elected()
-        election.seat(0, Seat(owner), 0)
+        election.seat(0, SliceOwner(owner), 0)
         assert election.step(1000) == []
 
     def test_nor_is_anybody_while_this_worker_is_not_registered(self) -> None:
@@ -626,7 +626,7 @@ class TestRoles:
         ],
     )
     def test_a_role_follows_from_the_seat(
-        self, preferred: str, seat: Seat | None, role: Role
+        self, preferred: str, seat: SliceOwner | None, role: Role
     ) -> None:
         election = elected([preferred])
         if seat is not None:
@@ -664,7 +664,7 @@ class TestRoles:
         ready(election, "other")
         announced(election, "other", 20)
         election.step(21)
-        election.seat(0, Seat(OwnerNote("me", "me1", 0, 2), is_mine=True), 22)
+        election.seat(0, SliceOwner(OwnerNote("me", "me1", 0, 2), is_mine=True), 22)
         assert election.roles(0) == {0: Role.OWNER}
 
 

@@ -211,15 +211,15 @@ def test_a_range_that_is_too_much_for_memory_is_read_in_parts(
     frames_max = RECORDS // 6
     monkeypatch.setattr(repair, "_BYTES_MAX", frames_max * (repair._FRAME_BYTES + 100))
     most = 0
-    frames = repair.Rereading.frames
+    frames = repair.SlotRebuilder.frames
 
-    def counted(reading: repair.Rereading) -> list[Frame]:
+    def counted(reading: repair.SlotRebuilder) -> list[Frame]:
         nonlocal most
         found = frames(reading)
         most = max(most, len(found))
         return found
 
-    monkeypatch.setattr(repair.Rereading, "frames", counted)
+    monkeypatch.setattr(repair.SlotRebuilder, "frames", counted)
     if start == 0:
         lose(lane, START_MS, START_MS + 3 * HOUR_MS)
     log.start = start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delayservice.engine import outcome
 from delayservice.engine.census import OTHERS
-from delayservice.engine.outcome import DELIVERED, PAST_DUE, RESUMED, Output, Tally
+from delayservice.engine.outcome import DELIVERED, PAST_DUE, RESUMED, Output, OutputCounters
 from delayservice.metrics.counts import TARGETS_MAX, WorkerMetrics, histogram_of
 from delayservice.process.observer import MetricsObserver
 from tests.unit.loop_stage import NOW_MS, TOPIC, Stage
@@ -59,7 +59,7 @@ def test_a_record_that_was_written_in_time_is_late_by_the_time_since_it_was_due(
 
 
 def test_what_was_put_off_is_counted_apart_from_that_instant_on() -> None:
-    tally = Tally()
+    tally = OutputCounters()
     plain: Output = (DELIVERED, "orders", -1, None, b"v", [], NOW_MS, 1)
     resumed: Output = (DELIVERED, "mails", -1, None, b"v", [], -(NOW_MS + 700), 2)
     late: Output = (DELIVERED, "mails", -1, None, b"v", [], 1_000, 3)

@@ -320,7 +320,7 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
     why = why or KafkaError(KafkaError._LOG_TRUNCATION).str()
     behind.messages = [Message(7, None, KafkaError(KafkaError._AUTO_OFFSET_RESET, why))]
     made.poll(0, 100)
-    assert [(t.has_moved, t.is_truncated) for t in made.take_troubles()] == [(True, is_truncated)]
+    assert [(t.has_moved, t.is_truncated) for t in made.take_errors()] == [(True, is_truncated)]
 
 
 @pytest.mark.parametrize(("offset", "is_told"), [(2, False), (5, True), (9, True), (None, True)])
@@ -333,12 +333,12 @@ def test_the_error_of_a_position_from_before_a_seek_is_none_of_the_new_one(
     made.seek(PLACE, 7, LastRead(OLD, 4))
     behind.messages = [Message(offset, None, KafkaError(KafkaError._AUTO_OFFSET_RESET))]
     made.poll(0, 100)
-    assert bool(made.take_troubles()) == is_told
+    assert bool(made.take_errors()) == is_told
     made.drop(PLACE)
     made.seek(("delay_topic_more", 0), 0)
     behind.messages = [Message(offset, None, KafkaError(KafkaError._AUTO_OFFSET_RESET))]
     made.poll(0, 100)
-    assert not made.take_troubles(), "it is not read any more"
+    assert not made.take_errors(), "it is not read any more"
 
 
 class KeptStore(MemoryStore):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import structlog
 
-from connectors.kafka.topic_facts import Look, ServedTopic
+from connectors.kafka.topic_facts import ServedTopic, TopicsSnapshot
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.process.watches import TopicWatcher
 
@@ -26,10 +26,10 @@ class Cluster:
     own: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
 
-    def look(self) -> Look:
+    def look(self) -> TopicsSnapshot:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return Look(self.answer, self.own, self.outlets)
+        return TopicsSnapshot(self.answer, self.own, self.outlets)
 
 
 @pytest.fixture

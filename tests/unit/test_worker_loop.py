@@ -24,7 +24,7 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Control, Role, Run, Trouble
+from delayservice.engine.ports import Bounds, Control, PartitionError, Role, Run
 from delayservice.slices.edges import Limits
 from delayservice.slices.slice import Phase, Slice
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
@@ -739,7 +739,9 @@ def test_a_writer_that_is_lost_while_a_slice_is_interrupted_does_not_end_the_wor
     stage.step(1)
     assert stage.sink.open_outputs
     stage.sink.refuses_to["abort"] = OwnershipLostError("fenced")
-    stage.logs.troubles.append(Trouble(("delay_topic_any", 3), "out of range", has_moved=True))
+    stage.logs.troubles.append(
+        PartitionError(("delay_topic_any", 3), "out of range", has_moved=True)
+    )
     stage.step(1)
     stage.step(200, 10)
     assert stage.of(3).is_owner

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import KafkaAdmin, admin_client
-from connectors.kafka.copies import RepairDesk
+from connectors.kafka.copies import RepairClient
 from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.spark.common.topics import Span, native_options, read_topic
 from connectors.spark.reconcile.compare import COPY
@@ -105,7 +105,7 @@ class Details:
         # reason.
         start = self._end()
         expires_ms = int((time.time() + self.timeout_s) * 1_000)
-        RepairDesk(native_options(self.client), self.topic).send(
+        RepairClient(native_options(self.client), self.topic).send(
             [
                 Command(
                     plan=plan, step=step, command="detail", expires_ms=expires_ms, **one._asdict()

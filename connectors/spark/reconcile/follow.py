@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from connectors.kafka.copies import RepairDesk, cluster_id
+from connectors.kafka.copies import RepairClient, cluster_id
 from connectors.spark.common.progress import Say, each_interval
 from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.topics import native_options
@@ -219,7 +219,7 @@ class _Following:
         self._stop = stop
         compared = options.reconcile
         self._client = native_options(compared.client)
-        self._desk = RepairDesk(self._client, compared.repairs, stop)
+        self._desk = RepairClient(self._client, compared.repairs, stop)
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
     def once(self) -> ReconcileResult | str | None:

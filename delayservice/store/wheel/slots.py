@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from delayservice.store.files import Files
     from delayservice.store.folder import StoreFolder
     from delayservice.store.ids import IdIndex
-    from delayservice.store.wheel.window import Hand, Window
+    from delayservice.store.wheel.window import DueReader, Window
 
 FOLDER: Final = "slots"
 
@@ -211,7 +211,7 @@ class SlotShard:
     # Number of stored records, including settled ones that are not pruned yet.
     pending: int = 0
     # Returns all readers of the shard; each holds windows of rows in memory.
-    hands: Callable[[], list[Hand]] = list
+    hands: Callable[[], list[DueReader]] = list
     is_open: bool = False
     # Time at which the shard was closed, or loaded at the start, monotonic seconds.
     idle_s: float = 0.0

@@ -14,9 +14,9 @@ import msgspec
 from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
+from delayservice.store.base import CountRange, Frame, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.wheel.block import MARK_ONLY, BlockDamagedError
-from delayservice.store.wheel.window import Hand, Window
+from delayservice.store.wheel.window import DueReader, Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class WheelStore(Store):
         self._slots = wheel.slots
         self._place = topic, partition
         self._attached: SlotShard | None = None
-        self._scanning: WeakSet[Hand] = WeakSet()
+        self._scanning: WeakSet[DueReader] = WeakSet()
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -112,9 +112,11 @@ class WheelStore(Store):
         self._scanning.add(hand)
         return Scanner(hand.read)
 
-    def _make_hand(self, shard: SlotShard, chunk: int) -> Hand:
+    def _make_hand(self, shard: SlotShard, chunk: int) -> DueReader:
         load = partial(self._load, chunk)
-        return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.windows)
+        return DueReader(
+            shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.windows
+        )
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
         """Return a window (rows in memory) of a slot with the rows above ``after``, up to the first
@@ -244,7 +246,7 @@ class WheelStore(Store):
             self._wheel.sync_soon()
         return self._shard.durable_offset
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
+    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         # No file is read: one count for each slot.
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))

@@ -204,7 +204,7 @@ class WindowCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._hands: OrderedDict[Window, Hand] = OrderedDict()
+        self._hands: OrderedDict[Window, DueReader] = OrderedDict()
         # Bytes of memory that the windows take.
         self.cost = 0
 
@@ -219,7 +219,7 @@ class WindowCache:
         """Whether a window may be loaded before it is needed."""
         return 2 * self.cost <= self._bytes_max
 
-    def admit(self, window: Window, hand: Hand) -> None:
+    def admit(self, window: Window, hand: DueReader) -> None:
         # The windows used least recently are dropped until all fit.
         self._hands[window] = hand
         self.count(window)
@@ -299,7 +299,7 @@ def _cost_within(block: Block, generation: int) -> int:
     return block.bytes_of(stop - start) + ROW_BYTES * (stop - start)
 
 
-class Hand:
+class DueReader:
     """Reader of a shard's due rows (records with marks) in key order, through windows in memory.
 
     Args:
