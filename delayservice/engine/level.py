@@ -70,8 +70,7 @@ class LevelRecords:
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
         """Return one output for each row, in order, up to the first row that is not due at
-        ``now_ms``, epoch ms, or can't be settled now. One function, because every record passes it
-        (``bench level``).
+        ``now_ms``, epoch ms, or can't be settled now. One function, because every record passes it.
         """
         outputs: list[Output] = []
         add = outputs.append
