@@ -61,7 +61,7 @@ class LevelRecords:
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
         """Return an output for each row, up to the first that is not due or can't be settled
-        now. One function, because every record passes it (``bench level``).
+        now. One function, because every record passes it.
         """
         outputs: list[Output] = []
         add = outputs.append

@@ -7,11 +7,11 @@ import io
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import typer
 
-from delay_devtools.bench.options import Bench, DeliveryMode, Options, Store, usual
+from delay_devtools.bench import Bench
 from delayservice.commands import smoke, spark
 from delayservice.commands.options import JsonOption, with_options
 from delayservice.commands.spark_session import (
@@ -20,142 +20,79 @@ from delayservice.commands.spark_session import (
     SessionOptions,
     require_extra,
 )
-from delayservice.config.settings import workers_default
 
 # Heavy modules are imported when the command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 BENCH_EPILOG = (
     "Examples: [bold]delayservice bench whole --json[/]\n\n"
-    "[bold]delayservice bench steady --rate 5000 --store rocksdb[/]\n\n"
-    "[bold]delayservice bench peers --plot lateness.svg[/] (the same load on RocketMQ and NATS as "
+    "[bold]delayservice bench steady --rate 5000 --set node.store=rocksdb[/]\n\n"
+    "[bold]delayservice bench peers[/] (the same load on RocketMQ and NATS as "
     "well; fetches 90 MB of jars and builds NATS the first time; needs a JDK and Go)\n\n"
     "Exit status 0 only if no record was lost, duplicated, early or altered (peers: by this "
     "service)."
 )
 
-_Name = Annotated[Bench, typer.Argument(metavar="NAME", help=", ".join(get_args(Bench)))]
-_Store = Annotated[Store, typer.Option(help="Where pending records are kept.")]
-_Delivery = Annotated[DeliveryMode, typer.Option(help="Guarantee for deliveries.")]
-_N = Annotated[
-    int | None,
-    typer.Option(
-        "--n",
-        min=1,
-        help="Records of a round (passthrough, whole, burst, pending, restart, peers).",
-    ),
-]
-_Size = Annotated[int, typer.Option(min=1, help="Bytes of a value, 24 at least.")]
-_Partitions = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Partitions of the delay topic and the target.",
-        show_default="4; of idle on several nodes 64",
-    ),
-]
-_Nodes = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=9, help="Nodes of the service (idle, failover).", show_default="1; failover: 3"
-    ),
-]
-_Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Worker processes of a node.",
-        show_default="one per core, 4 at most; of several nodes 1",
-    ),
-]
-_Rate = Annotated[
-    int | None,
-    typer.Option(min=1, help="Records a second (steady, pending, soak, failover, peers)."),
-]
-_Seconds = Annotated[
-    float | None, typer.Option(min=1, help="Duration in seconds (steady, pending, idle, soak).")
-]
-_DelayMs = Annotated[
-    tuple[int, int] | None,
-    typer.Option(
-        metavar="MIN MAX",
-        help="Delays in ms (steady, pending, soak, failover, peers).",
-        show_default="5000 15000; failover: 0 2000; peers: 1000 10000",
-    ),
-]
-_SpreadS = Annotated[
-    int,
-    typer.Option(
-        min=0, help="Window of due times in s (pending); 0: the roll window, 14 days at most."
-    ),
-]
-_Rounds = Annotated[
-    int | None, typer.Option(min=1, help="Repetitions (passthrough, whole, burst).")
-]
-_Trials = Annotated[
-    int | None,
-    typer.Option(min=1, help="Kills of a node (failover).", show_default="50"),
-]
-_TransactionRecords = Annotated[
-    int, typer.Option(min=1, help="Records in a transaction of the bench passthrough.")
-]
-_JudgeBeside = Annotated[
-    bool,
-    typer.Option(
-        "--judge-beside/--judge-after",
-        help="Check records while passthrough copies them, or afterwards.",
-    ),
-]
-_Full = Annotated[
-    bool,
-    typer.Option(
-        "--full",
-        help="Turn on ids, expiries, level topics, and limits that are never reached.",
-    ),
-]
-_WarmUp = Annotated[
-    bool, typer.Option(help="Make an unmeasured run first, as a new broker is slow.")
-]
-_Seed = Annotated[int, typer.Option(help="Seed of due times and contents.")]
-_Bootstrap = Annotated[
-    str, typer.Option("--bootstrap", "-b", help="Use this cluster instead of an embedded one.")
-]
-_Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A setting of the service."),
-]
-_Plot = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Plot of lateness to write, SVG or PNG by its suffix (peers)."
-    ),
-]
+# Defaults of options that depend on the bench.
+_N: Final = {"whole": 400_000, "restart": 1_000_000, "peers": 2_000}
+_RATE_PER_S: Final = {"peers": 200}
+_ROUNDS: Final = {"failover": 10}
 
 
 def bench(
-    name: _Name,
+    name: Annotated[Bench, typer.Argument(metavar="NAME", help=", ".join(get_args(Bench)))],
     *,
-    store: _Store = "wheel",
-    delivery: _Delivery = "exactly_once",
-    n: _N = None,
-    size: _Size = 100,
-    partitions: _Partitions = None,
-    nodes: _Nodes = None,
-    workers: _Workers = None,
-    rate: _Rate = None,
-    seconds: _Seconds = None,
-    delay_ms: _DelayMs = None,
-    spread_s: _SpreadS = 0,
-    rounds: _Rounds = None,
-    trials: _Trials = None,
-    transaction_records: _TransactionRecords = 5_000,
-    judge_beside: _JudgeBeside = True,
-    warm_up: _WarmUp = True,
-    full: _Full = False,
-    seed: _Seed = 20_260_101,
-    bootstrap: _Bootstrap = "",
-    sets: _Sets = None,
-    plot: _Plot = None,
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "--n",
+            min=1,
+            help="Records of a round (whole, restart, peers).",
+            show_default="400000; restart: 1000000; peers: 2000",
+        ),
+    ] = None,
+    rate: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Records a second (steady, failover, peers); 0: steady measures an idle node.",
+            show_default="2000; peers: 200",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration in seconds (steady).")] = 30,
+    delay_ms: Annotated[
+        tuple[int, int],
+        typer.Option(metavar="MIN MAX", help="Delays in ms (steady, failover, peers)."),
+    ] = (1_000, 10_000),
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Repetitions (whole), kills of a node (failover).",
+            show_default="3; failover: 10",
+        ),
+    ] = None,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="Partitions of the delay topic and the target.")
+    ] = 4,
+    size: Annotated[int, typer.Option(min=1, help="Bytes of a value, 24 at least.")] = 100,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="Turn on ids, expiries, level topics, and limits that are never reached.",
+        ),
+    ] = False,
+    warm_up: Annotated[
+        bool, typer.Option(help="Make an unmeasured run first, as a new broker is slow.")
+    ] = True,
+    bootstrap: Annotated[
+        str, typer.Option("--bootstrap", "-b", help="Use this cluster instead of an embedded one.")
+    ] = "",
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A setting of the service."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure rate, CPU, memory, lateness and failover of the service, and check every record.
@@ -163,34 +100,23 @@ def bench(
     It starts a Kafka cluster, or uses the one that --bootstrap names.
     """
     from delay_devtools.bench.run import run
+    from delay_devtools.bench.stand import Options
 
-    own = usual(name, nodes)
-    nodes = nodes or own.nodes
     options = Options(
         bench=name,
-        store=store,
-        delivery=delivery,
-        n=n or own.n,
+        n=n or _N.get(name, 1),
+        rounds=rounds or _ROUNDS.get(name, 3),
+        rate_per_s=_RATE_PER_S.get(name, 2_000) if rate is None else rate,
+        seconds=seconds,
+        delay_ms=delay_ms,
+        partitions=partitions,
         size=size,
-        partitions=partitions or own.partitions,
-        nodes=nodes,
-        # Several nodes share this machine: a second worker each would only slow the others.
-        workers=workers or (workers_default() if nodes == 1 else 1),
-        rate_per_s=rate or own.rate_per_s,
-        seconds=seconds or own.seconds,
-        delay_ms=delay_ms or own.delay_ms,
-        spread_s=spread_s,
-        rounds=rounds or own.rounds,
-        trials=trials or own.trials,
-        transaction_records=transaction_records,
-        judge_beside=judge_beside,
         warm_up=warm_up,
         full=full,
-        seed=seed,
         sets=tuple(sets or ()),
         bootstrap=bootstrap,
     )
-    raise typer.Exit(run(options, as_json=as_json, plot=plot))
+    raise typer.Exit(run(options, as_json=as_json))
 
 
 def demo(
@@ -204,8 +130,13 @@ def demo(
         int,
         typer.Option(min=1, max=6, help="Nodes, each beside a broker; one alone has no ZooKeeper."),
     ] = 3,
-    store: _Store = "wheel",
-    delivery: _Delivery = "exactly_once",
+    store: Annotated[
+        Literal["wheel", "rocksdb", "memory"],
+        typer.Option(help="Where pending records are kept."),
+    ] = "wheel",
+    delivery: Annotated[
+        Literal["exactly_once", "at_least_once"], typer.Option(help="Guarantee for deliveries.")
+    ] = "exactly_once",
     as_json: JsonOption = False,
 ) -> None:
     """Start Kafka and the service, kill and freeze nodes, and check every record.

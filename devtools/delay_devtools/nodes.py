@@ -74,8 +74,6 @@ def hand_overs(events: Sequence[SliceEvent]) -> list[tuple[int, float]]:
 
 SECRET: Final = "only-on-one-machine-0123456789"  # noqa: S105  # nothing else is signed with it
 USER: Final = "delayservice"
-# ZooKeeper scheme and login of a group's nodes; other users may not remove their data.
-LOGIN: Final = ("digest", f"{USER}:{SECRET}")
 _LOOK_S: Final = 0.02
 _TAIL_LINES: Final = 8
 _START_S_MAX: Final = 180.0

@@ -148,13 +148,6 @@ def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
     return ready
 
 
-def zookeeper_tick_s(hosts: str) -> float | None:
-    """Return the tick (unit of session timeouts) of the first server, in s."""
-    host, _, port = hosts.partition(",")[0].rpartition(":")
-    found = re.search(rb"^tickTime=(\d+)$", _zookeeper_conf(host, int(port)), re.MULTILINE)
-    return int(found[1]) / 1_000 if found else None
-
-
 def _zookeeper_conf(host: str, port: int) -> bytes:
     try:
         with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:

@@ -26,7 +26,7 @@ NOT_HEALTHY: Final = frozenset({0, 1, 3})
 
 
 def commands(alert: str, part: str) -> list[str]:
-    """The commands of one part (``TopicsSnapshot`` or ``Do``) of an alert's run-book."""
+    """The commands of one part (``Look`` or ``Do``) of an alert's run-book."""
     section = run_book(alert).partition(f"\n**{part}.**")[2].partition("\n**")[0]
     lines = [line for block in _BLOCK.findall(section) for line in _unfolded(block)]
     return [line for line in lines if line]

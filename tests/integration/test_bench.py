@@ -11,21 +11,23 @@ from typing import Any
 
 import psutil
 from confluent_kafka.admin import AdminClient
-from kazoo.client import KazooClient
 
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import await_true
 
+PROGRAM = (sys.executable, "-m", "delayservice", "bench")
+
 
 def command(cluster: EmbeddedCluster, *words: str) -> list[str]:
-    options = ("--bootstrap", cluster.bootstrap, "--json", "--no-warm-up")
-    return [sys.executable, "-m", "delayservice", "bench", *words, *options]
+    return [*PROGRAM, *words, "--bootstrap", cluster.bootstrap, "--json", "--no-warm-up"]
 
 
 def bench(cluster: EmbeddedCluster, *words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        command(cluster, *words), check=False, capture_output=True, text=True, timeout=240
-    )
+    return judged(command(cluster, *words))
+
+
+def judged(words: list[str]) -> dict[str, Any]:
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)  # nothing but the object
     assert isinstance(found, dict)
@@ -40,57 +42,54 @@ def bench_topics(cluster: EmbeddedCluster) -> list[str]:
 
 
 def test_whole_measures_the_service_and_the_limit(cluster: EmbeddedCluster) -> None:
-    found = bench(cluster, "whole", "--n", "2000", "--rounds", "1", "--store", "rocksdb")
+    found = bench(cluster, "whole", "--n", "2000", "--rounds", "1", "--set", "node.store=rocksdb")
     assert (found["bench"], found["store"], found["n"]) == ("whole", "rocksdb", 2_000)
     for name in ("rate_per_s", "passthrough_per_s", "ratio", "rss_mib_peak", "lateness_ms_max"):
         assert found[name] > 0, name
     assert found["records_per_transaction"] > 1
-    assert found["serving_s"] is None
-    assert bench_topics(cluster) == []
-
-
-def test_level_measures_the_service_and_the_limit(cluster: EmbeddedCluster) -> None:
-    found = bench(cluster, "level", "--n", "2000", "--rounds", "1")
-    for name in ("rate_per_s", "passthrough_per_s", "ratio", "rss_mib_peak"):
-        assert found[name] > 0, name
-    assert (found["store"], found["lateness_ms_max"]) == (None, None)
+    assert found["takeover_s_max"] is None
     assert bench_topics(cluster) == []
 
 
 def test_steady_judges_every_record(cluster: EmbeddedCluster) -> None:
     words = ("--seconds", "2", "--rate", "500", "--delay-ms", "100", "300")
-    found = bench(cluster, "steady", *words, "--delivery", "at_least_once")
+    found = bench(cluster, "steady", *words, "--set", "delivery.mode=at_least_once", "--full")
+    assert bench_topics(cluster) == []
+    assert found["cpu_us_per_message"] > 0
     assert found["n"] == 1_000
     assert found["lateness_ms_p50"] <= found["lateness_ms_p99"] <= found["lateness_ms_max"]
     assert found["passthrough_per_s"] is None
 
 
-def test_failover_kills_the_owner_and_times_its_successors(cluster: EmbeddedCluster) -> None:
-    words = ("--trials", "1", "--rate", "200", "--partitions", "2", "--delay-ms", "0", "500")
-    sets = (f"zookeeper.hosts={cluster.zookeeper}", "zookeeper.session_timeout_s=2")
-    found = bench(cluster, "failover", *words, *(w for one in sets for w in ("--set", one)))
-    assert (found["trials"], found["nodes"], found["slices"]) == (1, 3, 2)
-    assert (found["session_timeout_s"], found["zookeeper_tick_s"]) == (2.0, 0.5)
+def test_steady_without_a_load_measures_an_idle_node(cluster: EmbeddedCluster) -> None:
+    words = [*command(cluster, "steady", "--seconds", "1", "--rate", "0")]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=240)
+    found = json.loads(done.stdout)
+    assert (found["n"], found["lost"]) == (None, None)
+    assert 0 <= found["cpu_percent"] < 100
+    assert found["rss_mib_peak"] > 0
+
+
+def test_restart_times_the_first_delivery_beside_pending_records(cluster: EmbeddedCluster) -> None:
+    found = bench(cluster, "restart", "--n", "2000")
+    assert found["took_over_s"] > 0
+    assert found["first_delivery_s"] > 0
+    assert found["disk_bytes_per_message"] > 0
+
+
+def test_failover_kills_the_owner_and_times_its_successors() -> None:
+    words = ("--rounds", "1", "--rate", "200", "--partitions", "2", "--delay-ms", "0", "500")
+    sets = ("--set", "zookeeper.session_timeout_s=2")
+    found = judged([*PROGRAM, "failover", *words, *sets, "--json"])
+    assert (found["rounds"], found["session_timeout_s"]) == (1, 2.0)
     assert 0 < found["takeover_s_p50"] <= found["takeover_s_p99"] == found["takeover_s_max"]
     assert found["handovers"] >= 1
     assert 0 < found["handover_ms_p50"] <= found["handover_ms_p99"]
-    assert bench_topics(cluster) == []
-    assert bench_roots(cluster) == []
-
-
-def bench_roots(cluster: EmbeddedCluster) -> list[str]:
-    client = KazooClient(cluster.zookeeper)
-    client.start()
-    try:
-        return [name for name in client.get_children("/") if name.startswith("bench_")]
-    finally:
-        client.stop()
-        client.close()
 
 
 def test_a_bench_that_is_told_to_stop_leaves_nothing_behind(cluster: EmbeddedCluster) -> None:
     process = subprocess.Popen(
-        command(cluster, "burst", "--n", "2000"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command(cluster, "whole", "--n", "2000"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     top = psutil.Process(process.pid)
 

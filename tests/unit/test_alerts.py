@@ -127,7 +127,7 @@ def test_a_run_book_says_all_that_is_asked_at_night(alert: Alert) -> None:
     text = run_book(alert.name)
     assert f"`{alert.name}`" in text
     questions = re.findall(r"^\*\*(\w+\.)\*\*", text, re.MULTILINE)
-    assert questions == ["Means.", "TopicsSnapshot.", "Do."]
+    assert questions == ["Means.", "Look.", "Do."]
 
 
 def test_the_documentation_lists_the_alerts_as_they_are() -> None:

@@ -1,4 +1,4 @@
-"""The bench's figures: percentiles, buckets, slopes, and when work ended."""
+"""The bench's figures: percentiles, verdicts, growth of memory, and when work ended."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from delay_devtools.bench.figures import Figures, buckets, quantile, show
-from delay_devtools.bench.sampling import MIB, UsageSample, busy_until, disk_bytes, slope_mib_per_h
+from delay_devtools.bench.figures import Figures, quantile, show
+from delay_devtools.bench.sampling import MIB, Sampler, UsageSample, busy_until, disk_bytes
 from delay_devtools.bench.tally import BenchVerdict
 from delayservice.cli import app
 
 ROOT = Path(__file__).parents[2]
 
 
-def samples(rss_mib: list[float], *, every_s: float = 1.0) -> list[UsageSample]:
-    return [UsageSample(100.0 + n * every_s, 0.0, int(m * MIB), 0) for n, m in enumerate(rss_mib)]
+def figures_of(delivery: str) -> Figures:
+    return Figures(
+        bench="whole", delivery=delivery, store="wheel", partitions=4, workers=2, size=100
+    )
 
 
 def working(*spans: tuple[float, float]) -> list[UsageSample]:
@@ -28,7 +30,7 @@ def working(*spans: tuple[float, float]) -> list[UsageSample]:
     for tick in range(300):
         at_s = tick / 100
         used_s += 0.009 if any(start < at_s <= stop for start, stop in spans) else 0.0002
-        found.append(UsageSample(at_s, used_s, 0, 0))
+        found.append(UsageSample(at_s, used_s, 0))
     return found
 
 
@@ -44,23 +46,10 @@ def test_a_quantile_is_the_smallest_value_that_so_many_are_at_or_below() -> None
     assert quantile({}, 0.5) is None
 
 
-def test_buckets_are_inclusive_and_only_the_filled_stretch_is_shown() -> None:
-    assert buckets({5: 1, 6: 2, 40: 3}) == [
-        ("≤ 5 ms", 1),
-        ("≤ 10 ms", 2),
-        ("≤ 20 ms", 0),
-        ("≤ 50 ms", 3),
-    ]
-    assert buckets({-1: 1, 0: 1}) == [("early", 1), ("≤ 0 ms", 1)]
-    assert buckets({99_000_000: 1}) == [("later", 1)]
-    assert buckets({}) == []
-
-
-def test_the_slope_is_that_of_the_second_half_per_hour() -> None:
-    growing = samples([50 - n for n in range(10)] + [10 + n * 0.5 for n in range(10)])
-    assert slope_mib_per_h(growing) == pytest.approx(0.5 * 3_600, rel=1e-6)
-    assert slope_mib_per_h(samples([7.0] * 20)) == pytest.approx(0.0)
-    assert slope_mib_per_h(samples([1.0, 2.0])) is None
+def test_memory_is_that_of_the_peak_and_what_the_end_has_more_than_the_start() -> None:
+    sampler = Sampler([])
+    sampler.samples += [UsageSample(0.0, 0.0, rss * MIB) for rss in (50, 80, 60)]
+    assert (sampler.rss_mib_peak, sampler.rss_mib_growth) == (80, 10)
 
 
 @pytest.mark.parametrize("stop_s", [0.2, 1.0, 2.5])
@@ -83,20 +72,23 @@ def test_disk_is_counted_in_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["lost", "early", "altered", "strangers"])
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_anything_wrong_with_any_load_fails_the_run(what: str, delivery: str) -> None:
-    figures = Figures(bench="whole", delivery=delivery)
+    figures = figures_of(delivery)
     figures.judge([verdict(), verdict(**{what: 1})], [verdict()])
     assert not figures.is_good
 
 
 def test_a_doubled_record_fails_exactly_once_only() -> None:
     for delivery, is_good in (("exactly_once", False), ("at_least_once", True)):
-        figures = Figures(bench="whole", delivery=delivery)
-        assert figures.judge([verdict(duplicated=1)], [verdict(), verdict()]) == {3: 8}
+        figures = figures_of(delivery)
+        figures.judge([verdict(duplicated=1)], [verdict(), verdict()])
+        assert figures.lateness_ms_max == 3
         assert (figures.is_good, figures.duplicated) == (is_good, 1)
 
 
 def test_json_is_one_object_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Figures(bench="idle", delivery="exactly_once", cpu_percent=1.23456), {}, as_json=True)
+    figures = figures_of("exactly_once")
+    figures.cpu_percent = 1.23456
+    show(figures, as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert list(shown) == [field.name for field in fields(Figures)]
     assert (shown["cpu_percent"], shown["lost"]) == (1.235, None)
@@ -115,14 +107,12 @@ def test_every_field_is_explained() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["burst", "--size", "23"], "24 or more"),
+        (["whole", "--size", "23"], "24 or more"),
         (["steady", "--delay-ms", "9", "3"], "the shortest delay first"),
-        (["idle", "--partitions", "3"], "divisor of 64"),
-        (["idle", "--nodes", "3", "--partitions", "3"], "divisor of 256"),
-        (["burst", "--nodes", "2"], "measures one node"),
-        (["failover", "--nodes", "1"], "2 or more"),
-        (["failover", "--bootstrap", "127.0.0.1:1"], "--set zookeeper.hosts"),
-        (["burst", "--set", "node.workerz=2"], "did you mean node.workers"),
+        (["failover", "--rate", "0"], "needs a load"),
+        (["failover", "--bootstrap", "127.0.0.1:1"], "brokers of its own"),
+        (["peers", "--bootstrap", "127.0.0.1:1"], "brokers of its own"),
+        (["whole", "--set", "node.workerz=2"], "did you mean node.workers"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(

@@ -1,10 +1,21 @@
-"""The bench's judge: each thing that may go wrong with a record is found, and nothing else."""
+"""The bench's judge: each thing that may go wrong with a record is found, and nothing else; and its
+trace: who delivered first, and how long nobody did.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from delay_devtools.bench.tally import HEAD, KEYS, SIZE_MIN, Batch, BatchTally, BenchVerdict, keys
+from delay_devtools.bench.tally import (
+    HEAD,
+    KEYS,
+    SIZE_MIN,
+    Batch,
+    BatchTally,
+    BenchVerdict,
+    Trace,
+    keys,
+)
 
 BATCH = Batch("abcdefgh", 2_000, 60, 7)
 KNOWN, FILLER = keys(), BATCH.filler()
@@ -24,6 +35,7 @@ def add(tally: BatchTally, records: list[Sent], seen_s: float = SEEN_S) -> None:
 def judged(records: list[Sent]) -> BenchVerdict:
     tally = BatchTally(BATCH)
     add(tally, records)
+    tally.close(BATCH.n)
     return tally.verdict()
 
 
@@ -92,6 +104,7 @@ def test_a_record_that_was_never_sent_is_a_stranger() -> None:
 
 def test_the_time_of_the_last_is_that_of_the_last_missing_number_not_of_a_double() -> None:
     tally = BatchTally(BATCH)
+    tally.close(BATCH.n)
     records = all_records()
     for part, seen_s in ((records[:5], 1.0), (records[5:], 2.0), (records[:1], 3.0)):
         assert tally.is_complete == (seen_s == 3.0)
@@ -100,7 +113,7 @@ def test_the_time_of_the_last_is_that_of_the_last_missing_number_not_of_a_double
 
 
 def test_a_load_that_ends_early_is_complete_only_when_its_end_is_known() -> None:
-    tally = BatchTally(BATCH, is_open=True)
+    tally = BatchTally(BATCH)
     add(tally, all_records()[:10])
     before = tally.is_complete
     tally.close(9)
@@ -109,7 +122,7 @@ def test_a_load_that_ends_early_is_complete_only_when_its_end_is_known() -> None
 
 
 def test_what_is_missing_below_the_end_of_an_open_load_is_lost() -> None:
-    tally = BatchTally(BATCH, is_open=True)
+    tally = BatchTally(BATCH)
     add(tally, all_records()[1:10])
     tally.close(10)
     assert wrong(tally.verdict()) == {"lost": 1}
@@ -118,3 +131,29 @@ def test_what_is_missing_below_the_end_of_an_open_load_is_lost() -> None:
 def test_the_smallest_value_is_a_head_without_filler() -> None:
     assert Batch("abcdefgh", 1, SIZE_MIN, 1).filler() == b""
     assert BATCH.filler() != Batch("abcdefgh", 1, 60, 8).filler()
+
+
+def trace(*deliveries: tuple[int, int]) -> Trace:
+    return Trace({3: dict(deliveries)})
+
+
+def test_records_of_one_slice_and_millisecond_are_one_delivery_seen_first() -> None:
+    found = Trace()
+    found.add([(3, 20), (1, 20), (3, 10)], 25)
+    found.add([(3, 20), (3, 21)], 26)
+    assert found.seen_ms == {3: {20: 25, 10: 25, 21: 26}, 1: {20: 25}}
+
+
+def test_what_a_dead_owner_had_produced_is_no_delivery_of_its_successor() -> None:
+    found = trace((100, 190), (150, 300), (200, 310), (210, 305))
+    assert found.first_seen_ms(3, 150.9) == 305
+    assert found.first_seen_ms(3, 210) is None
+    assert found.first_seen_ms(4, 0) is None
+
+
+def test_a_pause_is_between_the_last_before_and_the_first_after() -> None:
+    found = trace((230, 260), (100, 110), (150, 170), (231, 250))
+    assert found.pause_ms(3, 150.2) == 80
+    assert found.pause_ms(3, 99) is None
+    assert found.pause_ms(3, 231) is None
+    assert found.pause_ms(0, 150) is None

@@ -1,4 +1,4 @@
-"""The bench ``peers``: what the clients of other brokers read and write, and its run."""
+"""The bench ``peers``: its results, and the pinned versions of other brokers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import io
 import re
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from delay_devtools.bench.peers import clients, run, servers
-from delay_devtools.bench.peers.clients import frame, read_message
+from delay_devtools.bench.peers import run, servers
 from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.jars import parse_lock
 
@@ -32,44 +30,9 @@ def verdict(lateness_ms: dict[int, int], *, duplicated: int = 0) -> BenchVerdict
 
 
 def results() -> list[run.Result]:
-    good = run.Result("this service 1", "a node", "undisturbed", verdict({5: 98, 40: 2}))
+    good = run.Result("this service 1", "a node", "undisturbed", verdict({5: 98, 40: 2}), 200.4)
     late = verdict({-7: 1, 60: 99}, duplicated=3)
-    return [good, run.Result("Other 2", "a broker", "killed", late, resent=4, restart_s=1.5)]
-
-
-def test_a_frame_says_how_long_its_headers_and_all_of_it_are() -> None:
-    assert frame("to", b"body", "answers", {"Key": "k"}) == (
-        b"HPUB to answers 20 24\r\nNATS/1.0\r\nKey: k\r\n\r\nbody\r\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "rest", "reply", "headers", "body"),
-    [
-        (b"MSG a.b 7 4\r\n", b"\r\n\x00x\r\n", "", {}, b"\r\n\x00x"),
-        (b"MSG a.b 7 re.ply 1\r\n", b"x\r\n", "re.ply", {}, b"x"),
-        (b"HMSG a.b 7 20 21\r\n", b"NATS/1.0\r\nKey: k\r\n\r\nx\r\n", "", {"Key": "k"}, b"x"),
-        (b"HMSG a.b 7 re 16 16\r\n", b"NATS/1.0 503\r\n\r\n\r\n", "re", {}, b""),
-    ],
-)
-def test_a_message_is_read_whole_and_nothing_after_it(
-    line: bytes, rest: bytes, reply: str, headers: dict[str, str], body: bytes
-) -> None:
-    file = io.BytesIO(rest + b"PING\r\n")
-    found = read_message(line, file)
-    assert found == clients.NatsMessage("a.b", 7, reply, headers, body)
-    assert file.read() == b"PING\r\n"
-
-
-def test_another_line_is_no_message() -> None:
-    assert read_message(b"PING\r\n", io.BytesIO()) is None
-    assert read_message(b"\r\n", io.BytesIO()) is None
-
-
-def test_an_answer_refuses_when_it_holds_an_error_or_nothing() -> None:
-    assert clients.NatsMessage("a", 1, "", {}, b"").is_error
-    assert clients.NatsMessage("a", 1, "", {}, b'{"error":{"code":503}}').is_error
-    assert not clients.NatsMessage("a", 1, "", {}, b'{"stream":"s","seq":1}').is_error
+    return [good, run.Result("Other 2", "a broker", "killed", late, 99.6, resent=4, restart_s=1.5)]
 
 
 def test_a_result_counts_what_is_wrong_and_how_late_it_was() -> None:
@@ -84,6 +47,7 @@ def test_json_has_all_but_the_histogram() -> None:
     found = run.as_object(results()[1])
     assert "lateness_ms" not in found
     assert (found["system"], found["resent"], found["restart_s"]) == ("Other 2", 4, 1.5)
+    assert found["sent_per_s"] == 100
 
 
 def test_the_table_has_a_row_for_each_result_and_a_dash_for_what_is_not_counted() -> None:
@@ -92,17 +56,6 @@ def test_the_table_has_a_row_for_each_result_and_a_dash_for_what_is_not_counted(
     text = console.export_text()
     assert re.search(r"this service 1 +│ undisturbed .*│ +— ", text)
     assert re.search(r"Other 2 +│ killed .*│ +4 │ +60 ", text)
-
-
-def test_the_share_of_messages_grows_to_all_of_them() -> None:
-    assert run.share_by_lateness({40: 1, 5: 3}) == ([5, 40], [75.0, 100.0])
-
-
-def test_the_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "lateness.svg"
-    run.draw(results(), path)
-    assert "<svg" in path.read_text("utf-8")
 
 
 def test_the_versions_are_those_of_the_locks() -> None:

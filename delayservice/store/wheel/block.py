@@ -4,7 +4,7 @@ record, or a mark for an earlier record.
 A block holds the rows of one or more shards. In this module, a run is the rows of one shard in a
 block, in key order. It names its shard by a generation: the number of the shard's store, which is a
 new one whenever the shard starts over. Rows are stored as columns, because C code packs and unpacks
-columns (record by record, the same work takes four times as long; ``bench pending``)::
+columns (record by record, the same work takes four times as long)::
 
     header, 24 bytes, little endian, and the runs
       crc            u32   CRC32C of the rest of the header and of the runs, seeded with that of the

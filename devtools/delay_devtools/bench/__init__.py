@@ -1,6 +1,9 @@
 """``delayservice bench`` measures rate, lateness and resource use of the service on a real cluster.
 
 A load process sends records, a judge process reads the target topic and compares each record with
-what was sent, and a passthrough process copies records without the service: modules apart
-(``*_process``), so that they share no interpreter.
+what was sent, and a passthrough process copies records without the service (``helpers``).
 """
+
+from typing import Literal, TypeAlias
+
+Bench: TypeAlias = Literal["steady", "whole", "restart", "failover", "peers"]

@@ -12,18 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from delay_devtools.bench import wire
 from delay_devtools.bench.figures import Figures, quantile
-from delay_devtools.bench.load_process import Due
-from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
-from delay_devtools.bench.stand import Names, Stand, now_ms
+from delay_devtools.bench.helpers import Helper, Loaded, LoadEnd, judge, load
+from delay_devtools.bench.stand import Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict, Trace
-from delay_devtools.bench.wire import Helper
 from delay_devtools.nodes import NodeGroup, hand_overs
-from delay_devtools.servers import zookeeper_tick_s
 from delayservice.base.errors import DelayServiceError
 
 _ALL: Final = "all"
@@ -46,54 +42,42 @@ class _Kill:
     slices: tuple[int, ...]
 
 
-def failover(stand: Stand, figures: Figures) -> dict[int, int]:
-    warm_up(stand)
-    names = stand.round()
+def failover(stand: Stand, figures: Figures) -> None:
+    names, options = stand.round(), stand.options
+    batch = stand.batch(int(options.rate_per_s * options.rounds * _TRIAL_S_MAX))
     with ExitStack() as stack:
-        sets = stand.create(names, (_ALL,))
-        group = stack.enter_context(stand.group(names, sets))
+        group = stack.enter_context(stand.group(names, stand.create(names, (_ALL,))))
         with stand.steps.doing("Starting the nodes"):
             group.start()
-        loader, judge = _load_and_judge(stack, stand, names)
+        judging = replace(stand.judge(names, _ALL, batch), has_trace=True)
+        loading = replace(stand.load(names, _ALL, batch), rate_per_s=options.rate_per_s)
+        judge_process = stack.enter_context(Helper(judge, judging))
+        loader = stack.enter_context(Helper(load, loading))
+        loader.tell()
         with stand.steps.doing("Waiting until they agree"):
             group.await_calm(_CALM_S)
         calm_ms = time.time() * 1_000
         kills = _kill_again_and_again(stand, group)
         changes = [change for change in hand_overs(group.slice_events()) if change[1] > calm_ms]
-        loader.tell(wire.STOP)
-        sent = loader.expect(wire.DONE)
-        judge.tell(f"{wire.STOP} {sent.count}")
-        trace = judge.result(wire.TRACE, Trace)
-        verdict = judge.result(wire.DONE, BenchVerdict)
-    figures.trials = len(kills)
-    figures.n, figures.rate_per_s = verdict.n, verdict.n / sent.at_s
-    figures.slices = stand.options.partitions
+        loader.tell()
+        loaded = loader.expect(Loaded)
+        judge_process.tell(LoadEnd(loaded.n, now_ms() + options.delay_ms[1]))
+        trace = judge_process.expect(Trace)
+        verdict = judge_process.expect(BenchVerdict)
+    figures.rounds, figures.n = len(kills), loaded.n
+    figures.rate_per_s = loaded.n / loaded.seconds
     figures.session_timeout_s = stand.session_timeout_s
-    figures.zookeeper_tick_s = zookeeper_tick_s(stand.zookeeper)
     _fill_takeovers(figures, trace, kills)
     _fill_hand_overs(figures, trace, changes)
-    return figures.judge([verdict], [verdict])
-
-
-def _load_and_judge(stack: ExitStack, stand: Stand, names: Names) -> tuple[Helper, Helper]:
-    options = stand.options
-    shortest, longest = options.delay_ms
-    batch = stand.batch(int(options.rate_per_s * options.trials * _TRIAL_S_MAX))
-    due = Due(span_ms=longest - shortest, after_ms=shortest)
-    loading = load_plan(stand, names, _ALL, batch, due, rate_per_s=options.rate_per_s, is_open=True)
-    judging = judge_plan(stand, names, _ALL, batch, now_ms(), is_open=True)
-    judge = stack.enter_context(stand.helper("judge", judging))
-    loader = stack.enter_context(stand.helper("load", loading))
-    loader.tell(wire.GO)
-    return loader, judge
+    figures.judge([verdict], [verdict])
 
 
 def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[_Kill]:
     options = stand.options
-    rng = random.Random(options.seed)  # noqa: S311 (kills that replay from a seed)
-    bar = stand.steps.bar("Killing nodes", options.trials)
+    rng = random.Random(options.rounds)  # noqa: S311 (kills that replay from a seed)
+    bar = stand.steps.bar("Killing nodes", options.rounds)
     kills = []
-    for trial in range(options.trials):
+    for trial in range(options.rounds):
         time.sleep(rng.uniform(0, _PAUSE_S_MAX))
         kills.append(_kill(group, trial % options.partitions))
         bar.at(trial + 1)
@@ -127,25 +111,23 @@ def _fill_takeovers(figures: Figures, trace: Trace, kills: Sequence[_Kill]) -> N
 
 
 def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
-    first = trace.first_after(slice_no, kill.dead_ms)
-    if first is None:
+    seen_ms = trace.first_seen_ms(slice_no, kill.dead_ms)
+    if seen_ms is None:
         raise DelayServiceError(
             f"nothing of slice {slice_no} was delivered after its owner was killed; is the load "
             "spread over all slices? Give a higher --rate"
         )
-    return round(first.seen_ms - kill.at_ms)
+    return round(seen_ms - kill.at_ms)
 
 
 def _fill_hand_overs(figures: Figures, trace: Trace, changes: Sequence[tuple[int, float]]) -> None:
     # Slices without a delivery before or after a hand-over are left out.
-    pauses = [trace.pause_at(*change) for change in changes]
-    produced = Counter(pause.produced_ms for pause in pauses if pause is not None)
-    consumed = Counter(pause.seen_ms for pause in pauses if pause is not None)
-    figures.handovers = sum(produced.values())
-    figures.handover_ms_p50 = quantile(produced, 0.5)
-    figures.handover_ms_p99 = quantile(produced, 0.99)
-    figures.handover_ms_max = quantile(produced, 1.0)
-    figures.handover_seen_ms_p99 = quantile(consumed, 0.99)
+    pauses = [trace.pause_ms(*change) for change in changes]
+    found = Counter(pause for pause in pauses if pause is not None)
+    figures.handovers = sum(found.values())
+    figures.handover_ms_p50 = quantile(found, 0.5)
+    figures.handover_ms_p99 = quantile(found, 0.99)
+    figures.handover_ms_max = quantile(found, 1.0)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import linear_regression
 from typing import Final, Self
 
 import psutil
@@ -17,7 +16,6 @@ _BUSY_WINDOW_S: Final = 0.05
 # Share of a core above which a service counts as busy; an idle one uses below 0.1, a busy one about
 # 1.
 _BUSY: Final = 0.4
-_S_PER_H: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,6 @@ class UsageSample:
     at_s: float
     cpu_s: float
     rss_bytes: int
-    rss_bytes_largest: int
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
@@ -68,17 +65,16 @@ class Sampler:
             self._take()
 
     def _take(self) -> None:
-        held = [_rss_bytes(process) for process in self._processes]
-        used_s = cpu_s(self._processes)
-        self.samples.append(UsageSample(time.time(), used_s, sum(held), max(held, default=0)))
+        held = sum(map(_rss_bytes, self._processes))
+        self.samples.append(UsageSample(time.time(), cpu_s(self._processes), held))
 
     @property
     def rss_mib_peak(self) -> float:
         return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
 
     @property
-    def rss_mib_peak_largest(self) -> float:
-        return max((sample.rss_bytes_largest for sample in self.samples), default=0) / MIB
+    def rss_mib_growth(self) -> float:
+        return (self.samples[-1].rss_bytes - self.samples[0].rss_bytes) / MIB
 
 
 def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) -> float:
@@ -98,18 +94,6 @@ def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) ->
         if window_s > 0 and sample.cpu_s - inside[first].cpu_s >= _BUSY * window_s:
             ended_s = max(sample.at_s, ended_s)
     return ended_s
-
-
-def slope_mib_per_h(samples: Sequence[UsageSample]) -> float | None:
-    """Return the growth of memory in MiB/h, by least squares over the second half of the samples,
-    when caches are full.
-    """
-    half = samples[len(samples) // 2 :]
-    if len(half) < 3:  # noqa: PLR2004 (two points are a line whatever happened)
-        return None
-    times = [sample.at_s - half[0].at_s for sample in half]
-    held = [sample.rss_bytes / MIB for sample in half]
-    return linear_regression(times, held).slope * _S_PER_H
 
 
 def disk_bytes(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Environment of a bench: a cluster, topics, the service, and helper processes.
+"""Environment of a bench: options, a cluster, topics and the service.
 
 Topics are named ``bench_<id>_<number>_…``, so that no running service serves them and two benches
 on one cluster do not interfere. All processes end with the ``Stand``.
@@ -6,14 +6,16 @@ on one cluster do not interfere. All processes end with the ``Stand``.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -22,28 +24,99 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     NewTopic,
 )
-from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
-from kazoo.handlers.threading import KazooTimeoutError
 from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.kafka.topics import TopicKeeper
 from delay_devtools import clients
-from delay_devtools.bench import wire
-from delay_devtools.bench.judge_process import JudgePlan
-from delay_devtools.bench.load_process import LoadPlan
-from delay_devtools.bench.options import Options
-from delay_devtools.bench.passthrough_process import PassthroughPlan
-from delay_devtools.bench.tally import Batch
-from delay_devtools.bench.wire import Helper
-from delay_devtools.nodes import LOGIN, LocalNode, NodeGroup, sets_of_several
+from delay_devtools.bench import Bench
+from delay_devtools.bench.helpers import JudgePlan, LoadPlan
+from delay_devtools.bench.tally import SIZE_MIN, Batch
+from delay_devtools.nodes import LocalNode, NodeGroup, sets_of_several
 from delay_devtools.servers import ANY_PORTS
 from delay_devtools.service import ServiceProcess
-from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError, SettingsError
 from delayservice.config.kafka import ClientRole
-from delayservice.contract.levels import level_topic
+from delayservice.config.settings import Settings, load
 from delayservice.smoke.progress import Steps
-from delayservice.smoke.sending import QUIET
+
+# Nodes of the bench failover, each beside a broker.
+NODES: Final = 3
+_SEED: Final = 20_260_101
+_SECRET: Final = "only-for-benches-0123456789"  # noqa: S105 (nothing else is signed with it)
+_FULL: Final = (
+    "rates.per_s.*=10000000",
+    "delivery.slot_records_max=1000000",
+    "delivery.slot_policy=spread",
+    "levels.preset=default",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of one bench.
+
+    Attributes:
+        n: number of records of a round.
+        rounds: repetitions of ``whole``, kills of ``failover``.
+        rate_per_s: records per second; 0: none are sent.
+        seconds: duration of sending.
+        delay_ms: shortest and longest delay.
+        size: bytes of a record's value.
+        warm_up: whether an unmeasured run comes first.
+        full: whether unneeded features are on: ids and expiries, limits that are never reached,
+            level topics.
+        sets: settings of the service, ``section.key=value``; they override all others.
+        bootstrap: brokers of a running cluster; empty for an embedded one.
+    """
+
+    bench: Bench
+    n: int
+    rounds: int
+    rate_per_s: int
+    seconds: float
+    delay_ms: tuple[int, int]
+    partitions: int
+    size: int
+    warm_up: bool
+    full: bool
+    sets: tuple[str, ...]
+    bootstrap: str
+
+    def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
+        config = os.environ.get("DELAYSERVICE_CONFIG")
+        asked = self.sets_of(bootstrap, sets)
+        return load(Path(config) if config else None, asked, os.environ)
+
+    def sets_of(self, bootstrap: str, sets: Sequence[str] = ()) -> list[str]:
+        return [
+            f"kafka.bootstrap={bootstrap}",
+            f"node.cluster_secret={_SECRET}",
+            # Several nodes share this machine: a second worker each would only slow the others.
+            *(("node.workers=1",) if self.bench == "failover" else ()),
+            *(_FULL if self.full else ()),
+            *sets,
+            *self.sets,
+        ]
+
+
+def check(options: Options) -> None:
+    shortest, longest = options.delay_ms
+    if options.size < SIZE_MIN:
+        raise SettingsError(
+            f"--size is {options.size}, but number, due time and tag of a record take {SIZE_MIN} "
+            f"bytes: give {SIZE_MIN} or more"
+        )
+    if not 0 <= shortest <= longest:
+        raise SettingsError(
+            f"--delay-ms is {shortest} {longest}: give the shortest delay first, 0 or more"
+        )
+    if not options.rate_per_s and options.bench != "steady":
+        raise SettingsError(f"--rate is 0: only steady takes it, {options.bench} needs a load")
+    if options.bootstrap and options.bench in ("failover", "peers"):
+        raise SettingsError(f"--bootstrap: {options.bench} starts brokers of its own; leave it out")
+    # A wrong --set ends here, not after a cluster has started.
+    options.settings("127.0.0.1:1")
+
 
 _METRICS_TIMEOUT_S: Final = 10.0
 _LOOK_S: Final = 0.2
@@ -53,29 +126,9 @@ _NAMES: Final = {
     "delay_settled_total": "settled",
     "delay_transaction_seconds_count": "transactions",
     "delay_transaction_aborts_total": "aborts",
-    "delay_pending": "pending",
 }
-
-
-@dataclass(slots=True)
-class ServiceCounters:
-    """Sums of the service's counters over all slices, up to two seconds old."""
-
-    ingested: int = 0
-    settled: int = 0
-    transactions: int = 0
-    aborts: int = 0
-    pending: int = 0
-
-    def __sub__(self, before: ServiceCounters) -> ServiceCounters:
-        # pending is a gauge and stays as it is.
-        return ServiceCounters(
-            self.ingested - before.ingested,
-            self.settled - before.settled,
-            self.transactions - before.transactions,
-            self.aborts - before.aborts,
-            self.pending,
-        )
+# Sums of the service's counters over all slices, up to two seconds old, by the names above.
+ServiceCounters: TypeAlias = Counter[str]
 
 
 class Serving:
@@ -112,12 +165,12 @@ class Serving:
                 f"the service does not answer on {self._url} any more: {exc}; the end of its log "
                 f"says why:\n{self._process.log_tail()}"
             ) from exc
-        found = ServiceCounters()
+        found: ServiceCounters = Counter()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = _NAMES.get(sample.name)
                 if name is not None:
-                    setattr(found, name, getattr(found, name) + int(sample.value))
+                    found[name] += int(sample.value)
         return found
 
     def await_count(
@@ -126,7 +179,7 @@ class Serving:
         moved_s, before = time.monotonic(), -1
         while True:
             counters = self.counters()
-            now = getattr(counters, name)
+            now = counters[name]
             progress(min(now, count))
             if now >= count:
                 return counters
@@ -146,34 +199,25 @@ class Serving:
 _ASK_TIMEOUT_S: Final = 15.0
 _TIMEOUT_S: Final = 60.0
 _ROLES: Final[tuple[ClientRole, ...]] = ("consumer", "producer", "admin")
-_PACKAGE: Final = "delay_devtools.bench"
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the topics of one round; ``level_ms``: delay of the level topic, 0: a plain delay
-    topic.
-    """
+    """Names of the topics of one round."""
 
     prefix: str
-    level_ms: int = 0
 
     @property
     def delay(self) -> str:
-        return level_topic(1, self._levels) if self.level_ms else f"{self.prefix}_delay"
-
-    @property
-    def _levels(self) -> str:
-        return f"{self.prefix}_level_"
+        return f"{self.prefix}_delay"
 
     def target(self, name: str) -> str:
         return f"{self.prefix}_to_{name}"
 
-    def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
-        levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
+    def sets(self, partitions: int) -> list[str]:
         return [
-            *(levels if self.level_ms else []),
-            f"topics.delay={'' if self.level_ms else ','.join(delay_topics)}",
+            f"topics.delay={self.delay}",
+            f"levels.prefix={self.prefix}_level_",
             "topics.discover=false",
             f"topics.checkpoint={self.prefix}_checkpoint",
             f"topics.dead_letter={self.prefix}_dead_letter",
@@ -186,8 +230,6 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Addresses and processes of a cluster; ``zookeeper`` is empty: as the settings say."""
-
     bootstrap: str
     zookeeper: str = ""
     processes: Sequence[psutil.Process] = ()
@@ -204,11 +246,10 @@ class Stand:
         self._rounds = 0
         # Names of created topics, each once: the Kafka client crashes if a list has a name twice.
         self._created: set[str] = set()
-        self._roots: list[str] = []
         settings = options.settings(servers.bootstrap)
-        self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
+        self.is_exactly_once = settings.delivery.mode == "exactly_once"
         self.session_timeout_s = float(settings.zookeeper.session_timeout_s)
-        self.roll_window_s = settings.roll_window_ms // 1_000
+        self._zookeeper = servers.zookeeper
         self._clients = {role: settings.kafka.client_config(role) for role in _ROLES}
         self._admin = clients.admin(self._clients["admin"])
 
@@ -223,22 +264,21 @@ class Stand:
 
     # --- topics ----------------------------------------------------------------------------------
 
-    def round(self, level_ms: int = 0) -> Names:
+    def round(self) -> Names:
         self._rounds += 1
-        return Names(f"bench_{self._run}_{self._rounds}", level_ms)
+        return Names(f"bench_{self._run}_{self._rounds}")
 
-    def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
-        topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
-        sets = names.sets(self.options.partitions, topics)
+    def create(self, names: Names, targets: Sequence[str]) -> list[str]:
+        sets = names.sets(self.options.partitions)
         settings = self.options.settings(self._bootstrap, sets)
         made = settings.topics
         own = (made.checkpoint, made.claims_topic, made.dead_letter, made.outcomes)
-        self._created |= {*topics, *own, *map(names.target, targets)}
+        self._created |= {names.delay, *settings.levels.by_topic, *own, *map(names.target, targets)}
         replication = settings.topics.replication_factor
         new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
         try:
             TopicKeeper(self._admin, settings).prepare()
-            for future in self._admin.create_topics(new).values() if new else ():
+            for future in self._admin.create_topics(new).values():
                 future.result(_TIMEOUT_S)
         except (KafkaEdgeError, KafkaException) as exc:
             raise DelayServiceError(
@@ -249,25 +289,8 @@ class Stand:
 
     def clean_up(self) -> None:
         # What can't be deleted from the user's cluster is left there.
-        if self._created:
-            self._delete_topics()
-        if self._roots:
-            self._delete_roots()
-
-    def _delete_roots(self) -> None:
-        # Errors are ignored, such as those of another user's ACL.
-        client = KazooClient(
-            self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
-        )
-        with suppress(KazooException, KazooTimeoutError):
-            client.start(_ASK_TIMEOUT_S)
-            for root in self._roots:
-                client.delete(root, recursive=True)
-        client.stop()
-        client.close()
-
-    def _delete_topics(self) -> None:
-        for future in self._admin.delete_topics(sorted(self._created)).values():
+        topics = sorted(self._created)
+        for future in self._admin.delete_topics(topics).values() if topics else ():
             with suppress(KafkaException, TimeoutError):  # it was never made, or there is no answer
                 future.result(_TIMEOUT_S)
 
@@ -287,39 +310,39 @@ class Stand:
 
     @contextmanager
     def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
-        folder, root = self._folder / names.prefix, f"/{names.prefix}"
+        folder = self._folder / names.prefix
         folder.mkdir()
-        self._roots.append(root)
-        brokers = sorted(self._admin.list_topics(timeout=_ASK_TIMEOUT_S).brokers)
-        shared = [*sets_of_several(self.zookeeper, root), *sets, *ANY_PORTS]
-        nodes = []
-        for number in range(1, self.options.nodes + 1):
-            # With fewer brokers than nodes, some nodes are beside no broker.
-            beside = [f"node.broker_id={brokers[number - 1]}"] if number <= len(brokers) else []
-            nodes.append(LocalNode(f"n{number}", [*shared, *beside], folder))
+        shared = [*sets_of_several(self._zookeeper, f"/{names.prefix}"), *sets, *ANY_PORTS]
+        nodes = [
+            LocalNode(f"n{number}", [*shared, f"node.broker_id={number}"], folder)
+            for number in range(1, NODES + 1)
+        ]
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             yield stack.enter_context(NodeGroup(nodes, self.options.partitions))
-
-    @contextmanager
-    def helper(
-        self,
-        kind: str,
-        plan: LoadPlan | JudgePlan | PassthroughPlan,
-        progress: Callable[[int], None] = lambda _: None,
-    ) -> Iterator[Helper]:
-        helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
-        try:
-            helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
-            yield helper
-        finally:
-            helper.close()
 
     def client(self, role: ClientRole) -> dict[str, str]:
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:
-        return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
+        return Batch(uuid.uuid4().hex[:8], n, self.options.size, _SEED)
+
+    def load(self, names: Names, target: str, batch: Batch, *, is_hidden: bool = False) -> LoadPlan:
+        """Return a load of the options' delays, as fast as it can be sent."""
+        shortest, longest = self.options.delay_ms
+        return LoadPlan(
+            client=self.client("producer"),
+            topic=names.delay,
+            target=names.target(target),
+            batch=batch,
+            after_ms=shortest,
+            span_ms=longest - shortest,
+            is_full=self.options.full,
+            transactional_id=f"{names.prefix}_load" if is_hidden else "",
+        )
+
+    def judge(self, names: Names, target: str, batch: Batch) -> JudgePlan:
+        return JudgePlan(self.client("consumer"), names.target(target), batch)
 
 
 def now_ms() -> int:

@@ -4,9 +4,9 @@ import random
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
-
-import msgspec
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
 
 # A value: number u64, due time in epoch milliseconds u64, tag of the load; then random bytes up to
 # the size of the Batch. The key follows from the number, so the judge process needs only the Batch.
@@ -17,7 +17,8 @@ assert SIZE_MIN == 24  # noqa: S101, PLR2004 (the documented layout)
 KEYS: Final = 1_024
 
 
-class Batch(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Batch:
     """Description of one load, whose records have the numbers 0 to n-1.
 
     A record with another ``tag`` (8 ASCII characters) counts as a stranger. ``seed`` is for filler
@@ -38,68 +39,41 @@ class Batch(msgspec.Struct, frozen=True):
         return random.Random(self.seed).randbytes(self.size - SIZE_MIN)  # noqa: S311
 
 
+@cache
 def keys() -> list[bytes]:
     return [b"key-%d" % number for number in range(KEYS)]
 
 
-class SliceDelivery(NamedTuple):
-    """Records of a slice produced in one millisecond, and when the first of them was received."""
-
-    produced_ms: int
-    seen_ms: int
-
-
-class DeliveryPause(NamedTuple):
-    """Pause around a moment, in ms, by the records' timestamps and by the times of their
-    receipt.
+@dataclass(slots=True)
+class Trace:
+    """Deliveries by slice: when the first record that was produced in a millisecond was received.
+    All times are epoch milliseconds.
     """
 
-    produced_ms: int
-    seen_ms: int
-
-
-class Trace(msgspec.Struct, frozen=True):
-    slices: dict[int, list[SliceDelivery]]
-
-    def first_after(self, slice_no: int, at_ms: float) -> SliceDelivery | None:
-        # Of records that are produced at nearly the same time, those of another partition of the
-        # target may be received first.
-        found = self.slices.get(slice_no, [])
-        later = found[bisect_right(found, int(at_ms), key=lambda one: one.produced_ms) :]
-        return min(later, key=lambda one: one.seen_ms, default=None)
-
-    def pause_at(self, slice_no: int, at_ms: float) -> DeliveryPause | None:
-        # Records produced up to that millisecond are the old owner's, later ones the new owner's.
-        found = self.slices.get(slice_no, [])
-        place = bisect_right(found, int(at_ms), key=lambda one: one.produced_ms)
-        before, after = found[:place], found[place:]
-        if not before or not after:
-            return None
-        seen_ms = min(one.seen_ms for one in after) - max(one.seen_ms for one in before)
-        return DeliveryPause(after[0].produced_ms - before[-1].produced_ms, max(seen_ms, 0))
-
-
-class Tracer:
-    def __init__(self) -> None:
-        self._seen_ms: dict[int, dict[int, int]] = {}
+    seen_ms: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def add(self, places: Iterable[tuple[int, int]], seen_ms: int) -> None:
         for slice_no, produced_ms in places:
-            self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
+            self.seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
 
-    def trace(self) -> Trace:
-        return Trace(
-            {
-                slice_no: [SliceDelivery(*pair) for pair in sorted(times.items())]
-                for slice_no, times in self._seen_ms.items()
-            }
-        )
+    def first_seen_ms(self, slice_no: int, at_ms: float) -> int | None:
+        """Return when the first record that was produced later was received."""
+        later = (seen for made, seen in self.seen_ms.get(slice_no, {}).items() if made > int(at_ms))
+        return min(later, default=None)
+
+    def pause_ms(self, slice_no: int, at_ms: float) -> int | None:
+        """Return the distance of the records that were produced right before and after."""
+        # Records produced up to that millisecond are the old owner's, later ones the new owner's.
+        found = sorted(self.seen_ms.get(slice_no, {}))
+        place = bisect_right(found, int(at_ms))
+        return found[place] - found[place - 1] if 0 < place < len(found) else None
 
 
 _SEEN_MAX = 255
 
 
-class BenchVerdict(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class BenchVerdict:
     """Counts of a judge process for the records of one ``Batch``.
 
     ``seen`` includes duplicates; ``strangers`` are not of this batch; ``last_seen_s`` (epoch
@@ -119,11 +93,11 @@ class BenchVerdict(msgspec.Struct, frozen=True):
 
 
 class BatchTally:
-    """Counter of the records of one load, which may end early if ``is_open``."""
+    """Counter of the records of one load, which may end before the end of its ``Batch``."""
 
-    def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
+    def __init__(self, batch: Batch) -> None:
         self._n = batch.n
-        self._is_open = is_open
+        self._is_open = True
         self._tag = batch.tag_bytes()
         self._filler = batch.filler()
         self._keys = keys()

@@ -5,50 +5,45 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from rich.table import Table
 
-from delay_devtools.bench import wire
 from delay_devtools.bench.figures import quantile
-from delay_devtools.bench.load_process import Due
-from delay_devtools.bench.options import Options
-from delay_devtools.bench.passing import judge_plan, load_plan
+from delay_devtools.bench.helpers import Helper, Loaded, LoadEnd, judge, load, verdict_of
 from delay_devtools.bench.peers import servers
 from delay_devtools.bench.peers.servers import Peer
-from delay_devtools.bench.stand import Names, Servers, Stand, now_ms
+from delay_devtools.bench.stand import Names, Options, Servers, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.shown import WRONG
 from delayservice import __version__
-from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.commands.console import out, print_json
 from delayservice.smoke.progress import Steps
 
 _COLUMNS: Final = (
-    *("system", "round", "n", "lost", "duplicated", "early", "altered", "resent"),
+    *("system", "round", "n", "sent_per_s", "lost", "duplicated", "early", "altered", "resent"),
     *("lateness_ms_p50", "lateness_ms_p99", "lateness_ms_max"),
 )
-_SIZE_INCHES: Final = (9, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one round, ``undisturbed`` or ``killed`` (while messages were sent). ``resent``:
-    repeated attempts to send; ``restart_s``: time from the kill until the servers listened again.
+    """Result of one round, ``undisturbed`` or ``killed`` (while messages were sent).
+
+    ``sent_per_s``: acknowledged messages; ``resent``: repeated attempts to send; ``restart_s``:
+    time from the kill until the servers listened again.
     """
 
     system: str
     setup: str
     round: str
     verdict: BenchVerdict
+    sent_per_s: float
     resent: int | None = None
     restart_s: float | None = None
 
@@ -65,6 +60,7 @@ def as_object(found: Result) -> dict[str, object]:
         "setup": found.setup,
         "round": found.round,
         "n": verdict.n,
+        "sent_per_s": round(found.sent_per_s),
         "lost": verdict.lost,
         "duplicated": verdict.duplicated,
         "early": verdict.early,
@@ -102,35 +98,6 @@ def _show_table(results: Sequence[Result]) -> None:
         out.print(f"{system}: {setup}", highlight=False)
 
 
-def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
-    times = sorted(late)
-    total = sum(late.values())
-    return times, [100 * below / total for below in accumulate(late[time] for time in times)]
-
-
-def draw(results: Sequence[Result], path: Path) -> None:
-    from matplotlib.figure import Figure  # noqa: PLC0415 (comes with the extra `spark` only)
-
-    rounds = list(dict.fromkeys(found.round for found in results))
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    panels = figure.subplots(1, len(rounds), sharey=True, squeeze=False)[0]
-    for name, panel in zip(rounds, panels, strict=True):
-        for found in results:
-            late = found.verdict.lateness_ms
-            if found.round == name and late:
-                panel.step(*share_by_lateness(late), label=found.system, where="post")
-        panel.set_xscale("symlog", linthresh=10)
-        panel.set(title=name, xlabel="lateness in ms, negative: early", ylim=(0, 101))
-        panel.grid(visible=True, alpha=0.3)
-    panels[0].set_ylabel("messages delivered by then, %")
-    lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside upper center", ncols=len(labels))
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as exc:
-        raise DelayServiceError(f"the plot was not written to {path}: {exc}") from exc
-
-
 _WARM: Final = "warm"
 _UNDISTURBED: Final = "undisturbed"
 _KILLED: Final = "killed"
@@ -140,8 +107,6 @@ _WARM_UP_DELAY_MS: Final = (500, 2_000)
 # Time without a message, once all have arrived, after which reading ends, in s; to detect
 # duplicates.
 _QUIET_S: Final = 5.0
-_STALL_S: Final = 30.0
-_START_S: Final = 5.0
 
 
 def run(options: Options, shown: Steps) -> list[Result]:
@@ -160,14 +125,7 @@ def run(options: Options, shown: Steps) -> list[Result]:
     return results
 
 
-def check_plot(plot: Path | None) -> None:
-    if plot is not None and find_spec("matplotlib") is None:
-        raise SettingsError("--plot needs matplotlib: `pip install matplotlib`, or leave it out")
-
-
-def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_json: bool) -> int:
-    if plot is not None:
-        draw(results, plot)
+def show(options: Options, results: Sequence[Result], *, as_json: bool) -> int:
     if as_json:
         found = {
             "bench": options.bench,
@@ -175,7 +133,6 @@ def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_j
             "rate_per_s": options.rate_per_s,
             "delay_ms": options.delay_ms,
             "size": options.size,
-            "seed": options.seed,
             "cores": os.cpu_count(),
             "version": __version__,
         }
@@ -200,7 +157,7 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
 
         yield Peer(
             name=f"this service {__version__}",
-            setup=f"Kafka broker, node; {options.delivery}, {options.partitions} partitions",
+            setup=f"Kafka broker, node; {options.partitions} partitions",
             client={},
             restart=restart,
         )
@@ -221,27 +178,22 @@ def _round(
     rate = stand.options.rate_per_s
     shortest, longest = delay_ms
     batch = stand.batch(n)
-    last_due_ms = now_ms() + int((_START_S + n / rate) * 1_000) + longest
-    due = Due(span_ms=longest - shortest, after_ms=shortest)
-    loading = load_plan(stand, names, round_, batch, due, rate_per_s=rate)
-    judging = judge_plan(stand, names, round_, batch, last_due_ms)
-    judging = msgspec.structs.replace(judging, quiet_s=_QUIET_S, stall_s=_STALL_S)
+    loading = stand.load(names, round_, batch)
+    loading = replace(loading, rate_per_s=rate, after_ms=shortest, span_ms=longest - shortest)
+    judging = replace(stand.judge(names, round_, batch), quiet_s=_QUIET_S)
     if peer.client:
-        loading = msgspec.structs.replace(loading, client=peer.client, topic=f"bench_{round_}")
-        judging = msgspec.structs.replace(judging, client=peer.client, topic=loading.topic)
+        loading = replace(loading, client=peer.client, topic=f"bench_{round_}")
+        judging = replace(judging, client=peer.client, topic=loading.topic)
     receiving = stand.steps.bar(f"{peer.name}, {round_}", n)
-    with (
-        stand.helper("load", loading) as loader,
-        stand.helper("judge", judging, receiving.at) as judge,
-    ):
-        loader.tell(wire.GO)
+    with Helper(load, loading) as loader, Helper(judge, judging, receiving.at) as judge_process:
+        loader.tell()
         restart_s = None
         if round_ == _KILLED:
             time.sleep(n / rate / 2)
             killed_s = time.monotonic()
             peer.restart()
             restart_s = round(time.monotonic() - killed_s, 1)
-        loader.expect(wire.DONE)
-        resent = loader.expect(wire.TRACE).count if peer.client else None
-        verdict = judge.result(wire.DONE, BenchVerdict)
-    return Result(peer.name, peer.setup, round_, verdict, resent, restart_s)
+        loaded = loader.expect(Loaded)
+        verdict = verdict_of(judge_process, LoadEnd(n, now_ms() + longest))
+    sent_per_s = loaded.n / loaded.seconds
+    return Result(peer.name, peer.setup, round_, verdict, sent_per_s, loaded.resent, restart_s)

@@ -85,7 +85,11 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
         yield Peer(
             name=f"RocketMQ {rocketmq_version()}",
             setup="name server, broker; timerPrecisionMs=100",
-            client={"command": json.dumps([*base, "Peer"]), "servers": address},
+            client={
+                "command": json.dumps([*base, "Peer"]),
+                "servers": address,
+                "log": str(home / "client.log"),
+            },
             restart=launch("broker", [*base, f"{start}.broker.BrokerStartup"], broker),
         )
 
