@@ -14,7 +14,8 @@ while True:
     letter = consumer.poll(1.0)
     if letter is None or letter.error():
         continue
-    headers = dict(letter.headers() or [])  # the last header of a name counts
+    last = dict(letter.headers() or [])  # the last header of a name counts
+    headers = {name: value for name, value in last.items() if isinstance(value, bytes)}
     if "delay-error" in headers and headers.get("delay-target-topic") == b"orders":
         why = headers["delay-error-detail"].decode()
         print(headers["delay-error"].decode(), headers["delay-source"].decode(), why)
