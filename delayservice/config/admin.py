@@ -33,21 +33,20 @@ class Admin(Section):
     )
     token: SecretStr | None = Field(
         default=None,
-        description="Password for every change; 16 characters at least. Default: a random one in "
-        "the file `admin_token` of the state folder.",
+        description="Password for changes; 16 characters at least. Default: a random one in the "
+        "file `admin_token` of the state folder.",
     )
     token_file: Path | None = Field(default=None, description="File that holds `token`.")
     reads: Literal["auto", "open", "token"] = Field(
         default="auto",
-        description="Who may read. `open`: everyone who reaches the server. `token`: clients "
-        "that send the token as password of any user. `auto`: open on a loopback address, else "
-        "token.",
+        description="Who may read: everyone, or who sends the token as password of any user. "
+        "`auto`: open on a loopback address, else token.",
     )
     hosts: Annotated[tuple[HostName, ...], ListText] = Field(
         default=(),
         max_length=100,
-        description="Host names under which browsers may open the page, besides `localhost`, "
-        "loopback and the one in `listen`. `*`: any.",
+        description="Further host names of the page, besides `localhost`, loopback and the one in "
+        "`listen`. `*`: any.",
     )
 
     @model_validator(mode="after")

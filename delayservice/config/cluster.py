@@ -29,18 +29,18 @@ _AclId: TypeAlias = Annotated[
 
 
 class ZooKeeper(Section):
-    """The ZooKeeper ensemble in which nodes elect the owner of each slice."""
+    """The ensemble in which nodes elect the owner of each slice."""
 
     hosts: Servers = Field(
         default="",
-        description="ZooKeeper servers: `host:port`, separated by commas. Empty: this node "
-        "runs alone and owns every slice.",
+        description="Servers: `host:port`, separated by commas. Empty: this node runs alone and "
+        "owns every slice.",
     )
     root: Annotated[
         str, matching(r"(/[A-Za-z0-9._-]+)+", "write a path such as /delayservice or /team/delays")
     ] = Field(
         default="/delayservice",
-        description="ZooKeeper path of this cluster; the same on every node.",
+        description="Path of this cluster; the same on every node.",
     )
     session_timeout_s: DurationS = Field(
         default=6,
@@ -51,34 +51,30 @@ class ZooKeeper(Section):
     )
     auth: Literal["none", "digest", "sasl"] = Field(
         default="none",
-        description="Login. With `digest` or `sasl`, only `username` may change the cluster's "
-        "data; with `none`, everyone.",
+        description="Login. With `none`, everyone may change the cluster's data, else only "
+        "`username`.",
     )
-    username: str = Field(default="", description="User of the login to ZooKeeper.")
-    password: SecretStr | None = Field(
-        default=None, description="Password of `username` in ZooKeeper."
-    )
+    username: str = Field(default="", description="User of the login.")
+    password: SecretStr | None = Field(default=None, description="Password of `username`.")
     password_file: Path | None = Field(default=None, description="File that holds `password`.")
     accepted: Annotated[tuple[_AclId, ...], ListText] = Field(
         default=(),
-        description="Further users with write access while user or password are replaced: names "
+        description="Further users with write access, while user or password are replaced: names "
         "for `sasl`, `user:digest` for `digest`.",
     )
     tls: bool = Field(
         default=False,
-        description="Encrypt the connection, and verify the server's certificate and host name.",
+        description="Encrypt, and verify the server's certificate and host name.",
     )
     tls_ca_file: Path | None = Field(
         default=None,
-        description="PEM file of trusted certificate authorities. Unset: those of the system.",
+        description="PEM file of trusted authorities. Unset: those of the system.",
     )
     tls_cert_file: Path | None = Field(
         default=None,
         description="PEM file of this node's certificate. Unset: no client certificate.",
     )
-    tls_key_file: Path | None = Field(
-        default=None, description="PEM file of the private key of that certificate."
-    )
+    tls_key_file: Path | None = Field(default=None, description="PEM file of its private key.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -105,11 +101,11 @@ class ZooKeeper(Section):
 
 
 class Placement(Section):
-    """Choice of the nodes that keep a copy of a slice, and of its owner."""
+    """Choice of the nodes that keep a slice, and of its owner."""
 
     replicas: Annotated[int, Field(ge=1, le=1000)] | Literal["all"] = Field(
         default="all",
-        description="Number of nodes that keep a copy of each slice. `all`: every node.",
+        description="Nodes that keep a copy of each slice.",
     )
     leader_stable_s: DurationS = Field(
         default=60,
@@ -124,19 +120,18 @@ class Placement(Section):
         ge=0,
         le=10_000,
         description="Delay between candidates for a slice without an owner: the first claims it at "
-        "once, the second after this time, the third after twice this time. 0: all at once.",
+        "once, the second after this time, and so on.",
     )
     lag_s_max: DurationS = Field(
         default=10,
         ge=1,
         le=3600,
-        description="Seconds that a replica may be behind the owner; above, it may not become "
-        "owner.",
+        description="Seconds that a replica may be behind and still become owner.",
     )
     away_ms: DurationMs = Field(
         default=600_000,
         ge=0,
         le=366 * DAY_MS,
-        description="Time after which the copies of a node that is gone are built on other nodes. "
-        "Has no effect if `replicas` is `all`.",
+        description="Time after which the copies of a node that is gone are built elsewhere; not "
+        "if `replicas` is `all`.",
     )

@@ -30,12 +30,12 @@ class TargetRules(Section):
     allow: Annotated[tuple[TopicPattern, ...], ListText] = Field(
         default=(),
         max_length=1000,
-        description="Patterns of allowed target topics (`*` and `?`). Empty: only the default.",
+        description="Patterns of allowed target topics (`*` and `?`).",
     )
     default_target: Topic | None = Field(
         default=None,
-        description="Target of records of delay topic NAME without `delay-target-topic`, always "
-        "allowed. Unset: such records become dead letters.",
+        description="Target of records without `delay-target-topic`, always allowed. Unset: they "
+        "become dead letters.",
     )
 
 
@@ -44,8 +44,7 @@ class Delivery(Section):
 
     mode: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
-        description="`exactly_once`: records and cursor in one transaction. `at_least_once`: "
-        "faster, but a crash may deliver records twice.",
+        description="`at_least_once`: faster, but a crash may deliver records twice.",
     )
     partitioner: Literal[
         "murmur2_random",
@@ -72,7 +71,7 @@ class Delivery(Section):
         ge=1,
         le=MINUTE_MS,
         description="Longest time between two transactions; load decides between the two. Under "
-        "at_least_once it is always this.",
+        "at_least_once always this.",
     )
     transactions_per_s_max: int = Field(
         default=200,
@@ -84,8 +83,7 @@ class Delivery(Section):
         default=20_000,
         ge=1,
         le=1_000_000,
-        description="Records in one transaction, shared by the shards with due records. Larger: "
-        "more throughput, longer transactions.",
+        description="Records in one transaction. Larger: more throughput, longer transactions.",
     )
     batch_bytes_max: Bytes = Field(
         default=ByteSize(32 * MIB), description="Approximate bytes in one transaction."
@@ -94,11 +92,12 @@ class Delivery(Section):
         default=10 * YEAR_MS,
         ge=1_000,
         le=100 * YEAR_MS,
-        description="Longest accepted delay; a longer one is a dead letter, unless `clamp` is set.",
+        description="Longest accepted delay; a longer one is a dead letter, or shortened "
+        "(`clamp`).",
     )
     clamp: bool = Field(
         default=False,
-        description="Shorten a delay above `max_delay_ms` to it, instead of refusing the record.",
+        description="Shorten a delay above `max_delay_ms` to it.",
     )
     past_due: Literal["deliver", "dead-letter"] = Field(
         default="deliver",
@@ -106,26 +105,25 @@ class Delivery(Section):
     )
     header_bytes_max: HeaderBytes = Field(
         default=ByteSize(4_096),
-        description="Longest value of a `delay-*` header; a record with a longer one is a dead "
-        "letter.",
+        description="Longest value of a `delay-*` header; a longer one: dead letter.",
     )
     id_bytes_max: HeaderBytes = Field(
         default=ByteSize(512),
-        description="Longest `delay-id`; a record with a longer one is a dead letter.",
+        description="Longest `delay-id`; a longer one: dead letter.",
     )
     id_partitions: int = Field(
         default=0,
         ge=0,
-        description="Partitions over which records are spread by a hash of `delay-id`, so that a "
-        "cancel from any client finds its record. Set it once, to the partitions of the delay "
-        "topics. 0: a record and its cancel must be sent to the same partition.",
+        description="Partitions over which ids are spread, so that a cancel from any client finds "
+        "its record. Set it once, to the partitions of the delay topics. 0: a record and its "
+        "cancel must be sent to the same partition.",
     )
     roll_window_ms: DurationMs = Field(
         default=0,
         ge=0,
         le=366 * DAY_MS,
-        description="Records due later than this are appended to their delay topic again before "
-        "retention deletes them. 0: the span of the wheel (`slots` times `slot_ms`).",
+        description="Records due later than this are appended to their delay topic again, before "
+        "retention deletes them. 0: the span of the wheel.",
     )
     park_delays_ms: Annotated[
         tuple[Annotated[DurationMs, Field(ge=1, le=YEAR_MS)], ...], ListText
@@ -138,34 +136,34 @@ class Delivery(Section):
     )
     missing_target: Literal["park", "dead-letter"] = Field(
         default="park",
-        description="Action for a record whose target does not exist. `park`: try again after "
-        "`park_delays_ms`.",
+        description="Action for a record whose target does not exist. `park`: try again, as "
+        "`park_delays_ms` says.",
     )
     held_ms: DurationMs = Field(
         default=MINUTE_MS,
         ge=1_000,
         le=60 * MINUTE_MS,
-        description="Wait before a record for a paused target is tried again; it grows up to "
-        "tenfold in a long pause. Smaller: faster after the pause, more requeued records.",
+        description="Wait before a record for a paused target is tried again; grows up to tenfold. "
+        "Smaller: faster after the pause, more requeued records.",
     )
     slot_records_max: int = Field(
         default=0,
         ge=0,
         le=100_000_000,
-        description="Records of one shard that are delivered in the second in which they are due. "
-        "`slot_policy` decides about more. 0: no limit.",
+        description="Records of one shard that are delivered in the second in which they are due; "
+        "more: `slot_policy`. 0: no limit.",
     )
     slot_policy: Literal["accept", "spread", "dead-letter"] = Field(
         default="accept",
-        description="Action for records above `slot_records_max`: deliver and count them, spread "
-        "them over later seconds, or dead letter.",
+        description="Records above that: deliver and count them, spread them over later seconds, "
+        "or dead letter.",
     )
     clock_tolerance_ms: DurationMs = Field(
         default=500,
         ge=10,
         le=MINUTE_MS,
-        description="Allowed difference between this machine's clock and the brokers'. Above, the "
-        "node stops delivery and may own no slice.",
+        description="Allowed difference between this machine's clock and the brokers'; above, the "
+        "node delivers nothing.",
     )
 
     @model_validator(mode="after")
@@ -196,7 +194,7 @@ class Levels(Section):
         default=(),
         max_length=100,
         description="Delays of the levels, ascending, instead of `preset`. Add new ones at the "
-        "end. Empty: no levels.",
+        "end.",
     )
     prefix: Annotated[str, names_of(1, 240)] = Field(
         default="delay_topic_",
@@ -207,12 +205,11 @@ class Levels(Section):
         ge=10,
         le=1_000_000,
         description="Records of a partition that are held in memory before they are due. Larger: "
-        "more memory, faster bursts.",
+        "faster bursts.",
     )
     fetch_ahead_bytes: Bytes = Field(
         default=ByteSize(8 * MIB),
-        description="Bytes of keys, values and headers of a partition that are held in memory "
-        "before they are due: the second limit beside `fetch_ahead_records`.",
+        description="The same as bytes of keys, values and headers.",
     )
 
     @model_validator(mode="after")
@@ -243,6 +240,6 @@ class Rates(Section):
     per_s: dict[TopicPattern, RatePerS] = Field(
         default_factory=dict,
         max_length=1_000,
-        description="Records per second by pattern of target topics (`*` and `?`). The first "
-        "pattern that matches counts; each slice has an equal share. 0: no limit.",
+        description="Records per second by pattern of target topics; the first that matches "
+        "counts. 0: no limit.",
     )

@@ -97,25 +97,19 @@ class Kafka(Section):
 
     bootstrap: Brokers = Field(
         default="",
-        description="Brokers to connect to first: `host:port`, separated by commas. Required.",
+        description="Brokers: `host:port`, separated by commas. Required.",
     )
     transactional_id_prefix: Annotated[str, names_of(1, 128)] = Field(
         default="delayservice",
-        description="Prefix of each worker's `transactional.id`, which fences former owners. "
-        "Change it only while all nodes are stopped.",
+        description="Prefix of each worker's `transactional.id`. Change it only while all nodes "
+        "are stopped.",
     )
-    client: Options = Field(
-        default={}, description="librdkafka options of every client, such as SASL and TLS."
-    )
+    client: Options = Field(default={}, description="librdkafka options of every client.")
     consumer: Options = Field(
-        default={}, description="librdkafka options of consumers; they override `client`."
+        default={}, description="Options of consumers; they override `client`."
     )
-    producer: Options = Field(
-        default={}, description="librdkafka options of producers; they override `client`."
-    )
-    admin: Options = Field(
-        default={}, description="librdkafka options of admin clients; they override `client`."
-    )
+    producer: Options = Field(default={}, description="Options of producers.")
+    admin: Options = Field(default={}, description="Options of admin clients.")
 
     def client_config(self, role: ClientRole) -> dict[str, str]:
         if not self.bootstrap:

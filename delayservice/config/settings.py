@@ -61,25 +61,24 @@ class NodeSettings(Section):
 
     node_id: Annotated[str, names_of(1, 128)] = Field(
         default_factory=socket.gethostname,
-        description="Name of this node; unique, and the same after a restart. Default: the host "
-        "name.",
+        description="Unique name of this node, kept over restarts. Default: the host name.",
     )
     broker_id: int | None = Field(
         default=None,
         ge=0,
-        description="Id of the Kafka broker on the same host. The node is preferred for slices "
-        "whose partitions it holds or leads. Unset: no preference.",
+        description="Id of the broker on the same host: the node is preferred for slices whose "
+        "partitions it holds or leads.",
     )
     workers: int = Field(
         default_factory=workers_default,
         ge=1,
         le=64,
-        description="Worker processes; each serves whole slices and uses one core at most. "
-        "Default: one per core, 4 at most.",
+        description="Worker processes, each for whole slices, with one core at most. Default: one "
+        "per core, 4 at most.",
     )
     state_dir: Path = Field(
         default=Path("./delayservice-state"),
-        description="Folder of the stores. If it is lost, the node rebuilds them from Kafka.",
+        description="Folder of the stores.",
     )
     store: Literal["wheel", "rocksdb", "memory"] = Field(
         default="wheel",
@@ -87,21 +86,20 @@ class NodeSettings(Section):
     )
     cluster_secret: SecretStr | None = Field(
         default=None,
-        description="Secret that signs requeued records: at least 16 characters, the same on "
-        "every node. Required with ZooKeeper; a single node makes its own.",
+        description="Secret that signs requeued records: 16 characters at least, the same on every "
+        "node. Required with ZooKeeper; a single node makes its own.",
     )
     cluster_secret_file: Path | None = Field(
         default=None, description="File that holds `cluster_secret`."
     )
     accepted_secrets_file: Path | None = Field(
         default=None,
-        description="File of further accepted secrets, one per line, for the time while "
-        "`cluster_secret` is replaced.",
+        description="File of further accepted secrets, one per line, while `cluster_secret` is "
+        "replaced.",
     )
     rack: Annotated[str, names_of(0, 128)] = Field(
         default="",
-        description="Rack or zone; copies of a slice go to different ones where possible. Empty: "
-        "a rack of its own.",
+        description="Rack or zone: copies of a slice go to different ones. Empty: one of its own.",
     )
 
     @field_validator("cluster_secret")
@@ -147,31 +145,28 @@ class Topics(Section):
     )
     pattern: TopicPattern = Field(
         default="delay_topic_*",
-        description="Topics that are served as soon as they exist (`*` and `?`).",
+        description="Pattern of delay topics (`*` and `?`), served as soon as they exist.",
     )
     checkpoint: Topic = Field(default="delay_checkpoint", description="Topic of the cursors.")
     checkpoint_partitions: int = Field(
         default=4,
         ge=1,
         le=1000,
-        description="Partitions of the checkpoint topic when it is created; slices share them. "
-        "Fixed afterwards.",
+        description="Partitions of the checkpoint topic when it is created; fixed afterwards.",
     )
     claims: Topic | None = Field(
         default=None,
-        description="Topic of the claims (which worker may write for a slice). Default: name of "
-        "the checkpoint topic and `_claims`.",
+        description="Topic of the claims: which worker may write for a slice. Default: name of the "
+        "checkpoint topic and `_claims`.",
     )
     dead_letter: Topic = Field(
         default="delay_dead_letter", description="Topic of records that can't be delivered."
     )
     outcomes: Topic = Field(
         default="delay_outcomes",
-        description="Topic of outcomes: which records were cancelled, replaced, expired or fired.",
+        description="Topic of outcomes.",
     )
-    digests: Topic = Field(
-        default="delay_digests", description="Topic of the digests: counts and hashes of each copy."
-    )
+    digests: Topic = Field(default="delay_digests", description="Topic of the digests.")
     repairs: Topic = Field(
         default="delay_repairs",
         description="Topic of repair orders for copies, and of the answers.",
@@ -185,15 +180,13 @@ class Topics(Section):
     )
     create: bool = Field(
         default=True,
-        description="Create missing topics at start, and topics of dead letters or outcomes that "
-        "are deleted later. `false`: a missing topic is an error.",
+        description="Create missing topics. `false`: a missing topic is an error.",
     )
     partitions: int = Field(
         default=4,
         ge=1,
         le=1000,
-        description="Partitions of delay topics that the service creates. Each partition number "
-        "is a slice.",
+        description="Partitions of delay topics that the service creates: slices.",
     )
     replication_factor: int = Field(
         default=-1,
@@ -244,8 +237,8 @@ class Outage(Section):
         default=DAY_MS,
         ge=0,
         le=366 * DAY_MS,
-        description="Longest outage without loss. Delay topics must retain records for the roll "
-        "window plus this time, else a problem is reported.",
+        description="Longest outage without loss: delay topics must retain records for the roll "
+        "window plus this time.",
     )
 
 
@@ -254,8 +247,8 @@ class Metrics(Section):
 
     listen: Listen = Field(
         default="127.0.0.1:9464",
-        description="`host:port` of /metrics and /status, without a password: trusted networks "
-        "only. Port 0: any free port. Empty: off.",
+        description="`host:port` of /metrics and /status, without a password. Port 0: any free "
+        "port. Empty: off.",
     )
 
 
@@ -267,8 +260,8 @@ class LogSettings(Section):
     )
     format: Literal["auto", "console", "json"] = Field(
         default="auto",
-        description="`console`: text with colours. `json`: one object per line. `auto`: console "
-        "on a terminal, else JSON.",
+        description="`auto`: console (text with colours) on a terminal, else JSON, one object per "
+        "line.",
     )
 
 

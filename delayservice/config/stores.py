@@ -17,23 +17,23 @@ class WheelSettings(Section):
         default=720,
         ge=60,
         le=100_000,
-        description="Number of slots. The wheel spans `slots` times `slot_ms`.",
+        description="Number of slots; the wheel spans `slots` times `slot_ms`.",
     )
     slot_ms: DurationMs = Field(
         default=10_000,
         ge=1_000,
         le=DAY_MS,
-        description="Span of due times in one file; it does not affect precision. Use wider slots "
-        "for wheels of days (14 d: 2,016 of 10 min). A change rebuilds the store from Kafka.",
+        description="Span of due times in one file, without effect on precision. A change rebuilds "
+        "the store from Kafka.",
     )
     buffer_bytes_max: Bytes = Field(
         default=ByteSize(32 * MIB),
-        description="Memory of a worker for appended records before they are written to files. "
-        "Larger: fewer, larger writes.",
+        description="Memory for appended records before they are written. Larger: fewer, larger "
+        "writes.",
     )
     near_bytes_max: Bytes = Field(
         default=ByteSize(64 * MIB),
-        description="Memory of a worker for records of the next slots. More: fewer reads when due.",
+        description="Memory for records of the next slots. Larger: fewer reads when due.",
     )
     sync_bytes: Bytes = Field(
         default=ByteSize(32 * MIB),
@@ -41,7 +41,7 @@ class WheelSettings(Section):
         "a crash.",
     )
     open_files_max: int = Field(
-        default=128, ge=4, le=65_536, description="Slot files that a worker keeps open."
+        default=128, ge=4, le=65_536, description="Slot files that are kept open."
     )
 
     @property
@@ -75,22 +75,19 @@ class Digests(Section):
 
     enabled: bool = Field(
         default=True,
-        description="Keep digests and write them to `topics.digests`. `false`: no comparison of "
-        "copies, no figures by target.",
+        description="`false`: no comparison of copies, no figures by target.",
     )
     interval_ms: DurationMs = Field(
         default=60_000,
         ge=1_000,
         le=DAY_MS,
-        description="Time between two digests of a busy slice; the same on every node. Smaller: "
-        "fresher comparisons, more writes.",
+        description="Time between two digests of a busy slice; the same on every node.",
     )
     scan_interval_ms: DurationMs = Field(
         default=DAY_MS,
         ge=60_000,
         le=366 * DAY_MS,
-        description="Time in which each copy is read from disk once to find damage. Smaller: "
-        "earlier detection, more reads.",
+        description="Time in which each copy is read from disk once, to find damage.",
     )
 
 
@@ -101,27 +98,26 @@ class Disk(Section):
         default=75,
         ge=1,
         le=100,
-        description="Used percent of the disk from which a warning is logged.",
+        description="Used percent from which a warning is logged.",
     )
     stop_percent: float = Field(
         default=85,
         ge=1,
         le=100,
-        description="Used percent of the disk from which new records stay in Kafka, unstored, "
-        "with an alarm.",
+        description="Used percent from which new records stay in Kafka, unstored, with an alarm.",
     )
     full_percent: float = Field(
         default=90,
         ge=1,
         le=100,
-        description="Used percent of the disk from which stores are no longer synced; after a "
-        "crash, more is read again from Kafka.",
+        description="Used percent from which stores are no longer synced; after a crash, more is "
+        "read again from Kafka.",
     )
     resume_below_percent: float = Field(
         default=2,
         ge=0,
         le=50,
-        description="Percentage points below one of these limits at which its reaction ends.",
+        description="Percentage points below a limit at which its reaction ends.",
     )
 
     @model_validator(mode="after")

@@ -127,7 +127,7 @@ def test_the_consumer_of_dead_letters_prints_those_of_its_target(
         bench.send_later([("delay-after", "soon"), ("delay-target-topic", "others")])
         bench.producer.flush()
         bench.read(bench.dead_letter, 2)
-        text = recipe(bench, "recipes.md", "python", "orders-dead-letters", "orders")
+        text = here(bench, (EXAMPLES / "dead_letters.py").read_text("utf-8"), "orders")
         text = text.replace("delay_dead_letter", bench.dead_letter)
         exec(compile(text.replace("while True:", "for _ in range(15):"), "recipe", "exec"), {})  # noqa: S102  # our own page
     (line,) = capsys.readouterr().out.splitlines()

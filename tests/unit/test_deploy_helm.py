@@ -17,7 +17,7 @@ import yaml
 from delayservice.config.settings import Settings, load
 from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, services
-from tests.docs.pages import bare, blocks, commands
+from tests.docs.pages import bare, commands
 
 pytestmark = pytest.mark.long  # `make long` builds Helm
 
@@ -174,12 +174,9 @@ def test_its_images_are_those_of_the_compose_file_and_its_guard_that_of_the_side
 
 
 @pytest.fixture
-def strimzi(tmp_path: Path) -> list[str]:
-    """Options with the values that the page gives for Strimzi."""
-    (block,) = blocks("yaml", PAGE)
-    values = tmp_path / "strimzi.yaml"
-    values.write_text(block.text, "utf-8")
-    return ["--values", str(values)]
+def strimzi() -> list[str]:
+    """Options with the values that the page names for Strimzi."""
+    return ["--values", str(ROOT / "deploy" / "helm" / "strimzi.values.yaml")]
 
 
 def test_the_command_of_the_page_installs_it() -> None:
