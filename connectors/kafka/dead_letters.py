@@ -39,7 +39,7 @@ from delayservice.contract.dead_letters import (
     read_letter,
     replayed_offsets,
 )
-from delayservice.contract.entry import Row
+from delayservice.contract.entry import PolledRecord
 
 # Number of offsets of each partition that a survey reads first: few, so that the newest letters are
 # seen even if they are large.
@@ -168,14 +168,14 @@ class DeadLetterTopic:
             if letter is not None:
                 yield letter
 
-    def _rows(self, advance: Advance) -> Iterator[tuple[int, Row]]:
+    def _rows(self, advance: Advance) -> Iterator[tuple[int, PolledRecord]]:
         for partition, (start, end) in enumerate(self._bounds):
             for run in scan_partition(self._config, self._topic, partition, start, end):
                 for row in run.rows:
                     yield partition, row
                 advance(run.stop - run.start)
 
-    def _rows_of(self, partition: int, start: int, stop: int) -> Iterator[Row]:
+    def _rows_of(self, partition: int, start: int, stop: int) -> Iterator[PolledRecord]:
         for run in scan_partition(self._config, self._topic, partition, start, stop):
             yield from run.rows
 

@@ -20,8 +20,8 @@ from connectors.kafka.errors import LOST_TARGETS, answer_of, error_of
 from connectors.kafka.headers import headers_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.entry import Row
-from delayservice.engine.ports import Place, Run
+from delayservice.contract.entry import PolledRecord
+from delayservice.engine.ports import Place, PolledBatch
 
 _log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
     }
 
 
-def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
+def row_of(message: Any) -> PolledRecord:  # noqa: ANN401  # the client's stubs make every field optional
     timestamp_ms = message.timestamp()[1]
     return (message.offset(), timestamp_ms, message.key(), message.value(), headers_of(message))
 
@@ -120,7 +120,7 @@ def scan_partition(
     start: int,
     stop: int,
     clients: Clients = KAFKA,
-) -> Iterator[Run]:
+) -> Iterator[PolledBatch]:
     """Yield the records with offsets in ``[start, stop)`` in batches, read with a new consumer;
     ``stop`` must not be above the log's end. ``KafkaEdgeError``: nothing came for a minute, for
     example because a transaction stays open; the log no longer holds the range, or is damaged; or
@@ -137,7 +137,7 @@ def scan_partition(
             messages = take(consumer, 0.2, SCAN_BATCH)
             if not messages and monotonic_s() - heard_s > SCAN_STALL_S:
                 raise KafkaEdgeError(f"{topic}:{partition} gave nothing from offset {at} on")
-            rows: list[Row] = []
+            rows: list[PolledRecord] = []
             reached = at
             for message in messages:
                 error = message.error()
@@ -151,7 +151,7 @@ def scan_partition(
                     _check_event((topic, partition), at, message)
             if reached > at:
                 heard_s = monotonic_s()
-                yield Run((topic, partition), at, rows, min(reached, stop))
+                yield PolledBatch((topic, partition), at, rows, min(reached, stop))
                 at = reached
     finally:
         consumer.close()

@@ -1,8 +1,8 @@
 """Reads a worker's partitions of the delay topics, read committed.
 
 A partition's position moves past transaction markers and aborted records only with the
-end-of-partition event. So those events are enabled, and a ``Run`` (batch of records) states the
-offset where it stops, which may lie beyond its last record.
+end-of-partition event. So those events are enabled, and a ``PolledBatch`` states the offset where
+it stops, which may lie beyond its last record.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from connectors.kafka.scan import (
     topic_ids,
     why_damaged,
 )
-from delayservice.contract.entry import Row
+from delayservice.contract.entry import PolledRecord
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
-from delayservice.engine.ports import Bounds, PartitionError, Place, Run
+from delayservice.engine.ports import Bounds, PartitionError, Place, PolledBatch
 
 MANY_PLACES: Final = 32
 # Options of the consumer that reads new records, if it reads more than ``MANY_PLACES`` logs. The
@@ -218,7 +218,7 @@ class KafkaSource:
         if self._is_assigned(place):
             self._consumer_of(place).resume([TopicPartition(*place)])
 
-    def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
+    def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[PolledBatch]:
         if self._damaged:
             self._read_damaged_again()
         if self._is_outdated:
@@ -252,8 +252,8 @@ class KafkaSource:
         self._is_woken = False
         return first
 
-    def _runs(self, messages: list[Any]) -> Iterator[Run]:
-        rows: dict[Place, list[Row]] = {}
+    def _runs(self, messages: list[Any]) -> Iterator[PolledBatch]:
+        rows: dict[Place, list[PolledRecord]] = {}
         stops: dict[Place, int] = {}
         ended: list[Place] = []
         firsts: dict[Place, Any] = {}
@@ -282,18 +282,18 @@ class KafkaSource:
             is_checked = stop == start and place in ended
             if start is not None and (stop > start or is_checked):
                 self._positions[place] = stop
-                run = Run(place, start, rows.get(place, []), stop)
+                run = PolledBatch(place, start, rows.get(place, []), stop)
                 yield from self._with_epochs(run, firsts, lasts, messages)
         for place in ended:
             self._go_to_head(place)
 
     def _with_epochs(
         self,
-        run: Run,
+        run: PolledBatch,
         firsts: Mapping[Place, Any],
         lasts: Mapping[Place, Any],
         messages: Sequence[Any],
-    ) -> Iterator[Run]:
+    ) -> Iterator[PolledBatch]:
         # Asking each message for its epoch costs too much; epochs ascend, so if the first and the
         # last one are equal, all are.
         if not run.rows:
@@ -371,7 +371,7 @@ class KafkaSource:
     def topic_id(self, topic: str) -> str | None:
         return topic_ids(self._admin, [topic]).get(topic)
 
-    def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
+    def scan(self, place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
         return scan_partition(self._config, *place, start, stop, self._clients)
 
     def close(self) -> None:
@@ -384,7 +384,7 @@ def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``row_of``
     return -1 if epoch is None else int(epoch)
 
 
-def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
+def _split(run: PolledBatch, messages: Sequence[Any]) -> Iterator[PolledBatch]:
     epochs = [
         _epoch_of(message)
         for message in messages
@@ -395,5 +395,5 @@ def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
     start = run.start
     for (epoch, rows), after in zip(parts, [*parts[1:], None], strict=True):
         stop = run.stop if after is None else after[1][0][0]
-        yield Run(run.place, start, rows, stop, epoch)
+        yield PolledBatch(run.place, start, rows, stop, epoch)
         start = stop

@@ -20,7 +20,7 @@ from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.entry import Row
+from delayservice.contract.entry import PolledRecord
 from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
 
@@ -212,6 +212,6 @@ class KafkaTakeOverClient:
                 return self._writer_of(row)
         return None
 
-    def _writer_of(self, row: Row) -> str | None:
+    def _writer_of(self, row: PolledRecord) -> str | None:
         named = dict(row[4] or ()).get(WRITER)
         return None if named is None else named.decode(errors="replace")

@@ -16,7 +16,7 @@ from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
-from delayservice.contract.entry import Row
+from delayservice.contract.entry import PolledRecord
 from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0
@@ -77,7 +77,7 @@ class ApiContext:
             for one in self.hub.facts().slices
         )
 
-    def read(self, topic: str, partition: int, offset: int) -> Row:
+    def read(self, topic: str, partition: int, offset: int) -> PolledRecord:
         """Return a record of a delay topic, as written; raises ``Refusal`` if there is none."""
         if partition >= self.delay_topics.get(topic, 0):
             raise Refusal(404, f"{topic}:{partition} is no partition of a delay topic")

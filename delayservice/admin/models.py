@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from delayservice.contract.codes import RecordRefusedError
-from delayservice.contract.entry import Row
+from delayservice.contract.entry import PolledRecord
 from delayservice.contract.names import Header as RawHeader
 from delayservice.contract.times import check_is_ms
 from delayservice.engine.cursor import NO_MARK
@@ -193,7 +193,9 @@ class LocatedRecord(BaseModel):
     pending: WholeRecord | None
 
     @classmethod
-    def of(cls, topic: str, partition: int, row: Row, fate: RecordStatus | None) -> LocatedRecord:
+    def of(
+        cls, topic: str, partition: int, row: PolledRecord, fate: RecordStatus | None
+    ) -> LocatedRecord:
         offset, timestamp_ms, key, value, headers = row
         return cls(
             topic=topic,

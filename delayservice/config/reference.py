@@ -17,7 +17,7 @@ HIDDEN = "(hidden)"
 _TYPE_WORDS = {"array": "list", "object": "table"}
 
 
-class Row(NamedTuple):
+class SettingRow(NamedTuple):
     """Name (``section.key``) and value of one setting, and its origin: ``default``, or its file,
     variable or ``--set``.
     """
@@ -38,17 +38,17 @@ def redacted(settings: Settings) -> dict[str, Any]:
     return tree
 
 
-def effective(loaded: Loaded) -> list[Row]:
+def effective(loaded: Loaded) -> list[SettingRow]:
     """Return all values in effect with their places, in the order of the reference; secrets are
     hidden.
     """
     return [
-        Row(".".join(path), value, loaded.origins.of(path))
+        SettingRow(".".join(path), value, loaded.origins.of(path))
         for path, value in _leaves((), loaded.settings)
     ]
 
 
-def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
+def require_values(rows: Iterable[SettingRow], names: Iterable[str]) -> None:
     values = {row.name: row.value for row in rows}
     for name in names:
         if values.get(name) in (None, "", [], {}):

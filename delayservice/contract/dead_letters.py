@@ -3,7 +3,7 @@
 A replay is exact because a *marker* follows it in the same transaction and in the same partition of
 the dead-letter topic: a record without key and value whose header ``delay-replayed`` lists the
 replayed offsets. Retention deletes a marker after the dead letters that it lists. A *row* is a
-record of the dead-letter topic as a consumer received it (``entry.Row``).
+record of the dead-letter topic as a consumer received it (``entry.PolledRecord``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from delayservice.contract import names
 from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID
-from delayservice.contract.entry import Headers, Row
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.names import Header
 
 REPLAYED: Final = "replayed"
@@ -187,7 +187,7 @@ class Filter:
 # --- read ----------------------------------------------------------------------------------------
 
 
-def read_letter(partition: int, row: Row) -> DeadLetter | None:
+def read_letter(partition: int, row: PolledRecord) -> DeadLetter | None:
     """Return the dead letter in a row; None: a marker, or not written by the service."""
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
@@ -207,7 +207,7 @@ def read_letter(partition: int, row: Row) -> DeadLetter | None:
     )
 
 
-def bytes_of(row: Row) -> int:
+def bytes_of(row: PolledRecord) -> int:
     """Return the size of a row's key, value and headers, bytes."""
     _, _, key, value, headers = row
     own = sum(len(name) + len(text or b"") for name, text in headers or ())
@@ -222,7 +222,7 @@ def read_source(text: bytes | None) -> DeadLetterSource | None:
     return DeadLetterSource(found[1].decode("ascii"), int(found[2]), int(found[3]))
 
 
-def replayed_offsets(row: Row) -> list[int]:
+def replayed_offsets(row: PolledRecord) -> list[int]:
     """Return the replayed offsets that a marker lists; empty: the row is no marker. A dead letter
     is never one, even if its record has a header ``delay-replayed``.
     """

@@ -68,4 +68,4 @@ the due time."""
 UNREADABLE: Headers = [("", None)]
 
 # (offset, append time in epoch ms, key, value, headers) as a consumer received it.
-Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
+PolledRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]

@@ -47,8 +47,8 @@ from delayservice.contract.entry import (
     Entry,
     Headers,
     Original,
+    PolledRecord,
     Refusal,
-    Row,
 )
 from delayservice.contract.home import Sent, read_envelope
 from delayservice.contract.input_headers import (
@@ -437,7 +437,7 @@ class RecordReader:
         return self.read_batch([(offset, timestamp_ms, key, value, headers)])[0]
 
     # One piece, because a call for each record would make it a third slower (``bench whole``).
-    def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901, PLR0912  # see above
+    def read_batch(self, rows: Iterable[PolledRecord]) -> list[Entry]:  # noqa: C901, PLR0912  # see above
         """Return the entry of each row, in order. Plain records are decoded in this loop."""
         entries: list[Entry] = []
         add = entries.append
@@ -498,7 +498,7 @@ class RecordReader:
             add(self._read_any(row))
         return entries
 
-    def _read_any(self, row: Row) -> Entry:
+    def _read_any(self, row: PolledRecord) -> Entry:
         offset, timestamp_ms, key, value, headers = row
         if headers is UNREADABLE:
             return (offset, INVALID, 0, None, (key, value, []), _UNREADABLE_REFUSAL)

@@ -20,7 +20,14 @@ from collections.abc import Iterable, Sequence
 
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.contracts import MAX_DELAY_MS_MAX, Contracts
-from delayservice.contract.entry import INVALID, OFFSET_MAX, SCHEDULE, UNREADABLE, Headers, Row
+from delayservice.contract.entry import (
+    INVALID,
+    OFFSET_MAX,
+    SCHEDULE,
+    UNREADABLE,
+    Headers,
+    PolledRecord,
+)
 from delayservice.contract.input_headers import ALIASES, RULES
 from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
 from delayservice.contract.provenance import Provenance, due_header
@@ -53,13 +60,13 @@ class LevelRecords:
         self._level_ms = self._contracts.at(offset).level_ms
         self._targets: dict[bytes | None, str] = {}
 
-    def due_ms(self, row: Row) -> int:
+    def due_ms(self, row: PolledRecord) -> int:
         """Return the due time of a row, epoch milliseconds; 0: its timestamp is invalid."""
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
 
-    def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
+    def settle(self, rows: Iterable[PolledRecord], now_ms: int) -> list[Output]:
         """Return an output for each row, up to the first that is not due or can't be settled
         now. One function, because every record passes it.
         """
@@ -108,7 +115,9 @@ class LevelRecords:
 
     # None: it can't be settled now. ``plain_text`` is the key of the target cache; ``b""``: cache
     # nothing, as the header is invalid or not the only one.
-    def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
+    def _settle_any(
+        self, row: PolledRecord, now_ms: int, plain_text: bytes | None
+    ) -> Output | None:
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
             return self._settler.undelivered.dead_letter(offset, payload, *extra)
@@ -139,7 +148,7 @@ class LevelShard:
         self._records_max = records_max
         self._bytes_max = bytes_max
         self._records: LevelRecords | None = None
-        self._rows: list[Row] = []
+        self._rows: list[PolledRecord] = []
         self._staged_rows = 0
         self._bytes = 0
         self._end = 0
@@ -187,7 +196,7 @@ class LevelShard:
     def pending(self) -> int:
         return self.stored - self.committed.offset
 
-    def ingest(self, rows: Sequence[Row], stop: int) -> None:
+    def ingest(self, rows: Sequence[PolledRecord], stop: int) -> None:
         """Add the fetched rows of the log from offset ``read`` up to ``stop``, exclusive."""
         self._rows += rows
         self._bytes += _content_bytes(rows)
@@ -250,7 +259,7 @@ class LevelShard:
         self.committed = self.staged
 
 
-def _content_bytes(rows: Sequence[Row]) -> int:
+def _content_bytes(rows: Sequence[PolledRecord]) -> int:
     contents = sum([len(key or b"") + len(value or b"") for _, _, key, value, _ in rows])
     texts = [len(name) + len(text or b"") for row in rows for name, text in row[4] or ()]
     return contents + sum(texts)

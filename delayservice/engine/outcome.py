@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from delayservice.contract.entry import SCHEDULE, Entry, Row
+from delayservice.contract.entry import SCHEDULE, Entry, PolledRecord
 from delayservice.contract.names import DELAY_ERROR, Header
 from delayservice.contract.recurrence import CronTime
 from delayservice.contract.targets import Allowlist
@@ -140,7 +140,7 @@ class PastDue(dict[int, int]):
         super().__init__()
         self._keys_ms: dict[int, int] = {}
 
-    def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
+    def note(self, rows: Sequence[PolledRecord], entries: Sequence[Entry]) -> None:
         """Note those of ``rows``; ``entries`` are the same rows decoded."""
         found = [
             (entry[0], row[1], entry[2])

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from delayservice.contract.entry import Headers, Row
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.claims import Claimed
 from delayservice.engine.outcome import Output, OutputCounters, Target
@@ -39,7 +39,7 @@ Place: TypeAlias = tuple[str, int]
 """Delay topic and partition, which together name a shard."""
 
 
-class Run(NamedTuple):
+class PolledBatch(NamedTuple):
     """Records of a partition, read without a gap from ``start`` up to ``stop``, exclusive.
     ``rows`` may be fewer: transaction markers and aborted records take offsets too. A leader of
     ``leader_epoch`` appended all; -1: not known.
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
     place: Place
     start: int
-    rows: list[Row]
+    rows: list[PolledRecord]
     stop: int
     leader_epoch: int = -1
 
@@ -101,9 +101,9 @@ class Source(Protocol):
     def drop(self, place: Place) -> None:
         """Stop reading a partition."""
 
-    def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
+    def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[PolledBatch]:
         """Return about ``limit`` fetched records at most; wait up to ``timeout_s`` for the
-        first, then up to ``gather_s`` for more. Each ``Run`` starts where its partition's
+        first, then up to ``gather_s`` for more. Each ``PolledBatch`` starts where its partition's
         previous one stopped.
         """
 
@@ -125,7 +125,7 @@ class Source(Protocol):
     def topic_id(self, topic: str) -> str | None:
         """Return the id of the topic that has this name now; None when the topic is missing."""
 
-    def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
+    def scan(self, place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
         """Yield the records at ``[start, stop)``, without effect on the position of ``poll``.
         Raise ``KafkaEdgeError`` if the log no longer holds them, or Kafka does not answer.
         """

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from delayservice.contract.entry import OFFSET_MAX, Row
+from delayservice.contract.entry import OFFSET_MAX, PolledRecord
 from delayservice.contract.names import Header
 from delayservice.engine.cursor import CountRange, Key
 
@@ -62,7 +62,7 @@ class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     topic: str
     partition: int
-    row: Row
+    row: PolledRecord
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -19,7 +19,7 @@ from delayservice.replicas.digest import SLOT_MS, HourRow
 VERSION: Final = 1
 
 # Key and value of a record of the digest topic; value None: a tombstone.
-Row = tuple[bytes, bytes | None]
+DigestRow = tuple[bytes, bytes | None]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -91,7 +91,7 @@ class CutFacts(NamedTuple):
     at_ms: int
 
 
-def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
+def hour_row(place: Place, cut: int, hour: HourRow) -> DigestRow:
     """Return the row of one hour of a copy, a tombstone if the hour is empty. ``cut``: offset of
     the checkpoint at which the row holds.
     """
@@ -110,7 +110,7 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
     )
 
 
-def cut_row(place: Place, facts: CutFacts) -> Row:
+def cut_row(place: Place, facts: CutFacts) -> DigestRow:
     fields = facts._asdict()
     del fields["cursor"], fields["totals"]
     hours, count, hashed = facts.totals
@@ -127,6 +127,6 @@ def cut_row(place: Place, facts: CutFacts) -> Row:
     return place.cut_key, _encode(fields)
 
 
-def retired_row(place: Place) -> Row:
+def retired_row(place: Place) -> DigestRow:
     """Return the tombstone of a copy's cut row, for a copy that the node no longer stores."""
     return place.cut_key, None

@@ -24,7 +24,7 @@ from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelShard
 from delayservice.engine.losses import Lost, skipped
 from delayservice.engine.outcome import Output, PastDue, Routes
-from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
+from delayservice.engine.ports import Bounds, Place, PolledBatch, Source, Targets
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
@@ -195,7 +195,7 @@ class AnyLane(ABC):
     # --- poll → store, due → settle --------------------------------------------------------------
 
     @abstractmethod
-    def ingest(self, run: Run) -> int:
+    def ingest(self, run: PolledBatch) -> int:
         """Keep polled records; return their number, 0 if they were read before the last seek.
         Raise ``LogTruncatedError``: the log has lost its end; call ``refit``. Raise
         ``KafkaEdgeError``: the log had to be searched, and can't be read.

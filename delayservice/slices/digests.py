@@ -19,7 +19,7 @@ from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
 from delayservice.engine.ports import Checkpoints, ReadBack
-from delayservice.replicas.digest_rows import CutFacts, Place, Row, cut_row, hour_row
+from delayservice.replicas.digest_rows import CutFacts, DigestRow, Place, cut_row, hour_row
 from delayservice.slices.any_lane import AnyLane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
@@ -67,7 +67,7 @@ class SliceDigests:
         *,
         checkpoints: Checkpoints,
         clock: Clock,
-        write: Callable[[Row, Done], None],
+        write: Callable[[DigestRow, Done], None],
         scanning: threading.Lock,
         scan_interval_ms: int,
         store_kind: str,
@@ -195,7 +195,7 @@ class SliceDigests:
         if copy.store.digest.sums is not None:
             copy.store.digest.sums.all_changed()
 
-    def _write(self, copy: _Copy, row: Row) -> None:
+    def _write(self, copy: _Copy, row: DigestRow) -> None:
         def lost() -> None:
             copy.rows_lost = True
 

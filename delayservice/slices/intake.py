@@ -7,7 +7,7 @@ import structlog
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.engine.disk import DiskLevel
-from delayservice.engine.ports import PartitionError, Run
+from delayservice.engine.ports import PartitionError, PolledBatch
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.owning import Owning
 from delayservice.slices.slice import Slice
@@ -60,7 +60,7 @@ class Intake:
         faults.point("after_append")
         return waited_s
 
-    def store(self, run: Run) -> bool:
+    def store(self, run: PolledBatch) -> bool:
         """Store polled records. Return False if the shard is not served or refused, or that
         failed: then its slice is released, or its lane fitted to the changed log or dropped.
         """

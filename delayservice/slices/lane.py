@@ -20,7 +20,7 @@ from delayservice.engine.flow import Flow
 from delayservice.engine.losses import Gap, Lost, doubtful, stored_without_gap, with_gap
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.pacing import Growth
-from delayservice.engine.ports import Bounds, Run, Source, Targets
+from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.slices.any_lane import NOWHERE, PreciseLane, report_expired, report_truncated
@@ -249,7 +249,7 @@ class Lane(PreciseLane):
 
     # --- poll → store --------------------------------------------------------------------------
 
-    def ingest(self, run: Run) -> int:
+    def ingest(self, run: PolledBatch) -> int:
         if run.start != self._fetch.position:
             return 0  # read before a seek
         epochs_before = self._proof.epochs

@@ -21,7 +21,7 @@ from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import Output, Routes
-from delayservice.engine.ports import Bounds, Run, Source, Targets
+from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
 from delayservice.slices.any_lane import AnyLane, report_truncated
 from delayservice.slices.log_proof import LevelProof
 from delayservice.store.base import StoreStats
@@ -165,7 +165,7 @@ class LevelLane(AnyLane):
     # --- poll ----------------------------------------------------------------------------------
 
     # Seeks back if the search for lost records needs earlier ones.
-    def ingest(self, run: Run) -> int:
+    def ingest(self, run: PolledBatch) -> int:
         if run.start != self._fetch.position or run.start == run.stop:
             return 0  # read before a seek, or the log's end at the position
         h = self._proof.offset

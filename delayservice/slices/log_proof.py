@@ -19,7 +19,7 @@ from typing import Final
 from delayservice.base.errors import LogTruncatedError
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Run
+from delayservice.engine.ports import Bounds, PolledBatch
 from delayservice.engine.shard import Shard
 
 
@@ -121,7 +121,7 @@ class LogProof:
 
     # --- read ----------------------------------------------------------------------------------
 
-    def prove(self, run: Run) -> None:
+    def prove(self, run: PolledBatch) -> None:
         """Check polled records before they are stored, and note a new leader epoch. Raise
         ``LogTruncatedError`` if they replaced lost ones; call ``refit`` of the lane.
         """
@@ -139,7 +139,7 @@ class LogProof:
             why = f"offset {first} was written after H had passed it"
             raise self._truncated(why, is_stored=False)
 
-    def note(self, run: Run) -> None:
+    def note(self, run: PolledBatch) -> None:
         """Note that polled records, which were proved, are stored."""
         if not run.rows:
             if run.start <= self._read_stop:
@@ -194,7 +194,7 @@ class LevelProof:
         self._begun_at = offset if is_same else max(bounds.start, offset - 1)
         return self._begun_at
 
-    def look(self, run: Run) -> int | None:
+    def look(self, run: PolledBatch) -> int | None:
         """Lower ``offset`` to the first record that replaced a lost one; return an earlier
         offset from which to read again, or None.
         """
@@ -213,7 +213,7 @@ class LevelProof:
             self.offset = min(self.offset, run.rows[0][0])
         return None
 
-    def note(self, run: Run) -> None:
+    def note(self, run: PolledBatch) -> None:
         epoch, last = run.leader_epoch, run.rows[-1][0]
         if epoch >= 0 and (
             last > self.checkpoint_last.offset or epoch > self.checkpoint_last.leader_epoch

@@ -14,7 +14,7 @@ from delayservice.contract.record import RecordReader
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.cursor import NO_MARK, Frame, Key
 from delayservice.engine.marking import CopyScan, is_user_record
-from delayservice.engine.ports import Place, Run, Source
+from delayservice.engine.ports import Place, PolledBatch, Source
 from delayservice.engine.shard import Shard
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.base import DeliveryStore
@@ -91,7 +91,7 @@ class SlotRebuilder:
             self.take(run, stop)
             yield len(self._kept)
 
-    def take(self, run: Run, stop: int) -> None:
+    def take(self, run: PolledBatch, stop: int) -> None:
         """Collect a batch's records below ``stop``, and the marks that it sets."""
         for entry in self._log.reader.read_batch(run.rows):
             if entry[3] is not None and is_user_record(entry):

@@ -23,7 +23,7 @@ from connectors.kafka.topic_configs import warn_of_losses
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import LastRead
-from delayservice.engine.ports import PartitionError, Place, Run
+from delayservice.engine.ports import PartitionError, Place, PolledBatch
 from tests.integration.bench import await_true
 
 pytestmark = pytest.mark.slow
@@ -95,12 +95,12 @@ def test_replication_factor_1_is_one_line(cluster: EmbeddedCluster) -> None:
 @contextmanager
 def reader(
     bootstrap: str, offset: int, epoch: int
-) -> Iterator[tuple[list[Run], list[PartitionError]]]:
+) -> Iterator[tuple[list[PolledBatch], list[PartitionError]]]:
     """What a worker hears first from a position that it knows by a leader epoch."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     source = KafkaSource({"bootstrap.servers": bootstrap}, admin, "test")
     source.seek(PLACE, offset, LastRead(epoch, offset - 1))
-    runs: list[Run] = []
+    runs: list[PolledBatch] = []
     troubles: list[PartitionError] = []
 
     def has_heard() -> bool:
@@ -138,7 +138,7 @@ def test_the_client_tells_by_the_leader_epoch_whether_a_log_has_lost_its_end(
     with reader(cluster.bootstrap, 0, -1) as (runs, _):
         epoch = runs[-1].leader_epoch
     with reader(cluster.bootstrap, 4, epoch) as (runs, troubles):
-        assert (runs, troubles) == ([Run(PLACE, 4, [], 4)], []), "an end, so all is there"
+        assert (runs, troubles) == ([PolledBatch(PLACE, 4, [], 4)], []), "an end, so all is there"
     cluster.stop_broker(2, kill=True)
     await_true(lambda: leader_of(admin, PLACE) == 1, "broker 1 leads", S)
     append(cluster.bootstrap, 4)

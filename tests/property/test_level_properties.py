@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import INVALID, Headers, Row
+from delayservice.contract.entry import INVALID, Headers, PolledRecord
 from delayservice.contract.input_headers import RULES
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
@@ -53,8 +53,8 @@ RECORDS = st.lists(
 """Of each record: offsets without one before it, milliseconds since the one before, headers."""
 
 
-def log_of(records: list[tuple[int, int, Headers]]) -> tuple[list[Row], int]:
-    rows: list[Row] = []
+def log_of(records: list[tuple[int, int, Headers]]) -> tuple[list[PolledRecord], int]:
+    rows: list[PolledRecord] = []
     offset, written_ms = 0, 1_000
     for gap, step_ms, headers in records:
         offset, written_ms = offset + gap, max(written_ms + step_ms, 0)
@@ -66,7 +66,7 @@ def log_of(records: list[tuple[int, int, Headers]]) -> tuple[list[Row], int]:
 class World:
     """A log, the clock, and whoever owns the shard: with a reader and a memory of its own."""
 
-    def __init__(self, rows: list[Row], end: int, contracts: Contracts) -> None:
+    def __init__(self, rows: list[PolledRecord], end: int, contracts: Contracts) -> None:
         self.rows, self.end, self.contracts = rows, end, contracts
         self.now_ms = 1_000
         self.staged: list[Output] = []
@@ -112,7 +112,7 @@ class World:
         self.staged = []
 
 
-def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
+def expected(rows: list[PolledRecord], contracts: Contracts) -> list[Output]:
     """Each record by itself, the long way, and with the settler that the precise lane uses."""
     settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets())
     settler.requeuer.contracts = contracts

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import OFFSET_MAX, Headers, Row
+from delayservice.contract.entry import OFFSET_MAX, Headers, PolledRecord
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Run
+from delayservice.engine.ports import PolledBatch
 from delayservice.inspection import looking
 from delayservice.inspection.query import (
     BacklogCounts,
@@ -72,7 +72,7 @@ class World:
         folder = self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self.lanes: list[Lane] = []
         self.due: dict[Position, tuple[int, str, bytes | None]] = {}
-        self.rows: dict[tuple[str, int], list[Row]] = {}
+        self.rows: dict[tuple[str, int], list[PolledRecord]] = {}
         for number, written in enumerate(shards):
             lane = self._lane(
                 TOPICS[number % 2], number // 2, make_store(kind, folder / str(number))
@@ -110,7 +110,7 @@ class World:
                 by_id[record_id] = position
             self.due[position] = (NOW_MS + delay_ms, TARGETS[target], record_id)
         if rows:
-            lane.ingest(Run(lane.place, 0, rows, len(rows)))
+            lane.ingest(PolledBatch(lane.place, 0, rows, len(rows)))
         lane.follow(Cursor((0, OFFSET_MAX), len(rows)))
         lane.store.prune(lane.shard.committed)
 

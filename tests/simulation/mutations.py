@@ -31,7 +31,15 @@ from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.contract import recurrence as recurrence_module
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import CANCEL, FIRE, INVALID, OFFSET_MAX, SCHEDULE, Entry, Row
+from delayservice.contract.entry import (
+    CANCEL,
+    FIRE,
+    INVALID,
+    OFFSET_MAX,
+    SCHEDULE,
+    Entry,
+    PolledRecord,
+)
 from delayservice.contract.recurrence import CronTime, Recurrence, encode, recurrence_of
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine import outcome
@@ -48,7 +56,7 @@ from delayservice.engine.claims import (
 from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import bearing_ids
 from delayservice.engine.outcome import Output
-from delayservice.engine.ports import Bounds, Place, Role, Run
+from delayservice.engine.ports import Bounds, Place, PolledBatch, Role
 from delayservice.engine.requeuer import Requeuer
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
@@ -246,16 +254,16 @@ def keys_follow_settings(original: Any, lane: Lane, contracts: Contracts) -> Non
 def denied_when_it_is_read() -> AbstractContextManager[Any]:
     """Rule 2: a record is read as invalid by the settings of the node that reads it."""
 
-    def judged(lane: Lane, row: Row, entry: Entry) -> Entry:
+    def judged(lane: Lane, row: PolledRecord, entry: Entry) -> Entry:
         denied = None if entry[1] != SCHEDULE else lane._settler.denial(entry[4][0])
         if denied is None:
             return entry
         return (row[0], INVALID, 0, None, (row[2], row[3], row[4] or []), denied)
 
-    def ingest(original: Any, lane: Lane, run: Run) -> int:
+    def ingest(original: Any, lane: Lane, run: PolledBatch) -> int:
         read_batch = lane.reader.read_batch
 
-        def wrong(rows: Sequence[Row]) -> list[Entry]:
+        def wrong(rows: Sequence[PolledRecord]) -> list[Entry]:
             return [judged(lane, *one) for one in zip(rows, read_batch(rows), strict=True)]
 
         with patch.object(lane.reader, "read_batch", wrong):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from delayservice.contract.entry import Headers, Row
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.ports import Place
 
 Epoch: TypeAlias = tuple[int, int]
@@ -73,7 +73,7 @@ class Written:
             alone or (self.transaction is not None and self.transaction.state == COMMITTED)
         )
 
-    def row(self) -> Row:
+    def row(self) -> PolledRecord:
         """As a consumer hands it over."""
         return (self.offset, self.timestamp_ms, self.key, self.value, list(self.headers))
 

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from connectors.kafka.clients import admin_client
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import Row as SourceRow
+from delayservice.contract.entry import PolledRecord as SourceRow
 from delayservice.contract.record import RecordReader
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.engine.claims import Tenure
@@ -27,7 +27,14 @@ from delayservice.engine.cursor import NO_MARK, START_KEY, Cursor, Frame
 from delayservice.engine.marking import additions
 from delayservice.replicas.commands import Command, Detail, Report, decode_message, encode_message
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
-from delayservice.replicas.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row
+from delayservice.replicas.digest_rows import (
+    CutFacts,
+    DigestRow,
+    Place,
+    Unreadable,
+    cut_row,
+    hour_row,
+)
 from delayservice.store.base import Store
 from delayservice.store.folder import ShardFolder, shard_name
 from delayservice.store.memory import MemoryStore
@@ -240,7 +247,7 @@ class World:
         self._row(cut_row(place, facts))
         self.producer.flush()
 
-    def _row(self, row: Row) -> None:
+    def _row(self, row: DigestRow) -> None:
         self.producer.produce(self.digests, row[1], row[0])
 
     @contextmanager

@@ -34,7 +34,7 @@ from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_c
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS, SLOTS, HourRow
-from delayservice.replicas.digest_rows import CutFacts, Place, Row, cut_row, hour_row
+from delayservice.replicas.digest_rows import CutFacts, DigestRow, Place, cut_row, hour_row
 from tests.described import topic_id_of
 
 SHARDS = 64
@@ -44,7 +44,7 @@ SPOILT = 20
 
 def rows_of(
     place: Place, hours: int, first_ms: int, spoilt: set[int], now_ms: int
-) -> Iterator[Row]:
+) -> Iterator[DigestRow]:
     """The digest rows of one copy: of a shard, the same on every node but for what is spoilt."""
     chance = random.Random(place.partition)
     count = hashed = 0

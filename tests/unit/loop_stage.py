@@ -17,11 +17,19 @@ from delayservice.contract.contracts import (
     Contract,
     Contracts,
 )
-from delayservice.contract.entry import Headers, Row
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, encode_key
 from delayservice.engine.outcome import Output, OutputCounters, Routes
-from delayservice.engine.ports import Bounds, Control, PartitionError, Place, ReadBack, Role, Run
+from delayservice.engine.ports import (
+    Bounds,
+    Control,
+    PartitionError,
+    Place,
+    PolledBatch,
+    ReadBack,
+    Role,
+)
 from delayservice.process.cron import cron_time
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
@@ -87,7 +95,7 @@ class Logs:
     """The delay topics as one consumer sees them."""
 
     def __init__(self) -> None:
-        self.rows: dict[Place, list[Row]] = {}
+        self.rows: dict[Place, list[PolledRecord]] = {}
         self.positions: dict[Place, int] = {}
         self.paused: set[Place] = set()
         self.troubles: list[PartitionError] = []
@@ -109,7 +117,7 @@ class Logs:
     def drop(self, place: Place) -> None:
         self.positions.pop(place, None)
 
-    def poll(self, _timeout_s: float, limit: int, _gather_s: float = 0.0) -> list[Run]:
+    def poll(self, _timeout_s: float, limit: int, _gather_s: float = 0.0) -> list[PolledBatch]:
         self.polls += 1
         self.while_polling()
         runs = []
@@ -117,7 +125,7 @@ class Logs:
             rows = self.rows.get(place, [])[at : at + limit]
             if rows and place not in self.paused:
                 self.positions[place] = at + len(rows)
-                runs.append(Run(place, at, list(rows), at + len(rows)))
+                runs.append(PolledBatch(place, at, list(rows), at + len(rows)))
         return runs
 
     def wake(self) -> None: ...
@@ -138,8 +146,8 @@ class Logs:
     def topic_id(self, topic: str) -> str | None:
         return topic
 
-    def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        yield Run(place, start, self.rows.get(place, [])[start:stop], stop)
+    def scan(self, place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
+        yield PolledBatch(place, start, self.rows.get(place, [])[start:stop], stop)
 
 
 @dataclass

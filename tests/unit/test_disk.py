@@ -13,7 +13,7 @@ from delayservice.config.stores import Disk
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.disk import DiskLevel, Watermarks
-from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.ports import Bounds, Place, PolledBatch
 from delayservice.process.watches import DiskWatch, used_percent
 from delayservice.slices.edges import Limits
 from delayservice.slices.lane import Lane
@@ -130,7 +130,7 @@ def rows(offsets: Iterable[int]) -> list[Any]:
 def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering() -> None:
     made, log = lane()
     made.take_over(Cursor(), Bounds(0, 10))
-    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
+    made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     assert log.state == "paused"
     assert made.settle_late(1_002_000, 100, lambda: True) == []
@@ -146,20 +146,20 @@ def test_what_is_stored_is_read_again_even_if_nothing_more_may_be_stored() -> No
     """Else H could not move over it, and what is late or cancelled below S would wait, too."""
     made, log = lane()
     made.follow(Cursor())
-    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
+    made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     assert log.state == "paused"
     made.take_over(Cursor(), Bounds(0, 10))
     assert log.state == "fetching"
     assert log.position == 0
-    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
+    made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
     assert log.state == "paused"
 
 
 def test_an_owner_that_has_not_read_to_the_end_delivers_what_it_holds() -> None:
     made, _ = lane()
     made.follow(Cursor())
-    made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
+    made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     made.take_over(Cursor((1, 0), 10), Bounds(0, 50))
     delivered = [one for chunk in made.settle_due(1_002_000, 100, 1 << 20) for one in chunk]

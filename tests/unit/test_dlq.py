@@ -14,7 +14,15 @@ from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource, Filter
-from delayservice.contract.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Original, Row
+from delayservice.contract.entry import (
+    INVALID,
+    SCHEDULE,
+    UNREADABLE,
+    Entry,
+    Headers,
+    Original,
+    PolledRecord,
+)
 from delayservice.contract.input_headers import ALIASES, RULES, Draft
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
@@ -237,7 +245,7 @@ def test_no_header_of_a_record_can_pose_as_what_the_service_adds() -> None:
 
 
 def test_a_marker_is_read_back_and_is_no_dead_letter() -> None:
-    row: Row = (9, NOW_MS, None, None, dead_letters.marker([3, 5, 2**40]))
+    row: PolledRecord = (9, NOW_MS, None, None, dead_letters.marker([3, 5, 2**40]))
     assert dead_letters.replayed_offsets(row) == [3, 5, 2**40]
     assert dead_letters.read_letter(0, row) is None
 

@@ -9,11 +9,11 @@ import pytest
 
 from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, ContractError, Contracts
-from delayservice.contract.entry import Headers, Row
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.requeue import write_copy
 from delayservice.engine.checkpoint import fingerprint
 from delayservice.engine.cursor import NO_MARK, Cursor
-from delayservice.engine.ports import Run
+from delayservice.engine.ports import PolledBatch
 from delayservice.slices.lane import Lane
 from delayservice.slices.store_label import Label
 from delayservice.store.base import Store
@@ -29,10 +29,12 @@ OTHER = Contract(roll_window_ms=LONG_MS, max_delay_ms=LONG_MS)
 MakeStore = Callable[[], Store]
 
 
-def run(start: int, stop: int) -> Run:
+def run(start: int, stop: int) -> PolledBatch:
     headers: Headers = [("delay-after", b"%d" % DELAY_MS), ("delay-target-topic", b"orders")]
-    rows: list[Row] = [(o, START_MS + o, None, b"value", headers) for o in range(start, stop)]
-    return Run((TOPIC, 0), start, rows, stop)
+    rows: list[PolledRecord] = [
+        (o, START_MS + o, None, b"value", headers) for o in range(start, stop)
+    ]
+    return PolledBatch((TOPIC, 0), start, rows, stop)
 
 
 @pytest.fixture(params=[LoneStore, LoneRocks])
@@ -208,13 +210,13 @@ def test_a_label_is_written_for_changes_only(make_store: MakeStore) -> None:
 PLAIN = Contracts([(0, LONG)])
 
 
-def signed_run(start: int, secret: bytes) -> Run:
+def signed_run(start: int, secret: bytes) -> PolledBatch:
     """One copy, as an owner signs it."""
     payload: Payload = ("orders", -1, None, b"copied", [], START_MS + DELAY_MS, None)
     copy = write_copy(
         TOPIC, 0, secret, settles=0, source=b"s", base=start, at_ms=payload[5], payload=payload
     )
-    return Run((TOPIC, 0), start, [(start, START_MS, *copy)], start + 1)
+    return PolledBatch((TOPIC, 0), start, [(start, START_MS, *copy)], start + 1)
 
 
 def life(make_store: MakeStore, *secrets: bytes, signed: Sequence[bytes] = ()) -> list[int]:

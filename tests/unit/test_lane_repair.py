@@ -9,9 +9,9 @@ import pytest
 
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import Headers, Row
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.cursor import Cursor, Frame
-from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.ports import Bounds, Place, PolledBatch
 from delayservice.slices import repair
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
@@ -41,7 +41,7 @@ class Log(QuietSource):
     def bounds(self, _place: Place) -> Bounds:
         return Bounds(self.start, self.end)
 
-    def row(self, offset: int) -> Row:
+    def row(self, offset: int) -> PolledRecord:
         number = self.like.get(offset, offset)
         headers: Headers = [
             ("delay-after", b"%d" % (number * 3 * HOUR_MS // RECORDS)),
@@ -51,10 +51,12 @@ class Log(QuietSource):
             headers.append(("delay-id", b"id %d" % (number % 20)))
         return (offset, START_MS, None, b"value %d" % number, headers)
 
-    def run(self, start: int, stop: int) -> Run:
-        return Run((TOPIC, 0), start, [self.row(offset) for offset in range(start, stop)], stop)
+    def run(self, start: int, stop: int) -> PolledBatch:
+        return PolledBatch(
+            (TOPIC, 0), start, [self.row(offset) for offset in range(start, stop)], stop
+        )
 
-    def scan(self, _place: Place, start: int, stop: int) -> Iterator[Run]:
+    def scan(self, _place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
         assert start >= self.start
         self.scanned.append((start, stop))
         for at in range(start, stop, RUN):

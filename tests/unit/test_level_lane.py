@@ -10,12 +10,12 @@ import pytest
 import structlog
 
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import Row
+from delayservice.contract.entry import PolledRecord
 from delayservice.engine.checkpoint import LastRead
 from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import PARKED, Output, Routes
-from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
+from delayservice.engine.ports import Bounds, Place, PolledBatch, Source, Targets
 from delayservice.slices.level_lane import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets, any_target
 
@@ -88,8 +88,10 @@ class Stage:
 
     def read(self, start: int, stop: int, epoch: int = -1) -> int:
         headers: Any = [("delay-target-topic", b"orders")]
-        rows: list[Row] = [(o, NOW_MS + o, None, b"v", headers) for o in range(start, stop)]
-        return self.lane.ingest(Run((TOPIC, 0), start, rows, stop, epoch))
+        rows: list[PolledRecord] = [
+            (o, NOW_MS + o, None, b"v", headers) for o in range(start, stop)
+        ]
+        return self.lane.ingest(PolledBatch((TOPIC, 0), start, rows, stop, epoch))
 
     def read_all(self, epochs: Sequence[int]) -> None:
         """Read a log to its end, wherever the lane seeks. ``epochs``: of the leader that appended
@@ -100,7 +102,7 @@ class Stage:
             epoch, offsets = next(groupby(range(at, len(epochs)), epochs.__getitem__))
             stop, sought = list(offsets)[-1] + 1, len(log.seeks)
             if epoch == MARKER:
-                self.lane.ingest(Run((TOPIC, 0), at, [], stop))
+                self.lane.ingest(PolledBatch((TOPIC, 0), at, [], stop))
             else:
                 self.read(at, stop, epoch)
             at = stop if len(log.seeks) == sought else log.seeks[-1]

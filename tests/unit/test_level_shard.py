@@ -15,7 +15,7 @@ from delayservice.contract.codes import (
     TIME_INVALID,
 )
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import UNREADABLE, Headers, Row
+from delayservice.contract.entry import UNREADABLE, Headers, PolledRecord
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.record import RecordReader
 from delayservice.contract.requeue import read_copy, write_copy
@@ -37,7 +37,7 @@ LEVEL = Contract(level_ms=LEVEL_MS)
 BLOCKED = ("target-unknown", "not there")
 
 
-def row(offset: int, written_ms: int = NOW_MS, headers: Headers | None = None) -> Row:
+def row(offset: int, written_ms: int = NOW_MS, headers: Headers | None = None) -> PolledRecord:
     return (offset, written_ms, b"key", b"v%d" % offset, TO_ORDERS if headers is None else headers)
 
 
@@ -68,7 +68,7 @@ class Owned:
         self.shard = LevelShard(records_max, bytes_max)
         self.shard.take_over(Cursor(), 0, records)
 
-    def take(self, *rows: Row, stop: int | None = None) -> None:
+    def take(self, *rows: PolledRecord, stop: int | None = None) -> None:
         self.shard.ingest(rows, rows[-1][0] + 1 if stop is None else stop)
 
     @property
@@ -146,7 +146,7 @@ def test_it_is_full_by_number_or_size_and_has_room_again_below_half() -> None:
     assert owned.room == (False, False)
     owned.settle(NOW_MS + LEVEL_MS, limit=1)
     assert owned.room == (False, True)
-    big: Row = (10, NOW_MS, None, b"x" * 900, TO_ORDERS)
+    big: PolledRecord = (10, NOW_MS, None, b"x" * 900, TO_ORDERS)
     owned.take(big)
     assert owned.room == (True, False)
     owned.settle(NOW_MS + LEVEL_MS)

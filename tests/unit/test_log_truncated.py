@@ -18,7 +18,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED
-from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.ports import Bounds, Place, PolledBatch
 from delayservice.slices.store_label import Label
 from delayservice.store.memory import MemoryStore
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
@@ -68,7 +68,9 @@ class Log(QuietSource):
             count = next((n for n, one in enumerate(epochs) if one != epochs[0]), len(epochs))
             rows = [_row(n, epochs[0]) for n in range(at, at + count)]
             try:
-                self.lane.ingest(Run(PLACE, at, rows, at + count, epochs[0] if epochs else -1))
+                self.lane.ingest(
+                    PolledBatch(PLACE, at, rows, at + count, epochs[0] if epochs else -1)
+                )
             except LogTruncatedError as exc:
                 self.lane.refit(self.bounds, is_truncated=exc.is_stored)
                 done = -1
@@ -360,11 +362,11 @@ def test_a_position_is_proved_only_by_a_record_with_no_other_in_between() -> Non
     log = Log([OLD] * 8, store)
     log.lane.take_over(Cursor(), log.bounds)
     assert log.seeks == [(0, NOTHING_READ)]
-    log.lane.ingest(Run(PLACE, 0, [_row(offset, OLD) for offset in range(3)], 3, OLD))
+    log.lane.ingest(PolledBatch(PLACE, 0, [_row(offset, OLD) for offset in range(3)], 3, OLD))
     log.lane.step_down()
     assert log.seeks[-1] == (6, NOTHING_READ), "offset 2 says nothing of 3 to 5"
     log.read()
-    log.lane.ingest(Run(PLACE, 8, [], 9, OLD))  # a transaction's marker
+    log.lane.ingest(PolledBatch(PLACE, 8, [], 9, OLD))  # a transaction's marker
     log.lane.step_down()
     assert log.seeks[-1] == (9, LastRead(OLD, 7))
 
@@ -378,7 +380,9 @@ def crashed(later: int) -> MemoryStore:
     log.lane.follow(Cursor())
     log.read()
     log.lane.sync_soon()
-    log.lane.ingest(Run(PLACE, 6, [_row(offset, later) for offset in range(6, 10)], 10, later))
+    log.lane.ingest(
+        PolledBatch(PLACE, 6, [_row(offset, later) for offset in range(6, 10)], 10, later)
+    )
     assert log.lane.shard.stored == 10
     return store
 
@@ -400,7 +404,7 @@ def test_what_was_stored_after_the_label_was_written_is_proved_after_a_crash(
 def test_nothing_is_settled_before_all_that_was_stored_is_proved() -> None:
     log = Log([*[OLD] * 8, *[NEW] * 6], crashed(OLD))
     log.lane.take_over(Cursor(offset=10), log.bounds)
-    log.lane.ingest(Run(PLACE, 5, [_row(offset, OLD) for offset in range(5, 8)], 8, OLD))
+    log.lane.ingest(PolledBatch(PLACE, 5, [_row(offset, OLD) for offset in range(5, 8)], 8, OLD))
     assert log.settle() == [], "8 and 9 are not proved"
 
 
@@ -455,7 +459,7 @@ def test_checkpoints_repeat_the_one_before_until_it_is_known_where_the_log_was_c
 
 def test_a_position_is_no_longer_proved_by_a_record_that_retention_has_deleted() -> None:
     log = owner_of(Log([OLD] * 10))
-    log.lane.ingest(Run(PLACE, 10, [], 12, OLD))  # transaction markers
+    log.lane.ingest(PolledBatch(PLACE, 10, [], 12, OLD))  # transaction markers
     log.epochs += [OLD] * 2
     log.start = 12
     log.lane.refit(log.bounds)

@@ -25,7 +25,7 @@ from delayservice.engine.outcome import (
     PARKED,
     Output,
 )
-from delayservice.engine.ports import Bounds, Place, Run
+from delayservice.engine.ports import Bounds, Place, PolledBatch
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
 from delayservice.replicas.digest import HOUR_MS
@@ -67,9 +67,9 @@ class Log(QuietSource):
     def bounds(self, _place: Place = PLACE) -> Bounds:
         return Bounds(self.start, len(self.rows))
 
-    def scan(self, _place: Place, start: int, stop: int) -> Iterator[Run]:
+    def scan(self, _place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
         assert start >= self.start, "that is no longer in the log"
-        yield Run(PLACE, start, self.rows[start:stop], stop)
+        yield PolledBatch(PLACE, start, self.rows[start:stop], stop)
 
     def read(self) -> None:
         """Read to the end."""
@@ -78,7 +78,9 @@ class Log(QuietSource):
                 self.lane.refit(self.bounds())
             else:
                 stop = len(self.rows)
-                self.lane.ingest(Run(PLACE, self.at, self.rows[self.at : stop], stop, self.epoch))
+                self.lane.ingest(
+                    PolledBatch(PLACE, self.at, self.rows[self.at : stop], stop, self.epoch)
+                )
                 self.at = max(self.at, stop)
 
     def own(self, h: int = 0, lost: tuple[Lost, ...] = ()) -> None:

@@ -14,14 +14,14 @@ import pytest
 
 from delayservice.contract.codec import Payload, turn_of
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import Headers, Row
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.contract.requeue import read_copy
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
 from delayservice.engine.outcome import Output, Routes
-from delayservice.engine.ports import Bounds, Run, Source
+from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
 from delayservice.process.cron import cron_time
@@ -338,8 +338,10 @@ def test_a_level_topic_sends_its_copies_to_the_precise_one_and_without_one_knows
         lane.adopt(Contracts([(0, Contract(level_ms=1_000))]))
         lane.take_over(Cursor(), Bounds(0, 10))
         headers: Headers = [("delay-target-topic", b"orders")]
-        rows: list[Row] = [(n, NOW_MS - 1_000, None, b"%d" % n, headers) for n in range(10)]
-        lane.ingest(Run(("delay_topic_1", PARTITION), 0, rows, 10))
+        rows: list[PolledRecord] = [
+            (n, NOW_MS - 1_000, None, b"%d" % n, headers) for n in range(10)
+        ]
+        lane.ingest(PolledBatch(("delay_topic_1", PARTITION), 0, rows, 10))
         outputs = [one for chunk in lane.settle_due(NOW_MS, 100, 10**6) for one in chunk]
         kinds = Counter((output[0], output[1]) for output in outputs)
         assert kinds[outcome.DELIVERED, "orders"] == delivered

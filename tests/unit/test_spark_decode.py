@@ -20,7 +20,7 @@ from connectors.spark.common.topics import java_options
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Row
+from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, PolledRecord
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.requeue import write_copy
 from tests.unit.spark_world import batch_of_records
@@ -28,12 +28,14 @@ from tests.unit.spark_world import batch_of_records
 CONTRACTS = Contracts([(0, Contract())])
 
 
-def batch_of(rows: list[Row], topic: str = "delay_topic_any", partition: int = 3) -> pa.RecordBatch:
+def batch_of(
+    rows: list[PolledRecord], topic: str = "delay_topic_any", partition: int = 3
+) -> pa.RecordBatch:
     return batch_of_records((topic, partition), rows)
 
 
 def test_rows_are_those_that_were_written_also_in_a_slice() -> None:
-    rows: list[Row] = [
+    rows: list[PolledRecord] = [
         (7, 1_000, b"k", b"v", [("a", b"1"), ("a", None), ("b", b"")]),
         (8, 1_001, None, None, []),
         (9, 1_002, b"", b"\x00\xff", [("c", b"\xfe")]),
@@ -50,7 +52,7 @@ def test_a_record_without_headers_has_none() -> None:
 
 def test_headers_that_the_service_cant_read_are_unreadable() -> None:
     names = ["\N{REPLACEMENT CHARACTER}x", "a\0b", "a"]
-    rows: list[Row] = [(n, 0, None, None, [(name, b"1")]) for n, name in enumerate(names)]
+    rows: list[PolledRecord] = [(n, 0, None, None, [(name, b"1")]) for n, name in enumerate(names)]
     found = headers_of(batch_of(rows))
     assert [headers is UNREADABLE for headers in found] == [True, True, False]
 
@@ -70,7 +72,7 @@ def test_keys_are_hashed_as_a_producer_does() -> None:
     assert [key_hash(None), key_hash(b"")] == [NO_KEY, NO_KEY]
 
 
-def copy_row(offset: int) -> Row:
+def copy_row(offset: int) -> PolledRecord:
     payload: Payload = ("to_a", -1, b"k", b"v", [("own", b"1")], 5_000, None)
     key, value, headers = write_copy(
         *("delay_topic_any", 3, b"the secret"),
@@ -108,7 +110,7 @@ def test_believed_or_verified_a_copy_reads_the_same() -> None:
 
 
 def test_other_records_are_not_touched_by_believing() -> None:
-    rows: list[Row] = [
+    rows: list[PolledRecord] = [
         (1, 0, None, b"v", [("delay-at", b"9"), ("delay-target-topic", b"to_a")]),
         (2, 0, None, b"v", [("delay-at", b"soon"), ("delay-target-topic", b"to_a")]),
         (3, 0, None, b"v", [("delay-copy", b"{}"), ("delay-copy-mac", b"00")]),

@@ -11,7 +11,7 @@ import pytest
 
 from connectors.kafka.source import KafkaSource
 from delayservice.base.clock import SystemClock
-from delayservice.engine.ports import Run
+from delayservice.engine.ports import PolledBatch
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.worker_thread import Turns, WorkerThread
 from delayservice.slices.any_lane import AnyLane
@@ -32,7 +32,7 @@ class Blocking(Logs):
         self._polled = threading.Condition()
         self._woken = threading.Event()
 
-    def poll(self, _timeout_s: float, _limit: int, _gather_s: float = 0.0) -> list[Run]:
+    def poll(self, _timeout_s: float, _limit: int, _gather_s: float = 0.0) -> list[PolledBatch]:
         with self._polled:
             self.polls += 1
             self._polled.notify_all()

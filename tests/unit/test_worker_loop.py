@@ -24,7 +24,7 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Control, PartitionError, Role, Run
+from delayservice.engine.ports import Bounds, Control, PartitionError, PolledBatch, Role
 from delayservice.slices.edges import Limits
 from delayservice.slices.slice import Phase, Slice
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
@@ -456,7 +456,7 @@ def test_a_run_that_was_fetched_before_a_slice_was_refused_is_not_stored() -> No
     stage.sink.note_checkpoint(0, left_by("old", 0, 0, 0, "another"))
     stage.step(1_000)
     stage.write(0, 60_000)
-    run = Run((TOPIC, 0), 0, stage.logs.rows[TOPIC, 0], 1)
+    run = PolledBatch((TOPIC, 0), 0, stage.logs.rows[TOPIC, 0], 1)
     assert not stage.loop._intake.store(run)
     assert stage.lane(0).shard.stored == 0
 
@@ -696,7 +696,7 @@ def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
     stage.own()
     lane = stage.lane(0)
 
-    def fails(run: Run) -> int:
+    def fails(run: PolledBatch) -> int:
         raise KafkaEdgeError(f"no leader for {run.place[0]}")
 
     lane.ingest = fails  # type: ignore[method-assign]

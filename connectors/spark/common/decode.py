@@ -35,7 +35,7 @@ from delayservice.contract.entry import (
     UNREADABLE,
     Entry,
     Headers,
-    Row,
+    PolledRecord,
 )
 from delayservice.contract.home import Arrived, Group, read_claimed_envelope
 from delayservice.contract.home import waiting_group as group_of
@@ -94,7 +94,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
             yield PartitionBatch(names[at >> 32], at & 0xFFFFFFFF, batch.slice(start, stop - start))
 
 
-def rows_of(batch: pa.RecordBatch) -> list[Row]:
+def rows_of(batch: pa.RecordBatch) -> list[PolledRecord]:
     """Return each record of a batch as ``(offset, timestamp in epoch ms, key, value, headers)``."""
     return list(
         zip(
@@ -150,7 +150,7 @@ class ShardReader:
         """Offsets of the requeued records and envelopes of the last batch whose signature could not
         be verified."""
 
-    def read(self, rows: Sequence[Row]) -> list[Entry]:
+    def read(self, rows: Sequence[PolledRecord]) -> list[Entry]:
         self.believed.clear()
         entries = self._reader.read_batch(rows)
         return [
@@ -158,7 +158,7 @@ class ShardReader:
             for row, e in zip(rows, entries, strict=True)
         ]
 
-    def _believed(self, row: Row, entry: Entry) -> Entry:
+    def _believed(self, row: PolledRecord, entry: Entry) -> Entry:
         # A record refused as forged counts as genuine if a service can have written it.
         arrived = envelope_of(row)
         if arrived is not None:
@@ -177,7 +177,7 @@ class ShardReader:
         return (offset, COPY, claim.at_ms, identity, claim.payload, claim.base)
 
 
-def claim_of(row: Row) -> Claim | None:
+def claim_of(row: PolledRecord) -> Claim | None:
     """Return what a requeued record states, without a check of its signature; None for others."""
     claim = read_claim((row[2], row[3], row[4] or []))
     if claim is None:
@@ -199,7 +199,7 @@ def claim_of(row: Row) -> Claim | None:
     return claim
 
 
-def envelope_of(row: Row) -> Arrived | None:
+def envelope_of(row: PolledRecord) -> Arrived | None:
     """Return what an envelope states, without a check of its signature; None for other records."""
     if not _is_enveloped(row):
         return None
@@ -219,7 +219,7 @@ def waiting(payload: Payload) -> Group | None:
     return group if _are_sensible(group) else None
 
 
-def _is_enveloped(row: Row) -> bool:
+def _is_enveloped(row: PolledRecord) -> bool:
     return (row[4] or UNREADABLE)[-1][0] == DELAY_HOME_MAC
 
 

@@ -59,14 +59,14 @@ from connectors.spark.ledger.rows import (
 from delayservice.contract import names
 from delayservice.contract.codec import packed_recurrence
 from delayservice.contract.codes import COPY_FORGED
-from delayservice.contract.entry import Headers, Original, Row
+from delayservice.contract.entry import Headers, Original, PolledRecord
 from delayservice.contract.home import Group, taken_along
 from delayservice.contract.input_headers import STRIPPED
 from delayservice.contract.requeue import CONTINUES, Claim
 
 
 def said_by(
-    ledger: Ledger, place: Place, row: Row, *, is_verified: bool = True
+    ledger: Ledger, place: Place, row: PolledRecord, *, is_verified: bool = True
 ) -> Iterator[LedgerRow]:
     """Yield a row for each record which a requeued record or envelope states that it settles.
 
@@ -94,7 +94,7 @@ def said_by(
         )
 
 
-def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, OutputFacts]]:
+def _said_by_envelope(ledger: Ledger, row: PolledRecord) -> Iterator[tuple[LedgerRow, OutputFacts]]:
     arrived = envelope_of(row)
     if arrived is None:
         return
@@ -219,7 +219,7 @@ class _Outputs:
             yield LedgerRow(NO_SHARD, what, SOURCE, place=count)
 
     def _of_marked(
-        self, row: Row, told: Mapping[str, bytes | None], counts: Counter[int]
+        self, row: PolledRecord, told: Mapping[str, bytes | None], counts: Counter[int]
     ) -> Iterator[LedgerRow]:
         settles = told[names.DELAY_SETTLES]
         if settles is None or not _OFFSET.fullmatch(settles) or int(settles) < CONTINUES:
@@ -237,7 +237,12 @@ class _Outputs:
             yield from self._of_settlement(row, shard, place, int(settles), told)
 
     def _of_settlement(
-        self, row: Row, shard: int, place: Place, offset: int, told: Mapping[str, bytes | None]
+        self,
+        row: PolledRecord,
+        shard: int,
+        place: Place,
+        offset: int,
+        told: Mapping[str, bytes | None],
     ) -> Iterator[LedgerRow]:
         content = (row[2], row[3], row[4] or [])
         due_ms, hashed, facts = self._facts(told, content)
@@ -272,7 +277,9 @@ class _Outputs:
             return is_named and facts.outcome in OUTCOME_NAMES[1:]
         return self._role == DELIVERED and facts.by < 0 and is_here
 
-    def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[LedgerRow]:
+    def _of_foreign(
+        self, row: PolledRecord, place: Place, counts: Counter[int]
+    ) -> Iterator[LedgerRow]:
         # A shard that exists but is not judged gives no row: its outputs are only counted.
         topic, partition = place
         count = self._ledger.partitions.get(topic)
@@ -282,7 +289,7 @@ class _Outputs:
             why = f"it says that it settles a record of {topic}:{partition}, and there is no such"
             yield self._note(row, NOWHERE, f"{why} partition")
 
-    def _note(self, row: Row, what: int, why: str) -> LedgerRow:
+    def _note(self, row: PolledRecord, what: int, why: str) -> LedgerRow:
         return LedgerRow(
             NO_SHARD,
             what,
@@ -338,7 +345,7 @@ class _Outputs:
         # The service refused the requeued record or envelope at this offset as forged.
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
-        forged: Row = (offset, 0, key, value, _written(headers))
+        forged: PolledRecord = (offset, 0, key, value, _written(headers))
         for row in said_by(self._ledger, place, forged):
             yield row._replace(role=DISCLAIMED)
 

@@ -36,7 +36,16 @@ from connectors.spark.ledger.rows import (
     pack,
 )
 from delayservice.contract.codec import Payload, packed_recurrence
-from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE, Entry, Row
+from delayservice.contract.entry import (
+    CANCEL,
+    COPY,
+    FIRE,
+    HOMEBOUND,
+    INVALID,
+    SCHEDULE,
+    Entry,
+    PolledRecord,
+)
 from delayservice.contract.home import Group, homebound
 from delayservice.contract.names import DELAY_COPY, DELAY_HOME
 from delayservice.contract.recurrence import recurrence_of
@@ -76,7 +85,7 @@ class SourceRows:
                 yield from said_by(self.ledger, place, row, is_verified=is_verified)
 
     def _source(
-        self, shard: int, topic: str, row: Row, entry: Entry, *, is_verified: bool
+        self, shard: int, topic: str, row: PolledRecord, entry: Entry, *, is_verified: bool
     ) -> LedgerRow:
         offset, kind, key_ms, record_id, _, _ = entry
         target, partition, key, value, own, due_ms, _ = _described(entry, topic)
@@ -150,7 +159,7 @@ def _waiting_facts(entry: Entry, group: Group, *, is_verified: bool) -> SourceFa
     )
 
 
-def _is_claimed(row: Row) -> bool:
+def _is_claimed(row: PolledRecord) -> bool:
     return any(name in (DELAY_COPY, DELAY_HOME) for name, _ in row[4] or ())
 
 

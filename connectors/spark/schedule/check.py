@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from connectors.spark.common.sink import records_of
 from delayservice.contract.codes import OP_INVALID, TARGET_DENIED, TARGET_UNKNOWN, TOO_LARGE
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import INVALID, SCHEDULE, Entry, Refusal, Row
+from delayservice.contract.entry import INVALID, SCHEDULE, Entry, PolledRecord, Refusal
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 
@@ -79,7 +79,7 @@ class ScheduleCheck:
             for contract in rules.contracts  # whatever partition the record will lie in
         ]
 
-    def refusal(self, row: Row) -> Refusal | None:
+    def refusal(self, row: PolledRecord) -> Refusal | None:
         """Return error code and reason if the service would not deliver a record."""
         size = _size(row)
         if size > self._rules.record_bytes_max:
@@ -113,7 +113,7 @@ class ScheduleCheck:
         return None
 
 
-def _size(row: Row) -> int:
+def _size(row: PolledRecord) -> int:
     _, _, key, value, headers = row
     named = sum(
         len(name) + len(content or b"") + _HEADER_EXTRA_BYTES for name, content in headers or ()
