@@ -53,7 +53,7 @@ ABORT_TIMEOUT_S: Final = 10.0
 TRANSACTION_TIMEOUT_MS: Final = 45_000
 
 # Partition and offset in the dead-letter topic.
-Place: TypeAlias = tuple[int, int]
+LetterPosition: TypeAlias = tuple[int, int]
 # A dead letter, and the record to write for it.
 Replay: TypeAlias = tuple[DeadLetter, Rewritten]
 # Function that is called with the number of offsets just read.
@@ -78,7 +78,7 @@ class Survey:
     # The letters, newest first.
     letters: list[Heading]
     # Partition and offset of replayed letters, as far as their markers were read.
-    replayed: frozenset[Place]
+    replayed: frozenset[LetterPosition]
     # Number of offsets that the dead-letter topic holds.
     held: int
     # Number of offsets that were read, beginning at the end of each partition.
@@ -113,7 +113,7 @@ class DeadLetterTopic:
     def length(self) -> int:
         return sum(end - start for start, end in self._bounds)
 
-    def replayed(self, advance: Advance) -> frozenset[Place]:
+    def replayed(self, advance: Advance) -> frozenset[LetterPosition]:
         return frozenset(
             (partition, offset)
             for partition, row in self._rows(advance)
@@ -126,11 +126,11 @@ class DeadLetterTopic:
         which ``bytes_max`` bytes of records are exceeded is the last, and is left out.
         """
         letters: list[Heading] = []
-        replayed: set[Place] = set()
+        replayed: set[LetterPosition] = set()
         left, looked_at = bytes_max, 0
         for partition, (start, stop) in self._looks():
             found: list[Heading] = []
-            markers: list[Place] = []
+            markers: list[LetterPosition] = []
             for row in self._rows_of(partition, start, stop):
                 left -= bytes_of(row)
                 if left < 0:
@@ -225,12 +225,12 @@ class Replayer:
             with suppress(KafkaException):  # the broker ends it when its time is over
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
 
-    def replay(self, replays: Sequence[Replay]) -> dict[Place, str]:
+    def replay(self, replays: Sequence[Replay]) -> dict[LetterPosition, str]:
         """Write replays and their markers in one transaction. Return the broker's reason for each
         record that it refused; those are left out of the transaction. ``KafkaEdgeError``: no record
         was written, or it is unknown whether they were; the text says which.
         """
-        refused: dict[Place, str] = {}
+        refused: dict[LetterPosition, str] = {}
         while True:
             rest = [replay for replay in replays if replay[0].place not in refused]
             found = self._attempt(rest) if rest else {}
@@ -238,8 +238,8 @@ class Replayer:
                 return refused
             refused |= found
 
-    def _attempt(self, replays: Sequence[Replay]) -> dict[Place, str]:
-        refused: dict[Place, str] = {}
+    def _attempt(self, replays: Sequence[Replay]) -> dict[LetterPosition, str]:
+        refused: dict[LetterPosition, str] = {}
         failures: list[KafkaError] = []
         failure = connection_failure(self._producer, self._log)
         if failure:  # what it has sent last may come late, and end this transaction
@@ -311,9 +311,9 @@ class Replayer:
 
 
 def _note(
-    refused: dict[Place, str],
+    refused: dict[LetterPosition, str],
     failures: list[KafkaError],
-    place: Place | None,
+    place: LetterPosition | None,
     error: KafkaError | None,
     _message: Message | None,
 ) -> None:

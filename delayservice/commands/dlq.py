@@ -23,7 +23,7 @@ from delayservice.contract.dead_letters import DeadLetter, Filter
 from delayservice.contract.names import Header
 
 if TYPE_CHECKING:
-    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Place, Replay
+    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, LetterPosition, Replay
     from delayservice.config.settings import Settings
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
@@ -43,7 +43,7 @@ class ReplayTally:
     replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
+    def count(self, batch: Iterable[Replay], refused: Collection[LetterPosition] = ()) -> None:
         """Count the dead letters of a batch as replayed, or as skipped if they are in ``refused``,
         because the broker refused the new records.
         """
@@ -62,7 +62,7 @@ _REASONS: Final = {
 
 
 def described(
-    letter: DeadLetter, replayed: Collection[Place], *, values: bool
+    letter: DeadLetter, replayed: Collection[LetterPosition], *, values: bool
 ) -> dict[str, object]:
     content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
     return {
@@ -83,7 +83,7 @@ def described(
 
 
 def show(
-    letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
+    letters: list[DeadLetter], replayed: Collection[LetterPosition], *, every: bool, values: bool
 ) -> None:
     """Print dead letters as a table, or as some lines each if the terminal is too narrow."""
     if not letters:
@@ -100,7 +100,7 @@ def show(
 
 
 def _cells(
-    letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
+    letter: DeadLetter, replayed: Collection[LetterPosition], *, every: bool, values: bool
 ) -> list[str]:
     cells = [
         instant(letter.time_ms, "T", zone="+00:00"),

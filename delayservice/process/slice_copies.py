@@ -13,7 +13,7 @@ from delayservice.base.clock import NodeClock
 from delayservice.config.settings import Settings
 from delayservice.engine.ports import Checkpoints
 from delayservice.replicas.commands import Command
-from delayservice.replicas.digest_rows import Place, retired_row
+from delayservice.replicas.digest_rows import CopyId, retired_row
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 
@@ -80,7 +80,7 @@ class SliceCopies:
     def retire(self, topic: str, slice_no: int) -> None:
         # Other nodes no longer compare their copies with it.
         if self._log is not None:
-            place = Place(self._settings.node.node_id, topic, "", slice_no, "")
+            place = CopyId(self._settings.node.node_id, topic, "", slice_no, "")
             self._log.write(retired_row(place), lambda: None)
 
     def serve(self) -> None:

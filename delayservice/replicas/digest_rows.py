@@ -24,7 +24,7 @@ DigestRow = tuple[bytes, bytes | None]
 _encode = msgspec.json.Encoder().encode
 
 
-class Place(NamedTuple):
+class CopyId(NamedTuple):
     """Identity of a copy: its node, its delay topic (name and id) and partition, and ``life``."""
 
     node: str
@@ -91,7 +91,7 @@ class CutFacts(NamedTuple):
     at_ms: int
 
 
-def hour_row(place: Place, cut: int, hour: HourRow) -> DigestRow:
+def hour_row(place: CopyId, cut: int, hour: HourRow) -> DigestRow:
     """Return the row of one hour of a copy, a tombstone if the hour is empty. ``cut``: offset of
     the checkpoint at which the row holds.
     """
@@ -110,7 +110,7 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> DigestRow:
     )
 
 
-def cut_row(place: Place, facts: CutFacts) -> DigestRow:
+def cut_row(place: CopyId, facts: CutFacts) -> DigestRow:
     fields = facts._asdict()
     del fields["cursor"], fields["totals"]
     hours, count, hashed = facts.totals
@@ -127,6 +127,6 @@ def cut_row(place: Place, facts: CutFacts) -> DigestRow:
     return place.cut_key, _encode(fields)
 
 
-def retired_row(place: Place) -> DigestRow:
+def retired_row(place: CopyId) -> DigestRow:
     """Return the tombstone of a copy's cut row, for a copy that the node no longer stores."""
     return place.cut_key, None

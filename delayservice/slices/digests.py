@@ -19,7 +19,7 @@ from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
 from delayservice.engine.ports import Checkpoints, ReadBack
-from delayservice.replicas.digest_rows import CutFacts, DigestRow, Place, cut_row, hour_row
+from delayservice.replicas.digest_rows import CopyId, CutFacts, DigestRow, cut_row, hour_row
 from delayservice.slices.any_lane import AnyLane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 # Digests of one shard's store, and the full reads of it from disk (scans).
 @dataclass(slots=True)
 class _Copy:
-    place: Place
+    place: CopyId
     store: DigestingStore
     # When the last complete scan began; 0: there was none.
     scanned_ms: int = 0
@@ -99,8 +99,8 @@ class SliceDigests:
         self._copies[topic] = copy
         return kept
 
-    def _place(self, topic: str, topic_id: str) -> Place:
-        return Place(self._node_id, topic, topic_id, self._slice_no, uuid.uuid4().hex[:12])
+    def _place(self, topic: str, topic_id: str) -> CopyId:
+        return CopyId(self._node_id, topic, topic_id, self._slice_no, uuid.uuid4().hex[:12])
 
     # --- one turn ------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from delayservice.store.findings import CheckVerdict, Finding, NamedRecord, chec
 from delayservice.store.folder import Format, ShardFolder, read_format, unreadable
 from delayservice.store.ids import IDS_OPTIONS, IdRows
 from delayservice.store.rocks import CONDEMNED, RocksOptions, all_rows, guarded_read, open_to_read
-from delayservice.store.rocksdb import DATABASE, FORMAT, Place, RocksDatabase, RocksStore
+from delayservice.store.rocksdb import DATABASE, FORMAT, RocksDatabase, RocksStore, ShardName
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -58,7 +58,7 @@ class ViewedDatabase(RocksDatabase):
             self._database = open_to_read(self._database_path, self.options, self._view)
             self._fill()
 
-    def _add(self, place: Place) -> int:
+    def _add(self, place: ShardName) -> int:
         raise StoreError(f"{self._path} holds no shard {place[0]}/{place[1]}")
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ def verify_rocks(
     if (database / CONDEMNED).exists():
         what = "a node met damage in it and left a note of that"
         check.found.append(Finding(findings.DATABASE, what, f"{DATABASE}/{CONDEMNED}"))
-    places: list[Place] = []
+    places: list[ShardName] = []
     try:
         with viewed_database(path) as rocks:
             places = rocks.places

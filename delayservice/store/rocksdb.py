@@ -70,7 +70,7 @@ FORMAT: Final = 1
 DATABASE: Final = "db"
 
 # ``(topic, partition)`` of a shard: hash of the delay topic's id, and partition.
-Place: TypeAlias = tuple[str, int]
+ShardName: TypeAlias = tuple[str, int]
 
 _REBUILT: Final = "the database is put aside, and all its shards are rebuilt from Kafka"
 _ROW = Struct(">IcI")
@@ -107,9 +107,9 @@ class RocksDatabase:
         self._clear()
 
     def _clear(self) -> None:
-        self._numbers: dict[Place, int] = {}
-        self._open_places: set[Place] = set()
-        self._idle_s: dict[Place, float] = {}
+        self._numbers: dict[ShardName, int] = {}
+        self._open_places: set[ShardName] = set()
+        self._idle_s: dict[ShardName, float] = {}
         self._durable: dict[int, int] = {}
         self._written: dict[int, int] = {}
         self._unsynced_bytes = 0
@@ -201,10 +201,10 @@ class RocksDatabase:
     # --- shards --------------------------------------------------------------------------------
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[ShardName]:
         return sorted(self._numbers)
 
-    def attach(self, place: Place) -> ShardState:
+    def attach(self, place: ShardName) -> ShardState:
         """Open a shard for a lane, and the database if it is closed. A new shard gets a number."""
         self.open()
         if place in self._open_places:
@@ -222,7 +222,7 @@ class RocksDatabase:
         self.records += state.records
         return state
 
-    def _add(self, place: Place) -> int:
+    def _add(self, place: ShardName) -> int:
         number = 1 + max(self._numbers.values(), default=0)
         if number > _SHARDS_MAX:
             raise StoreError(f"{self.what} has no number left for a shard; remove its folder")
@@ -241,7 +241,7 @@ class RocksDatabase:
         label = self.database.get(_ROW.pack(0, _LABELS, number)) or b""
         return ShardState(number, stop_offset, count, bytes(label))
 
-    def detach(self, place: Place, count: int) -> None:
+    def detach(self, place: ShardName, count: int) -> None:
         # The database is closed with its last open shard, and otherwise synced.
         self._open_places.discard(place)
         self._idle_s[place] = time.monotonic()
@@ -259,7 +259,7 @@ class RocksDatabase:
         self.write(number, batch, 0, 0)
         self.sync()
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: ShardName) -> None:
         """Delete a shard, unless it is open. Opened again, it is filled from the log."""
         was_open = self._database is not None
         self.open()
@@ -269,7 +269,7 @@ class RocksDatabase:
         if not was_open:
             self.close()
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: ShardName) -> None:
         number = self._numbers.pop(place)
         batch = WriteBatch(raw_mode=True)
         for kind in (_PLACES, _HORIZONS, _LABELS):
@@ -338,9 +338,9 @@ class RocksDatabase:
         return sum(self.database.property_int_value(name) or 0 for name in sizes)
 
 
-def _read_numbers(database: Rdict) -> dict[Place, int]:
+def _read_numbers(database: Rdict) -> dict[ShardName, int]:
     first, stop = _ROW.pack(0, _PLACES, 0), _ROW.pack(0, _PLACES, _SHARDS_MAX + 1)
-    found: dict[Place, int] = {}
+    found: dict[ShardName, int] = {}
     for row, value in read_rows(database, first, stop, _SHARDS_MAX):
         topic = value[_PARTITION.size :].decode("ascii")
         found[topic, _PARTITION.unpack_from(value)[0]] = _ROW.unpack(row)[2]

@@ -28,9 +28,9 @@ from delayservice.engine.marking import additions
 from delayservice.replicas.commands import Command, Detail, Report, decode_message, encode_message
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
 from delayservice.replicas.digest_rows import (
+    CopyId,
     CutFacts,
     DigestRow,
-    Place,
     Unreadable,
     cut_row,
     hour_row,
@@ -217,7 +217,7 @@ class World:
         lost_hours: int = 0,
     ) -> None:
         """Digest rows of a copy, as of the world's cursor."""
-        place = Place(node, self.delay, self.topic_id, partition, life)
+        place = CopyId(node, self.delay, self.topic_id, partition, life)
         cut = self.cuts[partition] if cut is None else cut
         hours = hour_rows(frames)
         for hour in hours[lost_hours:]:

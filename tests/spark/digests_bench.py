@@ -34,7 +34,7 @@ from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_c
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS, SLOTS, HourRow
-from delayservice.replicas.digest_rows import CutFacts, DigestRow, Place, cut_row, hour_row
+from delayservice.replicas.digest_rows import CopyId, CutFacts, DigestRow, cut_row, hour_row
 from tests.described import topic_id_of
 
 SHARDS = 64
@@ -43,7 +43,7 @@ SPOILT = 20
 
 
 def rows_of(
-    place: Place, hours: int, first_ms: int, spoilt: set[int], now_ms: int
+    place: CopyId, hours: int, first_ms: int, spoilt: set[int], now_ms: int
 ) -> Iterator[DigestRow]:
     """The digest rows of one copy: of a shard, the same on every node but for what is spoilt."""
     chance = random.Random(place.partition)
@@ -101,7 +101,7 @@ def fill(bootstrap: str, hours: int) -> dict[str, str]:
         producer.produce(names["checkpoint"], value, b"%d" % number, number)
         producer.produce(names["delay"], msgspec.json.encode(number), partition=number)
         for node in NODES:
-            place = Place(node, names["delay"], topic_id, number, "1")
+            place = CopyId(node, names["delay"], topic_id, number, "1")
             spoilt = set(range(7, 7 + SPOILT * 11, 11)) if (node, number) == ("n2", 5) else set()
             first_ms = (now_ms // HOUR_MS + 1) * HOUR_MS
             for key, row in rows_of(place, hours, first_ms, spoilt, now_ms):

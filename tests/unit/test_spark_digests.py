@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from connectors.spark.reconcile.digest_rows import _sum_hours, _sum_slots
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, HourRow
-from delayservice.replicas.digest_rows import Place, hour_row
+from delayservice.replicas.digest_rows import CopyId, hour_row
 
 START_MS = 500_000 * HOUR_MS
 Slot = tuple[int, int, int]
@@ -16,7 +16,7 @@ Slot = tuple[int, int, int]
 
 def batch(*rows: tuple[str, Sequence[Slot]], from_ms: int = 0, life: str = "1") -> pa.RecordBatch:
     texts = [
-        hour_row(Place(node, "any", "id", 0, life), 7, HourRow(START_MS, list(slots)))[1]
+        hour_row(CopyId(node, "any", "id", 0, life), 7, HourRow(START_MS, list(slots)))[1]
         for node, slots in rows
     ]
     count = len(rows)
