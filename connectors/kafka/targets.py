@@ -200,7 +200,7 @@ class TargetTopics:
         self._is_delay_topic = is_delay_topic
         self._own = frozenset(own)
         # Targets that were found good and need no call of ``obstacle``, until ``changed``.
-        self.fit: set[Target] = set()
+        self.writable: set[Target] = set()
         # Topics that were found to be deleted and created again, until the sink clears it: a
         # producer that wrote to them may go on with their former leaders.
         self.remade: set[str] = set()
@@ -248,7 +248,7 @@ class TargetTopics:
                 return None
             with self._lock:
                 if changes == self._changes:
-                    self.fit.add(target)
+                    self.writable.add(target)
             return None
         if self._given_up(target) is None and not self._is_answered(topic, now_s):
             return self._awaited(topic, now_s), f"topic {topic} is being looked up"
@@ -364,10 +364,10 @@ class TargetTopics:
         )
 
     def changed(self) -> None:
-        """Clear ``fit``, so that targets are judged anew, as pauses or metadata have changed."""
+        """Clear ``writable``: targets are judged anew, as pauses or metadata have changed."""
         with self._lock:
             self._changes += 1
-            self.fit.clear()
+            self.writable.clear()
 
     def forget(self, topic: str) -> None:
         # A broker contradicts the metadata, so they are read again.

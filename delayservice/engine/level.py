@@ -75,7 +75,7 @@ class LevelRecords:
         origin = self._provenance.origin
         stamped_ms, due = 0, due_header(0)
         is_hindered = bool(self._settler.verdicts.refused or self._settler.has_limits)
-        fit = self._settler.targets.fit
+        writable = self._settler.targets.writable
         first, stop, level_ms, targets = self._first, self._stop, self._level_ms, self._targets
         for row in rows:
             offset, timestamp_ms, key, value, headers = row
@@ -101,7 +101,7 @@ class LevelRecords:
                 else:
                     own.append(header)
             target = targets.get(text) if is_plain else None
-            if target is not None and not is_hindered and (target, PARTITION_BY_KEY) in fit:
+            if target is not None and not is_hindered and (target, PARTITION_BY_KEY) in writable:
                 if due_ms != stamped_ms:  # all records of a producer's batch have one timestamp
                     stamped_ms, due = due_ms, due_header(due_ms)
                 own += (due, *origin(offset))

@@ -180,13 +180,13 @@ class WritableTargets(Protocol):
     """Known facts about target topics; no method waits for the cluster."""
 
     @property
-    def fit(self) -> Container[Target]:
+    def writable(self) -> Container[Target]:
         """Return the targets that can be written to, as far as is known."""
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
         """Return code and detail of why a target can't be written to; None: it can be, but
-        outside ``fit`` ask ``refusal`` for each record. ``TARGET_ASKED``: the shard has to wait;
-        ``TARGET_LATER``: too many topics are being asked, so the record is requeued.
+        outside ``writable`` ask ``refusal`` for each record. ``TARGET_ASKED``: the shard has to
+        wait; ``TARGET_LATER``: too many topics are being asked, so the record is requeued.
         """
 
     def refusal(
@@ -198,11 +198,11 @@ class WritableTargets(Protocol):
 
 
 class Targets(WritableTargets, Protocol):
-    """Facts about targets, with a background lookup of unknown ones; ``fit`` is emptied when it
-    may have changed.
+    """Facts about targets, with a background lookup of unknown ones; ``writable`` is emptied when
+    it may have changed.
     """
 
-    fit: set[Target]
+    writable: set[Target]
 
     def expect(self, targets: Collection[Target]) -> None:
         """Look up unknown ones of ``targets`` in the background."""

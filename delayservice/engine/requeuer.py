@@ -51,7 +51,7 @@ class Requeuer:
         if self.topic is None:
             return True
         place = (self.topic, self._partition)
-        found = None if place in self._targets.fit else self._targets.obstacle(place)
+        found = None if place in self._targets.writable else self._targets.obstacle(place)
         return found is None or found[0] == TARGET_PAUSED  # that is for deliveries
 
     def requeue(

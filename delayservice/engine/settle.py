@@ -177,7 +177,7 @@ class Settler:
             if recurrence is not None and self._lacks_letter(offset, payload, now_ms):
                 return self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
         sent = headers + self.provenance.headers(offset, due_ms, meta)
-        if (target, partition) not in self.targets.fit or is_large(value, headers):
+        if (target, partition) not in self.targets.writable or is_large(value, headers):
             reason = self.targets.obstacle((target, partition))
             reason = reason or self.targets.refusal(target, key, value, sent)
             if reason is not None:

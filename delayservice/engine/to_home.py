@@ -94,7 +94,7 @@ class ToHome:
         base: int,
     ) -> list[Output] | None:
         targets = self._settler.targets
-        obstacle = None if target in targets.fit else targets.obstacle(target)
+        obstacle = None if target in targets.writable else targets.obstacle(target)
         if obstacle is not None and obstacle[0] == TARGET_ASKED:
             return None
         if obstacle is not None and obstacle[0] != TARGET_PAUSED:  # that is for deliveries

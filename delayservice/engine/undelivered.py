@@ -95,7 +95,7 @@ class UndeliveredOutputs:
 
     def takes(self, topic: str) -> bool:
         own = (topic, BY_KEY)
-        return own in self._targets.fit or self._targets.obstacle(own) is None
+        return own in self._targets.writable or self._targets.obstacle(own) is None
 
     def dead_letter(
         self,
@@ -235,7 +235,7 @@ class UndeliveredOutputs:
 
     def _refusal(self, output: Output) -> tuple[str, str] | None:
         _, topic, partition, key, value, headers, _, _ = output
-        if (topic, partition) in self._targets.fit and not is_large(value, headers):
+        if (topic, partition) in self._targets.writable and not is_large(value, headers):
             return None
         return self._targets.refusal(topic, key, value, headers)
 

@@ -144,7 +144,7 @@ class TopicWatcher:
         self.topics: Sequence[ServedTopic] = ()
 
     @property
-    def fit(self) -> list[ServedTopic]:
+    def served(self) -> list[ServedTopic]:
         return [topic for topic in self.topics if not topic.problems]
 
     @property
@@ -205,7 +205,7 @@ class TopicWatcher:
             _log.error("own_topics_at_risk", problems=self._said)
         _tell_changes(self.topics, found)
         self.topics = found
-        self._begun |= {topic.topic_id for topic in self.fit}
+        self._begun |= {topic.topic_id for topic in self.served}
         return True
 
     def _judged(self, topic: ServedTopic) -> ServedTopic:

@@ -284,10 +284,10 @@ class Worker:
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
-        self._slices_there = range(max((t.partitions for t in self._topics.fit), default=0))
+        self._slices_there = range(max((t.partitions for t in self._topics.served), default=0))
         self._facts = self._make_facts(self._topics.topics)
         try:
-            self._measure(self._topics.fit)
+            self._measure(self._topics.served)
         except KafkaEdgeError as exc:  # asked again with the next refresh
             _log.warning("log_ends_not_known", why=str(exc))
 
@@ -316,7 +316,7 @@ class Worker:
 
     def _place(self) -> None:
         kept = self._ownership.serve(self._facts)
-        topics = self._topics.fit
+        topics = self._topics.served
         placed = kept, {(topic.name, topic.topic_id, topic.partitions) for topic in topics}
         if placed == self._placed:
             return
@@ -329,9 +329,9 @@ class Worker:
             self._checkpoints.follow(number)
         self._thread.want(wanted)
 
-    def _measure(self, fit: list[ServedTopic]) -> None:
+    def _measure(self, topics: list[ServedTopic]) -> None:
         slices = self._thread.to_measure(QUIET_MEASURED)
-        places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
+        places = [(t.name, n) for t in topics for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
         mine: dict[int, dict[str, int]] = {slice_no: {} for slice_no in slices}
         ends = log_ends(self._admin, places)

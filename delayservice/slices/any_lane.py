@@ -160,7 +160,7 @@ class AnyLane(ABC):
         """Return the last record below ``offset``; ``NOTHING_READ``: unknown."""
 
     @abstractmethod
-    def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
+    def clamp(self, cursor: Cursor, last_read: LastRead) -> Cursor:
         """Return a checkpoint's cursor. If the log was truncated and grew again since
         ``last_read``, its H is lowered to the first record that replaced a lost one.
         """

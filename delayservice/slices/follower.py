@@ -93,7 +93,7 @@ class Follower:
         self._lag.heard({t: shard.cursor.offset for t, shard in known.items()}, self._now_s)
         for topic, shard in known.items():
             lane = lanes[topic]
-            cursor = lane.fit(shard.cursor, shard.last_read)
+            cursor = lane.clamp(shard.cursor, shard.last_read)
             lane.prune(cursor)
             if not is_owner:
                 lane.adopt(shard.contracts)

@@ -55,7 +55,7 @@ class Prefetch:
         unknown = [
             target
             for target in named
-            if target not in targets.fit and self._settler.denial(target[0]) is None
+            if target not in targets.writable and self._settler.denial(target[0]) is None
         ]
         if unknown:
             targets.expect(unknown)
@@ -161,7 +161,7 @@ class Lane(PreciseLane):
         self._cancellers.take_over(marked)
         self._read_on()
 
-    def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
+    def clamp(self, cursor: Cursor, last_read: LastRead) -> Cursor:
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 

@@ -116,7 +116,7 @@ class LevelLane(AnyLane):
         return NOTHING_READ
 
     # There are no stored records that could contradict the cursor.
-    def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
+    def clamp(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
         return cursor
 
     # If the log has newer records below H in place of lost ones, settle from the first of these.

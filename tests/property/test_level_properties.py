@@ -39,7 +39,7 @@ LEVELS = (
     Contract(level_ms=40),
     Contract(level_ms=60),
 )
-FIT = (("a", -1), ("b", -1))
+WRITABLE = (("a", -1), ("b", -1))
 
 TEXTS = st.none() | st.sampled_from([b"a", b"b", b"c", b"", b"5"])
 TARGETS = st.tuples(st.just("delay-target-topic"), TEXTS)
@@ -74,7 +74,7 @@ class World:
         self._own(Cursor())
 
     def _own(self, cursor: Cursor) -> None:
-        settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets(fit=FIT))
+        settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets(writable=WRITABLE))
         settler.requeuer.contracts = self.contracts
         reader = RecordReader(TOPIC, 0, self.contracts, (b"secret",))
         self.shard = LevelShard(5, 10_000)

@@ -23,12 +23,12 @@ def any_target(delay_topic: str) -> Allowlist:
 
 
 class KnownTargets:
-    """Targets that are fit, but for those in ``why``, with the reason as code and detail."""
+    """Targets that are writable, but for those in ``why``, with the reason as code and detail."""
 
     def __init__(
-        self, why: dict[Target, tuple[str, str]] | None = None, fit: Collection[Target] = ()
+        self, why: dict[Target, tuple[str, str]] | None = None, writable: Collection[Target] = ()
     ) -> None:
-        self.fit = set(fit)
+        self.writable = set(writable)
         self.why = {} if why is None else why
         self.expected: set[Target] = set()
 

@@ -47,7 +47,7 @@ class Replica:
         self.lane.topic_id = "id"
         self.lane.shard = SimpleNamespace(stored=stored)
         self.lane.prune = self.pruned
-        self.lane.fit = lambda cursor, _last_read: cursor
+        self.lane.clamp = lambda cursor, _last_read: cursor
         self.pruned_to: list[Cursor] = []
         clock = SimpleNamespace(monotonic_s=lambda: self.now_s)
         self.follower = Follower(0, self.checkpoints, cast("Any", clock), ("mine", "also mine"))

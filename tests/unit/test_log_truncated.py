@@ -158,7 +158,7 @@ def test_a_copy_that_has_read_the_new_log_knows_how_far_an_older_checkpoint_hold
     log = Log([*[OLD] * 4, *[NEW] * 8])
     log.lane.follow(Cursor())
     log.read()
-    assert log.lane.fit(checkpoint.cursor, checkpoint.last_read).offset == 4
+    assert log.lane.clamp(checkpoint.cursor, checkpoint.last_read).offset == 4
     log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
     log.read()
     assert log.settle() == [(offset, NEW) for offset in range(4, 12)]

@@ -347,7 +347,7 @@ def test_a_range_that_was_not_walked_to_its_end_goes_over_to_the_next_owner() ->
 
 def test_a_parked_record_waits_no_longer_than_the_log_keeps_it() -> None:
     class Down:
-        fit: frozenset[Any] = frozenset()
+        writable: frozenset[Any] = frozenset()
 
         def obstacle(self, target: object) -> tuple[str, str] | None:
             return None if target == PLACE else ("target-unknown", "not there")

@@ -256,7 +256,7 @@ def test_a_parked_record_asks_for_a_new_turn() -> None:
     world.targets.why["orders", -1] = ("target-unknown", "")
     world.run(NOW_MS + 1_050)
     world.targets.why.clear()
-    world.targets.fit.clear()
+    world.targets.writable.clear()
     world.run(NOW_MS + 10_000)
     attempts = [dict(out[5]).get("delay-attempt") for at, out in world.outputs if out[0] == 0]
     assert len(world.delivered()) == 3

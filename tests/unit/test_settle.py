@@ -240,7 +240,7 @@ def test_what_waits_for_an_answer_expires_and_is_rolled_as_if_nobody_had_asked()
 def test_a_target_that_is_known_to_be_fit_is_not_asked_for_again() -> None:
     by = settler(BLOCKED)
     assert isinstance(by.targets, KnownTargets)
-    by.targets.fit.add(("orders", -1))
+    by.targets.writable.add(("orders", -1))
     output = some(by.settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert output[0] == outcome.DELIVERED
 
@@ -268,7 +268,7 @@ def test_what_a_target_never_takes_is_a_dead_letter_at_once() -> None:
 
 def test_a_large_record_is_compared_with_what_even_a_fit_target_takes() -> None:
     targets = Takes("orders", "too-large")
-    targets.fit.add(("orders", -1))
+    targets.writable.add(("orders", -1))
     by = settler_of(targets)
     small = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
     large = by.settle(7, NOW_MS, (*payload()[:3], b"x" * 600_000, *payload()[4:]), NOW_MS, 8)

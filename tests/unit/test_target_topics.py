@@ -122,7 +122,7 @@ def test_what_is_not_known_is_asked_for_and_then_answered() -> None:
     assert stage.cluster.asked == {}, "never by the one who wants to know"
     stage.targets.look_up()
     assert stage.code() is None
-    assert stage.targets.fit == {ORDERS}
+    assert stage.targets.writable == {ORDERS}
     stage.targets.look_up()
     assert stage.cluster.asked == {"orders": 1}
 
@@ -304,7 +304,7 @@ def test_what_the_broker_contradicts_is_forgotten_and_asked_for_again() -> None:
     assert stage.code() is None
     del stage.cluster.in_sync["orders"]
     stage.targets.forget("orders")
-    assert stage.targets.fit == set()
+    assert stage.targets.writable == set()
     assert stage.code() == TARGET_ASKED
     stage.targets.look_up()
     assert stage.code() == TARGET_UNKNOWN
@@ -316,10 +316,10 @@ def test_what_is_paused_is_so_at_once_and_a_change_of_the_pauses_judges_all_anew
     assert [stage.code(), stage.code("mails")] == [None, None]
     stage.paused["orders"] = "somebody said so"
     stage.targets.changed()
-    assert stage.targets.fit == set()
+    assert stage.targets.writable == set()
     assert stage.targets.obstacle(ORDERS) == (TARGET_PAUSED, "somebody said so")
     assert stage.code("mails") is None
-    assert stage.targets.fit == {("mails", -1)}
+    assert stage.targets.writable == {("mails", -1)}
     stage.paused.clear()
     stage.targets.changed()
     assert stage.code() is None
@@ -337,7 +337,7 @@ def test_a_change_between_the_judgement_and_its_noting_is_not_overlooked() -> No
 
     stage.targets._judge = changes_meanwhile  # type: ignore[method-assign]
     assert stage.code() is None
-    assert stage.targets.fit == set()
+    assert stage.targets.writable == set()
 
 
 def test_a_partition_that_did_not_acknowledge_is_given_up_for_a_second() -> None:
@@ -345,7 +345,7 @@ def test_a_partition_that_did_not_acknowledge_is_given_up_for_a_second() -> None
     stage.known(orders=[3, 3], mails=[3])
     assert stage.code("orders", 0) is None
     stage.targets.give_up([("orders", 0)], "is slow")
-    assert stage.targets.fit == set()
+    assert stage.targets.writable == set()
     assert stage.code("orders", 0) == TARGET_DOWN
     assert stage.code("orders", -1) == TARGET_DOWN, "the client could choose the same"
     assert stage.code("orders", 1) is None
@@ -362,7 +362,7 @@ def test_what_is_given_up_for_nothing_changes_nothing() -> None:
     stage.known(orders=[3])
     assert stage.code() is None
     stage.targets.give_up([], "is slow")
-    assert stage.targets.fit == {ORDERS}
+    assert stage.targets.writable == {ORDERS}
 
 
 def test_without_a_leader_a_target_is_unserved_until_there_is_one() -> None:
@@ -396,7 +396,7 @@ def test_a_topic_with_too_few_copies_in_sync_is_down_before_anything_is_sent_the
     stage.cluster.needed["orders"] = "2"
     stage.known(orders=[1])
     assert stage.code("orders") == TARGET_DOWN
-    assert not stage.targets.fit
+    assert not stage.targets.writable
     stage.cluster.in_sync["orders"] = [2]
     stage.now_s += 1
     stage.code("orders")  # looked up again
@@ -435,7 +435,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.targets.unserved([(topic, -1)])
         stage.code(topic)
     targets = stage.targets
-    kept = (targets._known, targets._asked_s, targets.fit, targets._in_sync_needed)
+    kept = (targets._known, targets._asked_s, targets.writable, targets._in_sync_needed)
     more = (targets._log._blocked, targets._terms._terms, targets._awaited_s)
     assert [len(one) <= 100 for one in (*kept, *more)] == [True] * 7
     assert f"t{999}" in targets._known
@@ -477,7 +477,7 @@ def test_targets_that_do_not_exist_make_nobody_forget_one_that_does(
         stage.now_s += 0.01
         stage.code(f"never{number}")
         stage.targets.look_up()
-        assert stage.targets.fit == {ORDERS}
+        assert stage.targets.writable == {ORDERS}
     stage.targets.changed()
     assert stage.code() is None, "judged anew, and still known"
     assert stage.cluster.asked["orders"] == 1
@@ -530,7 +530,7 @@ def output_of(size: int) -> Output:
 
 def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     stage = taking(max_message_bytes="1000")
-    assert stage.targets.fit == {("mails", -1)}
+    assert stage.targets.writable == {("mails", -1)}
     assert [why_not(stage, 400) for _ in range(3)] == [None, None, TARGET_LATER]
     assert why_not(stage, 400, "mails") is None
     stage.targets.flushed()
@@ -579,7 +579,7 @@ def test_a_limit_that_is_raised_holds_after_a_few_seconds() -> None:
     stage.targets.look_up()
     assert why_not(stage, 1_500) is None
     assert stage.code() is None
-    assert ORDERS in stage.targets.fit
+    assert ORDERS in stage.targets.writable
 
 
 def test_what_the_broker_refused_is_judged_by_new_settings() -> None:

@@ -67,7 +67,7 @@ def test_what_was_served_goes_on_when_a_look_fails_and_its_age_is_told(
     cluster.answer = error
     cluster.now_s += 10
     assert not watcher.refresh()
-    assert watcher.fit == [GOOD]
+    assert watcher.served == [GOOD]
     assert watcher.problems() == [], "one look was missed"
     assert watcher.age_s == 10
     cluster.now_s += 10
@@ -82,7 +82,7 @@ def test_a_topic_that_is_gone_is_a_problem(cluster: Cluster, watcher: TopicWatch
     watcher.refresh()
     cluster.answer = (ServedTopic(GOOD.name, "", 0, ("it does not exist",)),)
     watcher.refresh()
-    assert watcher.fit == []
+    assert watcher.served == []
     assert watcher.problems() == ["delay_topic_any is not served: it does not exist"]
 
 
@@ -90,7 +90,7 @@ def test_a_topic_that_is_served_goes_on_at_a_risk(cluster: Cluster, watcher: Top
     watcher.refresh()
     cluster.answer = (RISKY,)
     watcher.refresh()
-    assert watcher.fit == [RISKY]
+    assert watcher.served == [RISKY]
     assert watcher.problems() == ["delay_topic_any may lose records: retention.ms is 1"]
 
 
@@ -99,11 +99,11 @@ def test_a_topic_at_risk_is_not_begun_unless_its_records_may_be_pending(
 ) -> None:
     cluster.answer = (RISKY,)
     watcher.refresh()
-    assert watcher.fit == []
+    assert watcher.served == []
     assert watcher.problems() == ["delay_topic_any is not served: retention.ms is 1"]
     cluster.checkpointed.add(RISKY.topic_id)
     watcher.refresh()
-    assert watcher.fit == [RISKY]
+    assert watcher.served == [RISKY]
 
 
 def test_another_topic_of_the_same_name_is_a_new_one(
@@ -112,7 +112,7 @@ def test_another_topic_of_the_same_name_is_a_new_one(
     watcher.refresh()
     cluster.answer = (replace(RISKY, topic_id="id-2"),)
     watcher.refresh()
-    assert watcher.fit == []
+    assert watcher.served == []
 
 
 def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(
@@ -122,7 +122,7 @@ def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(
     watcher.refresh()
     assert watcher.problems() == list(cluster.own)
     assert watcher.seen.own_problems == cluster.own
-    assert watcher.fit == [GOOD]
+    assert watcher.served == [GOOD]
     cluster.own = ()
     watcher.refresh()
     assert watcher.problems() == []
