@@ -57,7 +57,8 @@ REQUEST_TIMEOUT_S: Final = 15.0
 _log = structlog.get_logger(__name__)
 
 
-# Configurations by topic; None: the service may not read the configuration.
+# Configurations by topic; None: the service may not read it. Without topics that the broker which
+# was asked does not know: one that was just created is known to all brokers only a little later.
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
 
 
@@ -173,10 +174,11 @@ class TopicKeeper:
         wanted = max((copies_of(existing[name]) for name in self._names(existing)), default=1)
         found: list[tuple[str, bool]] = []
         for name in (topics.checkpoint, topics.claims_topic):
-            config, brokers = configs[name], existing.get(name, ())
-            if not brokers:
+            brokers = existing.get(name, ())
+            if not brokers or name not in configs:
                 found.append((f"{name} does not exist", False))
                 continue
+            config = configs[name]
             if config is None:
                 found.append((f"give the service DescribeConfigs on {name}", True))
                 continue
@@ -260,7 +262,7 @@ class TopicKeeper:
                 problems += self._make_again(name)
         configs = self._configs((topics.checkpoint, topics.claims_topic, *outlets, *names))
         for name in outlets:
-            problems += outlet_problems(name, configs[name])
+            problems += outlet_problems(name, configs.get(name))
         own = [problem for problem, _ in self._own_problems(existing, configs, layout)]
         own += [f"{name} does not exist; create it" for name in others if name not in existing]
         ids = {name: access[name].topic_id for name in own_names if access[name].topic_id}
@@ -272,7 +274,7 @@ class TopicKeeper:
     ) -> list[ServedTopic]:
         topics = self._settings.topics
         missing = [n for n in (*topics.delay, *self._levels) if n not in existing]
-        letters = configs[topics.dead_letter]
+        letters = configs.get(topics.dead_letter)
         letter_bytes = None if letters is None else int(letters.get("max.message.bytes", "0"))
         waits_ms = self._waits_ms()
         found = []
@@ -281,7 +283,7 @@ class TopicKeeper:
             if not topic_id:  # deleted a moment ago, or hidden from this client
                 _log.warning("topic_not_described", topic=name)
                 continue
-            config = configs[name]
+            config = configs.get(name)
             problems = tuple(complaints(access, {name: (READ, WRITE)}))
             risks: tuple[str, ...] = (_UNREADABLE,)
             if config is not None:
@@ -338,9 +340,9 @@ class TopicKeeper:
         for name, found in read_configs(self._admin.describe_configs(resources), REQUEST_TIMEOUT_S):
             if not isinstance(found, KafkaException):
                 configs[name] = found
-            elif error_of(found).code() in _NO_CONFIG:
+            elif error_of(found).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 configs[name] = None
-            else:
+            elif error_of(found).code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise KafkaEdgeError(
                     f"the configuration of {name} can't be read: {found}"
                 ) from found
@@ -365,11 +367,6 @@ _UNREADABLE: Final = (
 MADE_AGAIN: Final = (
     "had been deleted, and was made again: what it held is lost; see that nothing deletes it"
 )
-
-_NO_CONFIG: Final = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-}
 
 _GONE: Final = (
     "it does not exist, and topics.delay or levels name it: create it, or take it out of them"

@@ -1,8 +1,16 @@
-"""Warnings at the start, of topics that are too small for their cluster."""
+"""Topics at the start: too small for their cluster, or not known to every broker yet."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
 from connectors.kafka.topic_configs import too_small
+from connectors.kafka.topics import TopicKeeper
+from delayservice.config.settings import Settings
 
 
 def test_topics_with_fewer_copies_than_brokers_can_keep_are_told() -> None:
@@ -22,3 +30,33 @@ def test_few_partitions_are_told_when_they_are_made_and_not_later() -> None:
     assert "created with 4 partitions on 6 brokers" in told
     assert list(too_small({"delay_topic_any": 3}, (), 4, 6)) == []
     assert list(too_small({"delay_topic_any": 3}, ["delay_topic_any"], 6, 6)) == []
+
+
+class Broker:
+    """Answers each question about a configuration with an error."""
+
+    def __init__(self, code: int) -> None:
+        self._error = KafkaException(KafkaError(code))
+
+    def describe_configs(self, resources: list[Any]) -> dict[Any, Future[Any]]:
+        futures: dict[Any, Future[Any]] = {resource: Future() for resource in resources}
+        for future in futures.values():
+            future.set_exception(self._error)
+        return futures
+
+
+@pytest.mark.parametrize(
+    ("code", "is_fatal"),
+    [(KafkaError.UNKNOWN_TOPIC_OR_PART, False), (KafkaError.TOPIC_AUTHORIZATION_FAILED, True)],
+)
+def test_a_topic_that_a_broker_does_not_know_yet_is_not_taken_for_a_missing_right(
+    code: int,
+    is_fatal: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    settings = Settings()
+    own = (settings.topics.checkpoint, settings.topics.claims_topic)
+    keeper = TopicKeeper(cast("Any", Broker(code)), settings)
+    existing = dict.fromkeys(own, ((1, (1, 2, 3)),))
+    problems = keeper._own_problems(existing, keeper._configs(own), None)
+    assert [fatal for _, fatal in problems] == [is_fatal] * 2
+    assert all(("DescribeConfigs" in text) == is_fatal for text, _ in problems)
