@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from delayservice.cli import app
 from delayservice.config.settings import Settings, load
 from delayservice.process.log_hints import HINTS
+from tests.admin.described import openapi
 from tests.docs.pages import DOCS
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +178,14 @@ def test_the_events_of_the_operations_page_exist() -> None:
     assert rows
     for row in rows:
         assert set(CODE.findall(row.split("|")[1])) <= events, row
+
+
+def test_every_path_of_the_api_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert openapi()["paths"]
+    for path in openapi()["paths"]:
+        name = re.sub(r"{(\w+)}", lambda part: part[1].upper(), path)
+        assert f"{name}`" in page or f"{name}?" in page, name
 
 
 def test_every_mutation_that_the_design_names_exists() -> None:
