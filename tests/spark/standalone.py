@@ -27,7 +27,7 @@ from delay_devtools.child import Child, Reaper
 from delay_devtools.servers import LOOPBACK, free_ports
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
-JOB: Final = Path(__file__).parents[2] / "connectors" / "spark" / "job.py"
+JOB: Final = Path(__file__).parents[2] / "delayservice" / "commands" / "spark_job.py"
 EXECUTOR_MEMORY: Final = "512m"
 
 _EXECUTOR: Final = "CoarseGrainedExecutorBackend"
