@@ -206,21 +206,6 @@ def _zoned(text: str) -> str:
     return f"{day}T{minute}{second or ':00'}{zone or 'Z'}"
 
 
-def install(environment: Environment) -> None:
-    environment.filters.update(
-        count=count,
-        lateness=lateness,
-        span=span,
-        size=size,
-        moment=moment,
-        relative=relative,
-        visible=visible,
-        content=content,
-    )
-    environment.tests["plain"] = is_plain
-    environment.globals["value_chars_max"] = VALUE_CHARS_MAX
-
-
 BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
 _ROWS: Final = 50
 _LETTERS: Final = 100
@@ -258,8 +243,18 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    install(made)
-    made.globals["version"] = __version__
+    made.filters.update(
+        count=count,
+        lateness=lateness,
+        span=span,
+        size=size,
+        moment=moment,
+        relative=relative,
+        visible=visible,
+        content=content,
+    )
+    made.tests["plain"] = is_plain
+    made.globals.update(value_chars_max=VALUE_CHARS_MAX, version=__version__)
     return made
 
 

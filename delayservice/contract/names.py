@@ -107,11 +107,6 @@ def is_legal_topic(topic: str) -> bool:
     return legal is not None and topic not in (".", "..")
 
 
-def is_pattern(name: str) -> bool:
-    """Return whether a name has ``*``, ``?`` or ``[``, which no legal topic name has."""
-    return any(sign in name for sign in "*?[")
-
-
 def is_reserved(topic: str) -> bool:
     """Return whether a topic belongs to Kafka (``__*``) or to a delay service (``delay_*``)."""
     return topic.startswith(("__", "delay_"))

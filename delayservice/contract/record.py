@@ -131,10 +131,9 @@ class UserRecords:
     def _plain_control(self, origin: Origin, original: Original) -> Entry | None:
         headers = dict(original[2])
         record_id, kind = headers.get(names.DELAY_ID), _CONTROLS.get(headers.get(names.DELAY_OP))
-        contract = self._contract
-        if not record_id or kind is None or len(record_id) > contract.id_bytes_max:
+        if self._contract.level_ms or not record_id or kind is None:
             return None
-        if contract.level_ms:
+        if len(record_id) > self._contract.id_bytes_max:
             return None
         return (origin.offset, kind, 0, record_id, original, origin.source)
 

@@ -89,8 +89,6 @@ class Settler:
 
     def denial(self, target: str) -> tuple[str, str] | None:
         """Return code and detail of why settings deny ``target``; None: it is allowed."""
-        if target in self._good:
-            return None
         detail = self._allowlist.denial(target)
         return None if detail is None else (TARGET_DENIED, detail)
 

@@ -244,7 +244,8 @@ def _files_of(folder: Path) -> dict[Path, tuple[int, int]]:
     found = {}
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):
-            found[path] = (path.stat().st_size, path.stat().st_mtime_ns)
+            facts = path.stat()
+            found[path] = (facts.st_size, facts.st_mtime_ns)
     return found
 
 

@@ -4,7 +4,6 @@ from random import Random
 
 from delayservice.contract.codec import Payload
 from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
-from delayservice.contract.targets import Allowlist
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor, Key
 from delayservice.engine.outcome import Routes
@@ -13,7 +12,7 @@ from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
 from delayservice.process.cron import cron_time
 from tests.simulation.sim_store import SimStore
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, any_target
 
 TOPIC, SECRET = "delay_topic_any", b"secret"
 _OUTPUTS_MAX = 1_000
@@ -40,7 +39,7 @@ class Node:
             0,
             (),
             cron_time,
-            allowlist=lambda topic: Allowlist(topic, ["*"]),
+            allowlist=any_target,
         )
         self.store = SimStore(Random(0), _nowhere, tidy=False)
         self.store._stop_offset = stop
