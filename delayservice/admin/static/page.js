@@ -79,6 +79,17 @@ function prepare(within) {
   for (const node of within.querySelectorAll("[data-scripted]")) node.hidden = false;
 }
 
+const hasChild = (parent, id) => [...parent.children].some((child) => child.id === id);
+
+function removeUpTo(place, id) {
+  while (place !== null && place.id !== id) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+  return place;
+}
+
 // Makes `old` like `fresh`, and keeps every node that can be kept: focus, selection and scroll
 // positions stay where they are. Whether details are open is the reader's business.
 function morph(old, fresh) {
@@ -91,18 +102,21 @@ function morph(old, fresh) {
   }
   let place = old.firstChild;
   for (const node of [...fresh.childNodes]) {
+    // What has an id stays where it is, when something before it has gone or come.
+    if (node.id && hasChild(old, node.id)) place = removeUpTo(place, node.id);
     const next = place?.nextSibling ?? null;
     if (place === null) old.append(node);
-    else if (place.nodeName !== node.nodeName || place.id !== node.id) place.replaceWith(node);
-    else if (node.nodeType === Node.ELEMENT_NODE) morph(place, node);
+    else if (place.nodeName !== node.nodeName || place.id !== node.id) {
+      if (place.id && hasChild(fresh, place.id)) {
+        old.insertBefore(node, place);
+        continue;
+      }
+      place.replaceWith(node);
+    } else if (node.nodeType === Node.ELEMENT_NODE) morph(place, node);
     else if (place.data !== node.data) place.data = node.data;
     place = next;
   }
-  while (place !== null) {
-    const next = place.nextSibling;
-    place.remove();
-    place = next;
-  }
+  removeUpTo(place, null);
 }
 
 function adopt(fresh) {
