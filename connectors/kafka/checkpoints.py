@@ -340,8 +340,9 @@ class KafkaCheckpoints:
                 continue
             place = (self._topic, number)
             for run in scan_partition(self._config, *place, low, began, self._clients):
-                for offset, broker_ms, key, value, _ in run.rows:
-                    self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
+                with self._changed:
+                    for offset, broker_ms, key, value, _ in run.rows:
+                        self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
         with self._changed:
             self._is_searched = True
             self._changed.notify_all()
