@@ -55,17 +55,23 @@ CONNECT_TIMEOUT_S: Final = 5.0
 UNKNOWN_AFTER_MS: Final = 1_500
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """What the sink, the reader of checkpoints and claims, and the take-over of a worker share."""
+
     # Prefix of the transactional ids: the service's prefix, the node and the worker.
     name_prefix: str
     checkpoint_topic: str
+    checkpoint_partitions: int
     claims_topic: str
-    checkpoint_partition: Callable[[int], int]
-    exactly_once: bool
-    partitioner: str
+    exactly_once: bool = True
+    partitioner: str = "murmur2_random"
     # librdkafka options from the settings, bootstrap servers included.
-    client: Mapping[str, str]
+    producer: Mapping[str, str]
+    consumer: Mapping[str, str]
+
+    def checkpoint_partition(self, slice_no: int) -> int:
+        return slice_no % self.checkpoint_partitions
 
     def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
         return {
@@ -89,13 +95,13 @@ class SinkOptions:
             "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
             "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
             "delivery.report.only.error": True,
-            **self.client,
+            **self.producer,
             "partitioner": self.partitioner,
             "acks": "all",
         }
 
 
-def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
+def initialise(producer: Producer, writer: str, options: WriterOptions) -> None:
     connect(producer, options.checkpoint_topic, CONNECT_TIMEOUT_S)
     try:
         producer.init_transactions(INIT_TIMEOUT_S)
@@ -138,7 +144,7 @@ class KafkaSink:
     """Sink of one worker's outputs."""
 
     def __init__(
-        self, options: SinkOptions, targets: TargetTopics, clients: Clients = KAFKA
+        self, options: WriterOptions, targets: TargetTopics, clients: Clients = KAFKA
     ) -> None:
         self._options = options
         self._targets = targets

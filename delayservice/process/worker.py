@@ -24,6 +24,7 @@ from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
+from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.topic_facts import PartitionCounts, ServedTopic
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import ClockWatch, SystemClock
@@ -36,7 +37,7 @@ from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.metrics.status import pause_facts
 from delayservice.process.answering import answer
-from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, sink_options, succession_of
+from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, writer_options
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
 from delayservice.process.stores import Stores
@@ -129,7 +130,13 @@ class Worker:
         )
         self._targets = TargetWatch(settings, self._admin)
         self._name = f"{settings.node.node_id}-{index}"
-        self._checkpoints = self._make_checkpoints()
+        self._options = writer_options(settings, self._name, layout.checkpoint_partitions)
+        self._checkpoints = KafkaCheckpoints(
+            self._options,
+            self._clock,
+            self._name,
+            settings.digests.interval_ms if settings.digests.enabled else 0,
+        )
         self._copies = SliceCopies(settings, self._checkpoints, self._clock)
         self._routes = routes_of(settings, secrets)
         self._disk = DiskWatch(
@@ -363,27 +370,15 @@ class Worker:
             self._copies.retire(topic.name, slice_no)
         _log.info("slice_retired", slice=slice_no)
 
-    def _make_checkpoints(self) -> KafkaCheckpoints:
-        settings = self._settings
-        return KafkaCheckpoints(
-            settings.topics.checkpoint,
-            self._layout.checkpoint_partitions,
-            settings.topics.claims_topic,
-            settings.kafka.client_config("consumer"),
-            self._clock,
-            self._name,
-            settings.digests.interval_ms if settings.digests.enabled else 0,
-        )
-
     def _make_thread(self) -> WorkerThread:
         settings = self._settings
         kafka = settings.kafka
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
         self._source = source
-        options = sink_options(settings, self._name, self._checkpoints)
-        confirm = self._ownership.confirm_all
-        succession = succession_of(settings, self._checkpoints, self._admin, confirm)
+        succession = KafkaTakeOverClient(
+            self._options, self._checkpoints, self._admin, self._ownership.confirm_all
+        )
         observer = MetricsObserver()
         turns = Turns()
 
@@ -391,7 +386,7 @@ class Worker:
             edges = Edges(
                 node_id=settings.node.node_id,
                 source=source,
-                sink=KafkaSink(options, self._targets.topics),
+                sink=KafkaSink(self._options, self._targets.topics),
                 checkpoints=self._checkpoints,
                 succession=succession,
                 background=ThreadPoolExecutor(HELPERS, "helper"),

@@ -9,6 +9,7 @@ import pytest
 
 from connectors.kafka import checkpoints
 from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.sink import WriterOptions
 from delayservice.base.clock import SystemClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint
@@ -16,10 +17,18 @@ from delayservice.engine.claims import Tenure
 from delayservice.engine.ports import PolledBatch, ReadBack
 
 SLICE = 3
+OPTIONS = WriterOptions(
+    name_prefix="n1",
+    checkpoint_topic="checkpoints",
+    checkpoint_partitions=1,
+    claims_topic="claims",
+    producer={},
+    consumer={},
+)
 
 
 def test_a_slice_whose_doubt_ends_while_it_is_asked_for_does_not_begin_anew() -> None:
-    tail = KafkaCheckpoints("checkpoints", 1, "claims", {}, SystemClock(), "n1")
+    tail = KafkaCheckpoints(OPTIONS, SystemClock(), "n1")
     tail._tailed[SLICE] = ReadBack(b"{}", 0, 0, 7)
     tail._foreign[SLICE] = (8, "a tombstone")
 
@@ -35,7 +44,7 @@ def test_a_slice_whose_doubt_ends_while_it_is_asked_for_does_not_begin_anew() ->
 
 
 def test_earlier_checkpoints_are_added_only_while_no_other_thread_reads() -> None:
-    tail = KafkaCheckpoints("checkpoints", 1, "claims", {}, SystemClock(), "n1")
+    tail = KafkaCheckpoints(OPTIONS, SystemClock(), "n1")
     tail._starts[0] = (0, 9)
     value = encode_checkpoint(Checkpoint(SLICE, "n1", 1, "secret", {}, 1, Tenure("writer", 1)))
     is_read = threading.Event()

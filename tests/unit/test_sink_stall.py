@@ -8,11 +8,12 @@ import pytest
 
 from connectors.kafka.clients import Clients
 from connectors.kafka.delivery_reports import Stall
-from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.sink import KafkaSink
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import WriterEndedError
 from delayservice.engine.electability import TURN_S_MAX
 from delayservice.engine.outcome import DELIVERED, Output
+from tests.unit.test_checkpoint_tail import OPTIONS
 
 
 def test_a_flush_that_moves_on_is_not_stalled_however_long_it_takes() -> None:
@@ -77,8 +78,7 @@ def opened(room: int) -> tuple[KafkaSink, list[float]]:
         producer=lambda _: cast("Any", SilentProducer(clock, room)), monotonic_s=lambda: clock[0]
     )
     targets = TargetTopics(cast("Any", None), lambda: clock[0])
-    options = SinkOptions("n1", "checkpoints", "claims", lambda n: n, True, "murmur2", {})  # noqa: FBT003
-    sink = KafkaSink(options, targets, clients)
+    sink = KafkaSink(OPTIONS, targets, clients)
     sink.open()
     return sink, clock
 
