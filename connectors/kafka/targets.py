@@ -422,11 +422,11 @@ class TargetTopics:
         if is_news:
             self.changed()
 
-    def serve(self, stopping: threading.Event) -> None:
-        while not stopping.is_set():
-            self._wake.wait(1.0)
-            self._wake.clear()
-            self.look_up()
+    def serve(self) -> None:
+        """Wait up to a second until a look-up is requested, and do it."""
+        self._wake.wait(1.0)
+        self._wake.clear()
+        self.look_up()
 
     def look_up(self) -> None:
         with self._lock:

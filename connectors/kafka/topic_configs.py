@@ -14,12 +14,12 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
     ResourceType,
 )
 
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.topic_facts import ask_configs, brokers_of, copies_of
+from connectors.kafka.clients import KafkaAdmin
+from connectors.kafka.topic_facts import ask_configs, brokers_of, copies_of, list_topics
+from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 
 # Largest size of the headers that a dead letter adds to its record, in bytes.
@@ -135,13 +135,13 @@ _NAMED_MAX: Final = 6
 _log = structlog.get_logger(__name__)
 
 
-def warn_of_losses(admin: AdminClient, settings: Settings) -> int:
+def warn_of_losses(admin: KafkaAdmin, settings: Settings) -> int:
     """Log a warning with all settings by which the cluster may lose what it acknowledged, or leave
     a transaction open; return their number. What can't be read is left out: nothing depends on it.
     """
     try:
-        found = admin.list_topics(timeout=ASK_TIMEOUT_S)
-    except KafkaException as exc:
+        found = list_topics(admin)
+    except KafkaEdgeError as exc:
         _log.info("settings_not_readable", resource="the cluster", why=str(exc))
         return 0
     copies = {

@@ -11,11 +11,13 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AclOperation,
     AdminClient,
+    ClusterMetadata,
     ConfigResource,
     ResourceType,
     TopicMetadata,
 )
 
+from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import UNKNOWN_TARGETS, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.base.errors import KafkaEdgeError
@@ -190,6 +192,14 @@ def complaints(
         if lacking:
             told.append(f"give the service {' and '.join(lacking)} on {name}")
     return told
+
+
+def list_topics(admin: KafkaAdmin) -> ClusterMetadata:
+    """Return the cluster's brokers, and the topics that this client may describe."""
+    try:
+        return admin.list_topics(timeout=ASK_TIMEOUT_S)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"the cluster's topics can't be listed: {admin.explain(exc)}") from exc
 
 
 def ask_configs(

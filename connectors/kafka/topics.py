@@ -47,6 +47,7 @@ from connectors.kafka.topic_facts import (
     brokers_of,
     complaints,
     copies_of,
+    list_topics,
 )
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
@@ -345,11 +346,7 @@ class TopicKeeper:
         return configs
 
     def _list(self) -> dict[str, Brokers]:
-        try:
-            found = self._admin.list_topics(timeout=ASK_TIMEOUT_S)
-        except KafkaException as exc:
-            why = self._admin.explain(exc)
-            raise KafkaEdgeError(f"the cluster's topics can't be listed: {why}") from exc
+        found = list_topics(self._admin)
         self._brokers = len(found.brokers)
         return {n: brokers_of(t) for n, t in found.topics.items() if t.error is None}
 

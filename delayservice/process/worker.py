@@ -144,7 +144,7 @@ class Worker:
         )
         hears_audits = settings.digests.enabled and index == 0
         self._audits = AuditWatcher(settings.topics.audit) if hears_audits else None
-        self._slices_there = range(0)
+        self._slices_there = 0
         self._published_s = float("-inf")
         # Slices kept, and topics served, as last passed to the loop; None: nothing yet.
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
@@ -179,14 +179,7 @@ class Worker:
         self._thread.start()
         refresh_s = self._settings.topics.refresh_s
         self._repeat("topics", refresh_s, self._refresh, first_s=refresh_s)
-        looking = threading.Thread(
-            target=self._targets.topics.serve,
-            args=(threading.Event(),),
-            name="targets",
-            daemon=True,
-        )
-        looking.start()
-        self._asking.append(looking)
+        self._repeat("targets", 0.0, self._targets.topics.serve)
         self._watch.start(self._repeat)
         client = self._settings.kafka.client_config("consumer")
         self._control = ControlReader(self._control_topics(), client, self._name)
@@ -291,7 +284,7 @@ class Worker:
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
-        self._slices_there = range(max((t.partitions for t in self._topics.served), default=0))
+        self._slices_there = max((t.partitions for t in self._topics.served), default=0)
         self._facts = self._make_facts(self._topics.topics)
         try:
             self._measure(self._topics.served)
@@ -362,12 +355,10 @@ class Worker:
 
     def _retired(self, slice_no: int) -> None:
         # A node that keeps the slice again fills its store from the log.
-        self._copies.forget(slice_no)
-        for topic in self._topics.topics:
-            if not topic.topic_id:  # the topic is gone
-                continue
+        there = [topic for topic in self._topics.topics if topic.topic_id]
+        for topic in there:
             self._stores.remove(topic.topic_id, slice_no)
-            self._copies.retire(topic.name, slice_no)
+        self._copies.retire(slice_no, [topic.name for topic in there])
         _log.info("slice_retired", slice=slice_no)
 
     def _make_thread(self) -> WorkerThread:
@@ -398,7 +389,7 @@ class Worker:
                 routes=self._routes,
                 contract_of=partial(contract_for, settings),
                 limits=limits_of(self._settings),
-                flow_rules=lambda: flow_rules(settings, len(self._slices_there)),
+                flow_rules=lambda: flow_rules(settings, self._slices_there),
                 disk_level=lambda: self._disk.level,
                 copies_of=self._copies.keeper_of,
                 pausing=turns.pausing,
@@ -412,10 +403,10 @@ class Worker:
             observer,
             self._ownership,
             self._clock,
-            LaneMaker(settings, self._stores, source, self._routes, self._targets.topics).make,
-            source.close,
-            lambda: self._disk.alarm,
-            self._checkpoints.alarm,
+            LaneMaker(settings, self._stores, source, self._routes, self._targets.topics),
+            source,
+            self._disk,
+            self._checkpoints,
             self._retired,
             turns,
         )
