@@ -49,8 +49,8 @@ from delayservice.process.watches import (
 )
 from delayservice.process.worker_thread import Turns, WorkerThread
 from delayservice.slices.edges import Edges, limits_of
+from delayservice.slices.loop import WorkerLoop
 from delayservice.slices.slice import Slice
-from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership
 from ha.placement import SliceFacts, StableLeaders
 

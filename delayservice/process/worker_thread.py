@@ -20,8 +20,8 @@ from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
 from delayservice.process.observer import MetricsObserver, Sampled
 from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.loop import WorkerLoop
 from delayservice.slices.slice import Slice
-from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, SliceStanding
 
 
@@ -235,7 +235,7 @@ class WorkerThread:
             if number not in wanted:
                 is_done = self._retire(number) and is_done
         for number, topics in wanted.items():
-            self._change_topics(number, topics)
+            is_done = self._change_topics(number, topics) and is_done
         if is_done:
             self._served = wanted
 
@@ -247,16 +247,19 @@ class WorkerThread:
         self._retired(number)
         return True
 
-    def _change_topics(self, number: int, topics: Mapping[str, ServedTopic]) -> None:
+    def _change_topics(self, number: int, topics: Mapping[str, ServedTopic]) -> bool:
         slice_ = self.loop.slices.get(number)
-        lanes = {} if slice_ is None else slice_.lanes
+        lanes, is_done = {} if slice_ is None else slice_.lanes, True
         for name, lane in list(lanes.items()):
             if name not in topics or topics[name].topic_id != lane.topic_id:
-                _log.warning("shard_dropped", slice=number, topic=name)
-                self.loop.drop_lane(number, name)
+                if self.loop.drop_lane(number, name):
+                    _log.warning("shard_dropped", slice=number, topic=name)
+                else:
+                    is_done = False
         added = [topic for name, topic in topics.items() if name not in lanes]
         if added or slice_ is None:
             self.loop.add_lanes(number, [self._make_lane(t, number, self.loop) for t in added])
+        return is_done
 
     # --- metrics -------------------------------------------------------------------------------
 
