@@ -105,9 +105,7 @@ class WorkerThread:
 
     def __init__(
         self,
-        # Makes the loop. Its argument updates the metrics of a slice, and returns whether to call
-        # it again in a second.
-        make_loop: Callable[[Callable[[Slice], bool]], WorkerLoop],
+        loop: WorkerLoop,
         observer: MetricsObserver,
         ownership: Ownership,
         clock: NodeClock,
@@ -118,7 +116,7 @@ class WorkerThread:
         retired: Callable[[int], None],
         turns: Turns,
     ) -> None:
-        self.loop = make_loop(self._tended)
+        self.loop = loop
         self.failure: BaseException | None = None
         self._log_ends: dict[int, _LogEnds] = {}
         self._observer = observer
@@ -208,6 +206,7 @@ class WorkerThread:
                     self._turn_since_s = self._clock.monotonic_s()
                     self._serve_wanted()
                     self.loop.step()
+                    self._sample_slices()
                     self._sample_worker()
                 self._turn_since_s = None
                 self._end()
@@ -270,10 +269,15 @@ class WorkerThread:
             self._worker_metrics = taken = WorkerMetrics(process_time(), _memory_bytes())
             taken.add(self._observer.worker)
 
-    def _tended(self, slice_: Slice) -> bool:
+    def _sample_slices(self) -> None:
+        for slice_ in self.loop.take_tended():
+            self._tend(slice_)
+            if self._observer.sampled[slice_.number].lag_s >= CATCHING_UP_S:
+                self.loop.tend_again(slice_.number)
+
+    def _tend(self, slice_: Slice) -> None:
         """Update a slice's metrics and its standing for the ownership, and encode the metrics,
-        because other threads must not read what the loop writes. Return whether the copy is
-        catching up, so that this is to be repeated in a second.
+        because other threads must not read what the loop writes.
         """
         self._observer.of(slice_.number)
         sampled = self._observer.sampled[slice_.number]
@@ -286,7 +290,6 @@ class WorkerThread:
         sampled.is_quiet = seen == sampled.seen and not is_behind
         sampled.seen = seen
         self._tell_progress(slice_, sampled)
-        return sampled.lag_s >= CATCHING_UP_S
 
     def _recent_ends(self, slice_no: int) -> Mapping[str, int]:
         asked_s, ends = self._log_ends.get(slice_no, _NOT_ASKED)

@@ -96,6 +96,21 @@ class WorkerLoop:
         except OwnershipLostError as lost:
             ownership.lose_writer(self.state, lost)
 
+    def take_tended(self) -> list[Slice]:
+        """Return the slices whose metrics are to be updated: about once a second while they change
+        or catch up, all others in turn.
+        """
+        tended = self.state.upkeep.tended
+        taken = [slice_ for number in tended if (slice_ := self.slices.get(number)) is not None]
+        tended.clear()
+        return taken
+
+    def tend_again(self, slice_no: int) -> None:
+        """Tend a slice that catches up soon again."""
+        upkeep = self.state.upkeep
+        upkeep.active.add(slice_no)
+        upkeep.behind[slice_no] = None  # as the last one
+
     def uncommitted_s(self, slice_: Slice) -> float:
         """Return the age of an owned slice's uncommitted cursor, by the last commit, seconds; 0:
         none.

@@ -217,7 +217,8 @@ class LogEnds:
 class Upkeep:
     """``active``: slices that have changed since their digests and metrics were updated.
     ``updated``: those with a newer checkpoint. ``busy``: those whose copies have work. ``behind``:
-    those that catch up or are new, the longest known first.
+    those that catch up or are new, the longest known first. ``tended``: those whose metrics are to
+    be updated by the loop's owner.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -225,6 +226,7 @@ class Upkeep:
         self.updated: set[int] = set()
         self.busy: set[int] = set()
         self.behind: dict[int, None] = {}
+        self.tended: dict[int, None] = {}
         self.round: deque[int] = deque()
         self.followed_s = self.tended_s = self.synced_s = now_s
         self.hurried_s = -math.inf

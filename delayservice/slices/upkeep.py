@@ -98,11 +98,8 @@ def _tend_all(state: LoopState, numbers: Iterable[int]) -> None:
             upkeep.busy.add(number)
         for lane in slice_.lanes.values():
             log_ends.await_end(state, lane)
-        is_behind = state.edges.tended(slice_)
         upkeep.behind.pop(number, None)
-        if is_behind:
-            upkeep.active.add(number)
-            upkeep.behind[number] = None  # as the last one
+        upkeep.tended[number] = None
 
 
 # Nothing is done if the slice is refused, or digests are off.
