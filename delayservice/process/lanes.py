@@ -17,7 +17,7 @@ from delayservice.process.stores import Stores
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_lane import FetchAhead, LevelLane
-from delayservice.slices.worker_loop import WorkerLoop
+from delayservice.slices.loop import WorkerLoop
 from delayservice.store.base import Store
 
 

@@ -50,8 +50,7 @@ from delayservice.process.watches import (
 )
 from delayservice.process.worker_thread import Turns, WorkerThread
 from delayservice.slices.edges import Edges, limits_of
-from delayservice.slices.slice import Slice
-from delayservice.slices.worker_loop import WorkerLoop
+from delayservice.slices.loop import WorkerLoop
 from ha.ownership import Ownership
 from ha.placement import SliceFacts, StableLeaders
 
@@ -373,33 +372,29 @@ class Worker:
         observer = MetricsObserver()
         turns = Turns()
 
-        def make_loop(tended: Callable[[Slice], bool]) -> WorkerLoop:
-            edges = Edges(
-                node_id=settings.node.node_id,
-                source=source,
-                sink=KafkaSink(self._options, self._targets.topics),
-                checkpoints=self._checkpoints,
-                succession=succession,
-                background=ThreadPoolExecutor(HELPERS, "helper"),
-                writing=ThreadPoolExecutor(1, "writer"),
-                clock=self._clock,
-                gate=self._ownership,
-                clock_watch=self._clock_watch,
-                observer=observer,
-                routes=self._routes,
-                contract_of=partial(contract_for, settings),
-                limits=limits_of(self._settings),
-                flow_rules=lambda: flow_rules(settings, self._slices_there),
-                disk_level=lambda: self._disk.level,
-                copies_of=self._copies.keeper_of,
-                pausing=turns.pausing,
-                is_held=self._targets.pauses.holds,
-                tended=tended,
-            )
-            return WorkerLoop(edges)
-
+        edges = Edges(
+            node_id=settings.node.node_id,
+            source=source,
+            sink=KafkaSink(self._options, self._targets.topics),
+            checkpoints=self._checkpoints,
+            succession=succession,
+            background=ThreadPoolExecutor(HELPERS, "helper"),
+            writing=ThreadPoolExecutor(1, "writer"),
+            clock=self._clock,
+            gate=self._ownership,
+            clock_watch=self._clock_watch,
+            observer=observer,
+            routes=self._routes,
+            contract_of=partial(contract_for, settings),
+            limits=limits_of(self._settings),
+            flow_rules=lambda: flow_rules(settings, self._slices_there),
+            disk_level=lambda: self._disk.level,
+            copies_of=self._copies.keeper_of,
+            pausing=turns.pausing,
+            is_held=self._targets.pauses.holds,
+        )
         return WorkerThread(
-            make_loop,
+            WorkerLoop(edges),
             observer,
             self._ownership,
             self._clock,

@@ -1,6 +1,6 @@
 """Lane of one shard with a store. It executes the decisions of ``engine.shard``.
 
-It never commits, because all lanes of a worker share one transaction (see ``worker_loop``).
+It never commits, because all lanes of a worker share one transaction (see ``loop``).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_lane import FetchAhead, LevelLane
-from delayservice.slices.worker_loop import WorkerLoop
+from delayservice.slices.loop import WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError
 from tests.simulation.plan import LEVELS_MS

@@ -20,7 +20,7 @@ from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import Lost
 from delayservice.engine.ports import Checkpoints, ReadBack
-from delayservice.slices.follower import Follower
+from delayservice.slices.follow import Follower
 from delayservice.slices.lane import Lane
 
 CONTRACTS = Contracts([(0, Contract())])

@@ -55,7 +55,7 @@ def made(logs: Blocking, *slices: int) -> tuple[WorkerThread, Standalone]:
     ownership = Standalone(NodeNote("n1", "", 1, 0, "", ""), 0)
     clock = SystemClock()
     thread = WorkerThread(
-        lambda _: Stage(*slices, logs=logs).loop,
+        Stage(*slices, logs=logs).loop,
         MetricsObserver(),
         ownership,
         clock,
