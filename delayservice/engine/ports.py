@@ -126,8 +126,9 @@ class Source(Protocol):
         """Return the id of the topic that has this name now; None when the topic is missing."""
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
-        """Yield the records at ``[start, stop)``, without effect on the position of ``poll``.
-        Raise ``KafkaEdgeError`` if the log no longer holds them, or Kafka does not answer.
+        """Yield the records at ``[start, stop)``, without effect on the position of ``poll``; each
+        step waits 0.2 s at most, and yields a batch without records if none came. Raise
+        ``KafkaEdgeError`` if the log no longer holds them, or Kafka does not answer.
         """
 
 

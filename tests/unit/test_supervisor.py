@@ -17,12 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
+from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import load
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process import node
 from delayservice.process.fork_server import CONTEXT
+from delayservice.process.waiting import wait_for_kafka
 from ha.zookeeper_session import SharedSession
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,22 @@ def test_a_supervisor_that_fails_ends_the_node_and_its_workers(tmp_path: Path) -
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_kafka_is_waited_for_until_it_answers_or_the_node_is_to_stop() -> None:
+    answers = iter([False, True])
+    reasons: list[str] = []
+
+    def ask() -> int:
+        if next(answers, False):
+            return 7
+        raise KafkaEdgeError("no broker answers")
+
+    stopping = threading.Event()
+    assert wait_for_kafka(ask, stopping, reasons.append) == 7
+    stopping.set()
+    assert wait_for_kafka(ask, stopping, reasons.append) is None
+    assert reasons == ["no broker answers"] * 2
 
 
 class Process:
