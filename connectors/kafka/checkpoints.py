@@ -33,6 +33,7 @@ from connectors.kafka.scan import (
 from connectors.kafka.sink import WriterOptions
 from delayservice.base.clock import NodeClock
 from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import PolledRecord
 from delayservice.engine.checkpoint import ForeignRecordError, Standing, standing_of
 from delayservice.engine.claims import Claimed, ClaimLog, slice_no_of
 from delayservice.engine.ports import NO_TIME, Place, ReadBack
@@ -337,8 +338,8 @@ class KafkaCheckpoints:
             place = (self._topic, number)
             for run in scan_partition(self._config, *place, low, began, self._clients):
                 with self._changed:
-                    for offset, broker_ms, key, value, _ in run.rows:
-                        self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
+                    for row in run.rows:
+                        self._note_checkpoint(place, row, is_new=False)
         with self._changed:
             self._is_searched = True
             self._changed.notify_all()
@@ -375,19 +376,11 @@ class KafkaCheckpoints:
         kind, broker_ms = message.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             broker_ms = NO_TIME  # a clock can't be compared with what it said itself
-        place, offset = (message.topic(), message.partition()), message.offset()
-        self._note_checkpoint(place, message.key(), message.value(), offset, broker_ms)
+        row = (message.offset(), broker_ms, message.key(), message.value(), None)
+        self._note_checkpoint((message.topic(), message.partition()), row)
 
-    def _note_checkpoint(
-        self,
-        place: Place,
-        key: bytes | None,
-        value: bytes | None,
-        offset: int,
-        broker_ms: int,
-        *,
-        is_new: bool = True,
-    ) -> None:
+    def _note_checkpoint(self, place: Place, row: PolledRecord, *, is_new: bool = True) -> None:
+        offset, broker_ms, key, value, _ = row
         slice_no = slice_no_of(key)
         if slice_no is None:
             return

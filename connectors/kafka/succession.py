@@ -21,7 +21,6 @@ from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.sink import CONNECT_TIMEOUT_S, WriterOptions
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.entry import PolledRecord
 from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
 
@@ -193,9 +192,6 @@ class KafkaTakeOverClient:
         config: dict[str, Any] = self._consumer | {"isolation.level": "read_uncommitted"}
         for run in scan_partition(config, *place, offset, end, self._clients):
             for row in run.rows:
-                return self._writer_of(row)
+                named = dict(row[4] or ()).get(WRITER)
+                return None if named is None else named.decode(errors="replace")
         return None
-
-    def _writer_of(self, row: PolledRecord) -> str | None:
-        named = dict(row[4] or ()).get(WRITER)
-        return None if named is None else named.decode(errors="replace")

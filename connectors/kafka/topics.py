@@ -186,18 +186,11 @@ class TopicKeeper:
                 why = "a cursor that is lost with its broker has everything delivered again"
                 found.append((f"{few}: {why}; raise its replication factor", False))
         partitions = len(existing.get(topics.checkpoint, ()))
-        if layout is not None and 0 < partitions < layout.checkpoint_partitions:
-            shrunk = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
-            why = "the cursors of slices without a partition can't be written; add partitions"
-            found.append((f"{shrunk} and has {partitions}: {why}", False))
-        if layout is not None and partitions > layout.checkpoint_partitions:
-            grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
-            why = (
-                "a node that starts now looks for checkpoints in other partitions, and takes over "
-                "no slice whose checkpoint lies elsewhere; move these, as "
-                "docs/internals/procedures.md says"
-            )
-            found.append((f"{grown} and has {partitions}: {why}", False))
+        before = partitions if layout is None else layout.checkpoint_partitions
+        if partitions not in (0, before):
+            why = _GROWN if partitions > before else _SHRUNK
+            changed = f"{topics.checkpoint} had {before} partitions and has {partitions}"
+            found.append((f"{changed}: {why}", False))
         if len(existing.get(topics.claims_topic, ())) > 1:
             found.append((f"{topics.claims_topic} must have one partition, for one order", True))
         return found
@@ -355,6 +348,13 @@ _COPIES_FOR_TWO: Final = 3
 
 _UNREADABLE: Final = (
     "its configuration can't be read: give the service DescribeConfigs on the topic"
+)
+
+_SHRUNK: Final = "the cursors of slices without a partition can't be written; add partitions"
+
+_GROWN: Final = (
+    "a node that starts now looks for checkpoints in other partitions, and takes over no slice "
+    "whose checkpoint lies elsewhere; move these, as docs/internals/procedures.md says"
 )
 
 MADE_AGAIN: Final = (
