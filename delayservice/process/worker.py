@@ -9,7 +9,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 
 from connectors.kafka.audits import AuditWatcher
+from connectors.kafka.broker_clock import BrokerClock
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.control_topics import ControlReader, ControlTopic
@@ -27,11 +28,12 @@ from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.topic_facts import PartitionCounts, ServedTopic
 from connectors.kafka.topics import TopicKeeper
-from delayservice.base.clock import ClockWatch, SystemClock
+from delayservice.base.clock import NOT_COMPARED, ClockWatch, SystemClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.contract import contract_for
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
+from delayservice.engine.electability import ELECTABLE, Verdict, WorkerFacts
 from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
@@ -45,7 +47,6 @@ from delayservice.process.watches import (
     DiskWatch,
     TargetWatch,
     TopicWatcher,
-    WorkerWatch,
     used_percent,
 )
 from delayservice.process.worker_thread import Turns, WorkerThread
@@ -82,6 +83,9 @@ class GarbageCollector:
             gc.freeze()
 
 
+_JUDGED_EVERY_S: Final = 0.1
+_ASKED_EVERY_S: Final = 0.5
+_DISK_EVERY_S: Final = 1.0
 # Interval at which a worker checks its threads, assigns slices and reports its metrics, in s.
 TURN_S = 1.0
 # Number of slices whose metrics are reported per second; with more slices, reports are rarer.
@@ -159,18 +163,15 @@ class Worker:
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._asking: list[threading.Thread] = []
         self._thread = self._make_thread()
-        self._watch = WorkerWatch(
-            settings,
-            self._name,
-            self._targets.reach,
-            ownership,
-            self._clock,
-            self._clock_watch,
-            self._disk,
-            lambda: self._thread.turn_s,
-            lambda: self._thread.loop.writer_trouble,
-            crashes,
+        self._crashes = crashes
+        self._started_s = self._clock.monotonic_s()
+        producer: Mapping[str, str] = settings.kafka.client_config("producer")
+        self._broker_clock = BrokerClock(
+            producer, settings.topics.claims_topic, self._name, self._heard
         )
+        # Whether the worker may own slices.
+        self._verdict: Verdict = ELECTABLE
+        self._judge()
 
     def begin(self) -> None:
         self._checkpoints.start()
@@ -179,7 +180,11 @@ class Worker:
         refresh_s = self._settings.topics.refresh_s
         self._repeat("topics", refresh_s, self._refresh, first_s=refresh_s)
         self._repeat("targets", 0.0, self._targets.topics.serve)
-        self._watch.start(self._repeat)
+        if self._settings.node.store != "memory":
+            self._repeat("disk", _DISK_EVERY_S, self._disk.look)
+        self._repeat("kafka-reach", _ASKED_EVERY_S, self._targets.reach.check)
+        self._repeat("broker-clock", _ASKED_EVERY_S, self._ask_the_time)
+        self._repeat("verdict", _JUDGED_EVERY_S, self._judge)
         client = self._settings.kafka.client_config("consumer")
         self._control = ControlReader(self._control_topics(), client, self._name)
 
@@ -204,6 +209,43 @@ class Worker:
         if isinstance(question, HeldTopics):
             return self._targets.pauses.keys()
         return answer(question, self._thread)
+
+    def _judge(self) -> None:
+        # From the latest facts, without waiting.
+        doubt, reach = self._clock_watch.doubt(), self._targets.reach
+        facts = WorkerFacts(
+            kafka=reach.trouble,
+            turn_s=self._thread.turn_s,
+            disk_s=self._disk.waiting_s,
+            writer=self._thread.loop.writer_trouble,
+            clock=doubt or "",
+            is_clock_known=doubt != NOT_COMPARED,
+            broker=reach.broker,
+            broker_s=reach.silent_s,
+            crashes=self._crashes,
+            lived_s=self._clock.monotonic_s() - self._started_s,
+        )
+        before, self._verdict = self._verdict, self._ownership.judge(facts)
+        if self._verdict.cause is before.cause:
+            return
+        cause, why = self._verdict.cause.value, self._verdict.reason
+        if self._verdict.may_own:
+            _log.info("worker_electable", was=before.cause.value)
+        else:
+            _log.warning("worker_not_electable", cause=cause, why=why)
+
+    def _ask_the_time(self) -> None:
+        """Query a broker's time if the wall clock is not trusted. If it is, close the client that
+        queries, because the boot clock is enough to check the wall clock.
+        """
+        if self._clock_watch.doubt() is None:
+            self._broker_clock.close()
+        else:
+            self._broker_clock.ask()
+
+    def _heard(self, broker_ms: int, sent_s: float, acknowledged_s: float) -> None:
+        boot_ms = int(self._clock.boot_s() * 1000)
+        self._clock_watch.heard_answer(broker_ms, boot_ms, sent_s, acknowledged_s)
 
     def _control_topics(self) -> list[ControlTopic]:
         topics: list[ControlTopic] = [self._targets.pauses]
@@ -237,7 +279,7 @@ class Worker:
             return
         self._published_s = now_s
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
-            verdict = self._watch.verdict
+            verdict = self._verdict
             snapshot = Snapshot(
                 os.getpid(),
                 problems=self._problems(),
