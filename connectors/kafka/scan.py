@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import methodcaller
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -95,6 +96,7 @@ def scan_partition(
     start: int,
     stop: int,
     clients: Clients = KAFKA,
+    close: Callable[[Consumer], object] = methodcaller("close"),
 ) -> Iterator[PolledBatch]:
     """Yield the records with offsets in ``[start, stop)`` in batches, read with a new consumer;
     ``stop`` must not be above the log's end. After ``SCAN_STEP_S`` without a record, yield a batch
@@ -130,9 +132,9 @@ def scan_partition(
             yield PolledBatch((topic, partition), at, rows, min(reached, stop))
             at = reached
     finally:
-        close_aside(consumer)
+        close(consumer)
 
 
 def close_aside(consumer: Consumer) -> None:
-    # That takes a while when a broker does not answer.
+    # It takes a while when a broker does not answer, and the worker's loop must not wait for it.
     threading.Thread(target=consumer.close, name="closing", daemon=True).start()

@@ -372,7 +372,7 @@ class KafkaSource:
         return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
-        return scan_partition(self._config, *place, start, stop, self._clients)
+        return scan_partition(self._config, *place, start, stop, self._clients, close_aside)
 
     def close(self) -> None:
         self._head.close()
