@@ -147,7 +147,8 @@ def warn_of_losses(admin: KafkaAdmin, settings: Settings) -> int:
     copies = {
         name: copies_of(brokers_of(topic))
         for name, topic in sorted(found.topics.items())
-        if topic.error is None and _is_asked_for(name, settings)
+        if topic.error is None
+        and (name in (TRANSACTION_STATE, *settings.topics.own) or is_delay_topic(name, settings))
     }
     topics = _configs(ask_configs(admin, copies.keys()))
     # A broker answers only for itself, so each is asked alone.
@@ -194,11 +195,11 @@ def broker_problems(configs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
         )
 
 
-def _is_asked_for(name: str, settings: Settings) -> bool:
+def is_delay_topic(name: str, settings: Settings) -> bool:
     topics = settings.topics
-    is_delay = name in topics.delay or name in settings.levels.by_topic
-    is_found = topics.discover and fnmatchcase(name, topics.pattern)
-    return name == TRANSACTION_STATE or name in topics.own or is_delay or is_found
+    is_named = name in topics.delay or name in settings.levels.by_topic
+    is_found = topics.discover and fnmatchcase(name, topics.pattern) and name not in topics.own
+    return is_named or is_found
 
 
 def _configs(

@@ -8,7 +8,6 @@ records would be late.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
 import structlog
@@ -31,6 +30,7 @@ from connectors.kafka.topic_configs import (
     SHORT_CONFIG,
     cursor_problems,
     delay_topic_problems,
+    is_delay_topic,
     outlet_problems,
     too_small,
 )
@@ -203,15 +203,7 @@ class TopicKeeper:
         return PartitionCounts(len(existing[name]), places)
 
     def _names(self, existing: Collection[str]) -> list[str]:
-        topics = self._settings.topics
-        own = set(topics.own)
-        return [
-            name
-            for name in sorted(existing)
-            if name in topics.delay
-            or name in self._levels
-            or (topics.discover and fnmatchcase(name, topics.pattern) and name not in own)
-        ]
+        return [name for name in sorted(existing) if is_delay_topic(name, self._settings)]
 
     def _delay_config(self, name: str) -> dict[str, str]:
         retention_ms = max(self._retention_ms_needed(name), RETENTION_MS)
