@@ -14,13 +14,12 @@ from typing import Final, TypeAlias
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    ConfigResource,
     NewTopic,
-    ResourceType,
 )
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.topic_configs import (
     CHECKPOINT_CONFIG,
     DELAY_CONFIG,
@@ -44,15 +43,14 @@ from connectors.kafka.topic_facts import (
     ServedTopic,
     TopicsSnapshot,
     ask_access,
+    ask_configs,
     brokers_of,
     complaints,
     copies_of,
-    read_configs,
+    list_topics,
 )
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
-
-REQUEST_TIMEOUT_S: Final = 15.0
 
 _log = structlog.get_logger(__name__)
 
@@ -242,7 +240,7 @@ class TopicKeeper:
         ]
         for name, future in self._admin.create_topics(requests).items():
             try:
-                answer_of(future, REQUEST_TIMEOUT_S)
+                answer_of(future, ASK_TIMEOUT_S)
                 _log.info("topic_created", topic=name, partitions=missing[name][0])
             except KafkaException as exc:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -334,10 +332,9 @@ class TopicKeeper:
                 "(delivery.id_partitions): records of the missing ones wait; add partitions"
             )
 
-    def _configs(self, names: Iterable[str]) -> _Configs:
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    def _configs(self, names: Collection[str]) -> _Configs:
         configs: dict[str, dict[str, str] | None] = {}
-        for name, found in read_configs(self._admin.describe_configs(resources), REQUEST_TIMEOUT_S):
+        for name, found in ask_configs(self._admin, names):
             if not isinstance(found, KafkaException):
                 configs[name] = found
             elif error_of(found).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -349,11 +346,7 @@ class TopicKeeper:
         return configs
 
     def _list(self) -> dict[str, Brokers]:
-        try:
-            found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
-        except KafkaException as exc:
-            why = self._admin.explain(exc)
-            raise KafkaEdgeError(f"the cluster's topics can't be listed: {why}") from exc
+        found = list_topics(self._admin)
         self._brokers = len(found.brokers)
         return {n: brokers_of(t) for n, t in found.topics.items() if t.error is None}
 

@@ -243,8 +243,10 @@ class Shard:
                     break
                 if len(outputs) >= limit:
                     break
+                before = len(outputs)
                 if not walk.take(entry, k, now_ms, outputs):
                     break
+                self._settler.targets.reserve(outputs[before:])
                 passed.append(entry)
             walked += 1
         reached = queue[walked][0] if walked < len(queue) else self.read
@@ -281,7 +283,8 @@ class Shard:
         """
         outputs: list[Output] = []
         k, h = self.staged
-        settle = self._settler.settle
+        settle, targets = self._settler.settle, self._settler.targets
+        small = targets.small
         add = outputs.append
         self.is_held = False
         for key_ms, offset, mark, data in frames:
@@ -295,12 +298,15 @@ class Shard:
                         self.is_held = True
                         break
                     add(output)
+                    if output[1] in small:
+                        targets.reserve([output])
                 else:
                     told = self.walk.settle(offset, key_ms, payload, now_ms, h)
                     if told is None:
                         self.is_held = True
                         break
                     outputs += told
+                    targets.reserve(told)
             k = (key_ms, offset)
         self.staged = Cursor(k, h)
         return outputs

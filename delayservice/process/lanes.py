@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
 
-from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.clients import KafkaAdmin
-from connectors.kafka.sink import SinkOptions
+from connectors.kafka.sink import WriterOptions
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
@@ -95,32 +91,15 @@ def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
     )
 
 
-def sink_options(settings: Settings, name: str, checkpoints: KafkaCheckpoints) -> SinkOptions:
+def writer_options(settings: Settings, name: str, checkpoint_partitions: int) -> WriterOptions:
     topics, kafka = settings.topics, settings.kafka
-    return SinkOptions(
+    return WriterOptions(
         name_prefix=f"{kafka.transactional_id_prefix}-{name}",
         checkpoint_topic=topics.checkpoint,
+        checkpoint_partitions=checkpoint_partitions,
         claims_topic=topics.claims_topic,
-        checkpoint_partition=checkpoints.partition,
         exactly_once=settings.delivery.mode == "exactly_once",
         partitioner=settings.delivery.partitioner,
-        client=kafka.client_config("producer"),
-    )
-
-
-def succession_of(
-    settings: Settings,
-    checkpoints: KafkaCheckpoints,
-    admin: KafkaAdmin,
-    confirm: Callable[[Iterable[int]], frozenset[int]],
-) -> KafkaTakeOverClient:
-    topics, kafka = settings.topics, settings.kafka
-    return KafkaTakeOverClient(
-        checkpoints,
-        admin,
-        consumer=kafka.client_config("consumer"),
         producer=kafka.client_config("producer"),
-        checkpoint_topic=topics.checkpoint,
-        claims_topic=topics.claims_topic,
-        confirm=confirm,
+        consumer=kafka.client_config("consumer"),
     )

@@ -24,6 +24,7 @@ from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
+from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.topic_facts import PartitionCounts, ServedTopic
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import ClockWatch, SystemClock
@@ -36,7 +37,7 @@ from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.metrics.status import pause_facts
 from delayservice.process.answering import answer
-from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, sink_options, succession_of
+from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, writer_options
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
 from delayservice.process.stores import Stores
@@ -128,7 +129,13 @@ class Worker:
         )
         self._targets = TargetWatch(settings, self._admin)
         self._name = f"{settings.node.node_id}-{index}"
-        self._checkpoints = self._make_checkpoints()
+        self._options = writer_options(settings, self._name, layout.checkpoint_partitions)
+        self._checkpoints = KafkaCheckpoints(
+            self._options,
+            self._clock,
+            self._name,
+            settings.digests.interval_ms if settings.digests.enabled else 0,
+        )
         self._copies = SliceCopies(settings, self._checkpoints, self._clock)
         self._routes = routes_of(settings, secrets)
         self._disk = DiskWatch(
@@ -136,7 +143,7 @@ class Worker:
         )
         hears_audits = settings.digests.enabled and index == 0
         self._audits = AuditWatcher(settings.topics.audit) if hears_audits else None
-        self._slices_there = range(0)
+        self._slices_there = 0
         self._published_s = float("-inf")
         # Slices kept, and topics served, as last passed to the loop; None: nothing yet.
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
@@ -171,14 +178,7 @@ class Worker:
         self._thread.start()
         refresh_s = self._settings.topics.refresh_s
         self._repeat("topics", refresh_s, self._refresh, first_s=refresh_s)
-        looking = threading.Thread(
-            target=self._targets.topics.serve,
-            args=(threading.Event(),),
-            name="targets",
-            daemon=True,
-        )
-        looking.start()
-        self._asking.append(looking)
+        self._repeat("targets", 0.0, self._targets.topics.serve)
         self._watch.start(self._repeat)
         client = self._settings.kafka.client_config("consumer")
         self._control = ControlReader(self._control_topics(), client, self._name)
@@ -283,7 +283,7 @@ class Worker:
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
-        self._slices_there = range(max((t.partitions for t in self._topics.served), default=0))
+        self._slices_there = max((t.partitions for t in self._topics.served), default=0)
         self._facts = self._make_facts(self._topics.topics)
         try:
             self._measure(self._topics.served)
@@ -354,25 +354,11 @@ class Worker:
 
     def _retired(self, slice_no: int) -> None:
         # A node that keeps the slice again fills its store from the log.
-        self._copies.forget(slice_no)
-        for topic in self._topics.topics:
-            if not topic.topic_id:  # the topic is gone
-                continue
+        there = [topic for topic in self._topics.topics if topic.topic_id]
+        for topic in there:
             self._stores.remove(topic.topic_id, slice_no)
-            self._copies.retire(topic.name, slice_no)
+        self._copies.retire(slice_no, [topic.name for topic in there])
         _log.info("slice_retired", slice=slice_no)
-
-    def _make_checkpoints(self) -> KafkaCheckpoints:
-        settings = self._settings
-        return KafkaCheckpoints(
-            settings.topics.checkpoint,
-            self._layout.checkpoint_partitions,
-            settings.topics.claims_topic,
-            settings.kafka.client_config("consumer"),
-            self._clock,
-            self._name,
-            settings.digests.interval_ms if settings.digests.enabled else 0,
-        )
 
     def _make_thread(self) -> WorkerThread:
         settings = self._settings
@@ -380,16 +366,16 @@ class Worker:
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
         self._source = source
-        options = sink_options(settings, self._name, self._checkpoints)
-        confirm = self._ownership.confirm_all
-        succession = succession_of(settings, self._checkpoints, self._admin, confirm)
+        succession = KafkaTakeOverClient(
+            self._options, self._checkpoints, self._admin, self._ownership.confirm_all
+        )
         observer = MetricsObserver()
         turns = Turns()
 
         edges = Edges(
             node_id=settings.node.node_id,
             source=source,
-            sink=KafkaSink(options, self._targets.topics),
+            sink=KafkaSink(self._options, self._targets.topics),
             checkpoints=self._checkpoints,
             succession=succession,
             background=ThreadPoolExecutor(HELPERS, "helper"),
@@ -401,7 +387,7 @@ class Worker:
             routes=self._routes,
             contract_of=partial(contract_for, settings),
             limits=limits_of(self._settings),
-            flow_rules=lambda: flow_rules(settings, len(self._slices_there)),
+            flow_rules=lambda: flow_rules(settings, self._slices_there),
             disk_level=lambda: self._disk.level,
             copies_of=self._copies.keeper_of,
             pausing=turns.pausing,
@@ -412,10 +398,10 @@ class Worker:
             observer,
             self._ownership,
             self._clock,
-            LaneMaker(settings, self._stores, source, self._routes, self._targets.topics).make,
-            source.close,
-            lambda: self._disk.alarm,
-            self._checkpoints.alarm,
+            LaneMaker(settings, self._stores, source, self._routes, self._targets.topics),
+            source,
+            self._disk,
+            self._checkpoints,
             self._retired,
             turns,
         )

@@ -12,13 +12,17 @@ from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.source import KafkaSource
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.base.clock import NodeClock
 from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
+from delayservice.process.lanes import LaneMaker
 from delayservice.process.observer import MetricsObserver, Sampled
+from delayservice.process.watches import DiskWatch
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.loop import WorkerLoop
 from delayservice.slices.slice import Slice
@@ -109,10 +113,10 @@ class WorkerThread:
         observer: MetricsObserver,
         ownership: Ownership,
         clock: NodeClock,
-        make_lane: Callable[[ServedTopic, int, WorkerLoop], AnyLane],
-        close_edges: Callable[[], None],
-        disk_alarm: Callable[[], str],
-        checkpoint_alarm: Callable[[int], str],
+        lanes: LaneMaker,
+        source: KafkaSource,
+        disk: DiskWatch,
+        checkpoints: KafkaCheckpoints,
         retired: Callable[[int], None],
         turns: Turns,
     ) -> None:
@@ -122,10 +126,10 @@ class WorkerThread:
         self._observer = observer
         self._ownership = ownership
         self._clock = clock
-        self._make_lane = make_lane
-        self._close_edges = close_edges
-        self._disk_alarm = disk_alarm
-        self._checkpoint_alarm = checkpoint_alarm
+        self._lanes = lanes
+        self._source = source
+        self._disk = disk
+        self._checkpoints = checkpoints
         self._retired = retired
         self._turns = turns
         self._worker_metrics = WorkerMetrics()
@@ -214,7 +218,7 @@ class WorkerThread:
                 self.failure = exc
                 _log.exception("loop_failed")
             finally:
-                self._close_edges()
+                self._source.close()
 
     def _end(self) -> None:
         self.loop.release_all()
@@ -257,7 +261,7 @@ class WorkerThread:
                     is_done = False
         added = [topic for name, topic in topics.items() if name not in lanes]
         if added or slice_ is None:
-            self.loop.add_lanes(number, [self._make_lane(t, number, self.loop) for t in added])
+            self.loop.add_lanes(number, [self._lanes.make(t, number, self.loop) for t in added])
         return is_done
 
     # --- metrics -------------------------------------------------------------------------------
@@ -344,12 +348,12 @@ class WorkerThread:
         metrics.cursor_age_s = self.loop.uncommitted_s(slice_)
         metrics.damaged = slice_.damaged
         metrics.lost_offsets = slice_.follower.lost_offsets
-        metrics.storing_stopped = bool(self._disk_alarm())
+        metrics.storing_stopped = bool(self._disk.alarm)
         metrics.counters.over_cap = slice_.flow.over_cap
-        foreign = self._checkpoint_alarm(slice_.number)
+        foreign = self._checkpoints.alarm(slice_.number)
         if foreign and is_owner:
             self.loop.rewrite_checkpoint(slice_.number)
-        metrics.alarm = slice_.alarm or foreign or self._disk_alarm()
+        metrics.alarm = slice_.alarm or foreign or self._disk.alarm
         sampled.published = encode_slice(metrics)
 
 

@@ -24,7 +24,7 @@ from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaTakeOverClient
-from connectors.kafka.target_limits import RecordLimits, TopicTerms
+from connectors.kafka.target_limits import TargetLimits
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
@@ -806,10 +806,7 @@ def end_is_no_stop(
 
 def batches_grow_again() -> AbstractContextManager[Any]:
     """What a topic takes at most is not remembered."""
-    return _together(
-        patch.object(RecordLimits, "learn", lambda *_: None),
-        patch.object(TopicTerms, "learn", lambda *_: False),
-    )
+    return patch.object(TargetLimits, "learn", lambda *_: False)
 
 
 # --- fire and recurring schedules ----------------------------------------------------------------

@@ -29,7 +29,8 @@ from confluent_kafka import IsolationLevel
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
-from connectors.kafka.scan import consumer_config, scan_partition, topic_ids
+from connectors.kafka.scan import consumer_config, scan_partition
+from connectors.kafka.topic_facts import topic_ids
 from connectors.spark.common.topics import Place, Span, native_options
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
