@@ -33,10 +33,11 @@ _log = structlog.get_logger(__name__)
 
 def send(state: LoopState, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
     """Add outputs of a lane. Raise ``OwnershipLostError`` if the writer is lost or has ended."""
+    if not outputs:
+        return
     transaction = state.transaction
-    if outputs:
-        faults.point("before_produce")
-        state.writer.move(WriterStep.SEND)
+    faults.point("before_produce")
+    state.writer.move(WriterStep.SEND)
     state.edges.sink.send(lane.place, outputs)
     slice_.uncommitted.add(outputs, lane.topic, lane.past_due)
     transaction.records += len(outputs)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from unittest.mock import patch
 
 from confluent_kafka import IsolationLevel, KafkaException
@@ -960,16 +960,19 @@ def begins_at_once(
 # --- logs that lose their end, topics made anew, at least once -----------------------------------
 
 
-@mistake(Lane, "_go_on_at")
-def names_are_forgotten(original: Any, lane: Lane, start: int) -> None:
-    """What a gap may have settled counts as settled, whoever has walked it."""
-    marks = []
+@mistake(Lane, "_fit_to_log")
+def names_are_forgotten(original: Any, lane: Lane, cursor: Cursor, bounds: Bounds) -> Cursor:
+    """What unread records may have settled counts as settled."""
+    start, marks = bounds.start, []
+    if lane.shard.stored >= start:
+        return cast("Cursor", original(lane, cursor, bounds))
     for key_ms, offset, mark, data in lane.store.scanner().frames((0, 0), DUE_STOP_MS):
         meta = decode_payload(data)[6]
         if mark == NO_MARK and meta is not None and meta[0] is not None:
             marks.append((meta[0], key_ms, offset, start - 1))
-    original(lane, start)
+    fit = cast("Cursor", original(lane, cursor, bounds))
     lane.store.append([], [], marks, start)
+    return fit
 
 
 @mistake(Lane, "checkpoint")
