@@ -1005,7 +1005,7 @@ def leader_is_not_asked(original: Any, proof: LogProof, *args: Any) -> None:
 
 def short_log_is_believed_at_once() -> AbstractContextManager[Any]:
     """An end below H is taken for a loss when it is told for the first time."""
-    return patch("delayservice.slices.ownership.is_short", lambda *_: False)
+    return patch("delayservice.slices.log_ends.is_short", lambda *_: False)
 
 
 @mistake(Lane, "take_over")
