@@ -32,7 +32,7 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "claimed": "slices are those won in ZooKeeper, lost those that another worker claimed first",
     "clock_in_doubt": "delivery stops until this machine's clock is right",
-    "command_done": "a repair order for this copy is done; frames is the number of records",
+    "command_done": "a repair order for this copy is done",
     "command_failed": (
         "a repair order for this copy failed; the copy is as before. Remove the cause that why "
         "names, and send the order again"

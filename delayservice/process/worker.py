@@ -35,7 +35,7 @@ from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.metrics.status import pause_facts
-from delayservice.process.answering import answer
+from delayservice.process.answering import answer, hour_records
 from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, sink_options, succession_of
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
@@ -130,7 +130,12 @@ class Worker:
         self._targets = TargetWatch(settings, self._admin)
         self._name = f"{settings.node.node_id}-{index}"
         self._checkpoints = self._make_checkpoints()
-        self._copies = SliceCopies(settings, self._checkpoints, self._clock)
+        self._copies = SliceCopies(
+            settings,
+            self._checkpoints,
+            self._clock,
+            lambda command: hour_records(command, self._thread, self._clock.wall_ms()),
+        )
         self._routes = routes_of(settings, secrets)
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)

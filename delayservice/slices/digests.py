@@ -19,7 +19,15 @@ from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
 from delayservice.engine.ports import Checkpoints, ReadBack
-from delayservice.replicas.digest_rows import CopyId, CutFacts, DigestRow, cut_row, hour_row
+from delayservice.replicas.digest import compared_from_ms
+from delayservice.replicas.digest_rows import (
+    CopyId,
+    CutRow,
+    DigestRow,
+    cut_row,
+    hash_text,
+    hour_row,
+)
 from delayservice.slices.any_lane import AnyLane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
@@ -160,30 +168,35 @@ class SliceDigests:
             self._begin_life(copy)
         digest = copy.store.digest
         digest.follow(shard.cursor)
-        sums, totals = digest.sums, (0, 0, 0)
+        sums, (hours, count, hashed) = digest.sums, (0, 0, 0)
+        from_ms = max(compared_from_ms(shard.cursor.key[0]), digest.from_ms)
         is_exact = sums is not None and digest.is_exact_at(shard.cursor.offset)
         if sums is not None and is_exact:
-            for hour in sums.take_changed():
+            for hour in sums.take_changed(from_ms):
                 self._write(copy, hour_row(copy.place, read_back.offset, hour))
-            totals = sums.totals()
-        facts = CutFacts(
+            hours, count, hashed = sums.totals(from_ms)
+        row = CutRow(
+            **copy.place._asdict(),
             cut=read_back.offset,
             cut_ms=read_back.broker_ms,
             epoch=checkpoint.epoch,
             commit=checkpoint.commit,
-            cursor=shard.cursor,
+            k=shard.cursor.key,
+            h=shard.cursor.offset,
             stored=digest.stored,
-            from_ms=digest.from_ms,
-            totals=totals,
-            pending=totals[1] + copy.store.near if is_exact else copy.store.stats().pending,
+            from_ms=from_ms,
+            hours=hours,
+            count=count,
+            hash=hash_text(hashed),
+            pending=count + copy.store.near(from_ms) if is_exact else copy.store.stats().pending,
             scanned_ms=copy.scanned_ms,
             behind=not is_exact,
             role="owner" if is_owner else "replica",
             store=self._store_kind,
-            damaged=copy.store.damaged,
+            damaged=tuple(copy.store.damaged),
             at_ms=self._clock.wall_ms(),
         )
-        self._write(copy, cut_row(copy.place, facts))
+        self._write(copy, cut_row(row))
         if is_exact:
             for done in copy.awaited:
                 done()
