@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from msgspec.structs import replace
 
 from connectors.kafka.clients import (
     admin_client,
@@ -153,14 +154,15 @@ class RepairClient:
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
         """Write ``commands`` and yield the nodes' reports on them as they come, until each command
-        has one, ``timeout_s`` seconds are over, or ``stop`` is set.
+        has one, ``timeout_s`` seconds are over, or ``stop`` is set. Nodes begin none after that.
         """
+        expires_ms = int((time.time() + timeout_s) * 1_000)
         open_steps = {(command.plan, command.step) for command in commands}
         consumer = consumer_client(consumer_config(self._client, "repair-desk"))
         try:
             _, end = watermarks(consumer, (self._topic, 0))
             consumer.assign([TopicPartition(self._topic, 0, end)])
-            self._send(commands)
+            self._send([replace(one, expires_ms=expires_ms) for one in commands])
             deadline_s = time.monotonic() + timeout_s
             while open_steps and time.monotonic() < deadline_s and not self._stop.is_set():
                 for value in values_of(consumer.consume(1_000, _WAIT_S)):

@@ -62,7 +62,6 @@ class SliceCopies:
             write=log.write,
             scanning=self._scanning,
             scan_interval_ms=settings.digests.scan_interval_ms,
-            store_kind=settings.node.store,
         )
         self._keepers[slice_no] = CopyKeeper(digests, log.report, self._clock)
         self._hand_over(slice_no)

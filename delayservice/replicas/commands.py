@@ -34,7 +34,8 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
         step: number of the request in the plan; its ``Report`` repeats it.
         command: the verb, such as ``scan``.
         hour_ms: start of the hour of ``records``, epoch milliseconds; 0 for other verbs.
-        expires_ms: time after which a node must not begin the command, epoch milliseconds.
+        expires_ms: time after which a node must not begin the command, epoch milliseconds; set by
+            ``RepairClient``, as no report is awaited after it.
         topic_id: Kafka's id of the delay topic. A node whose topic of that name has another id
             refuses the command. Empty: any id.
         v: version of the JSON format.
@@ -47,7 +48,7 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
     topic: str
     partition: int
     hour_ms: int = 0
-    expires_ms: int
+    expires_ms: int = 0
     topic_id: str = ""
     v: int = VERSION
 

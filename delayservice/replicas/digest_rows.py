@@ -53,7 +53,6 @@ class CutRow(msgspec.Struct, frozen=True, kw_only=True):
         node, topic, topic_id, partition, life: as in ``CopyId``.
         cut: offset of the checkpoint record in the checkpoint topic's partition.
         cut_ms: time at which the broker appended the checkpoint, epoch milliseconds.
-        epoch, commit: of the checkpoint: its owner's epoch, and its number among that owner's.
         k, h: cursor of the shard in that checkpoint.
         stored: S, the next source offset that the copy will store.
         from_ms: lowest key time of the records in the hour rows, epoch milliseconds; the hour that
@@ -62,13 +61,10 @@ class CutRow(msgspec.Struct, frozen=True, kw_only=True):
             hashes modulo 2^64 of all hour rows together, in 16 hexadecimal digits.
         pending: approximate number of pending records, including those with key times before
             ``from_ms``, which the hour rows leave out.
-        scanned_ms: start of the last complete scan, epoch milliseconds; 0: there was no scan yet.
         behind: whether the copy can't be compared at the cut, usually because it has not stored all
             records below H.
         role: ``owner`` or ``replica``: role of the node in the slice.
-        store: kind of the copy's store, such as ``wheel``.
         damaged: ranges of the copy that the last scan could not read.
-        at_ms: time of the row by the node's clock, epoch milliseconds.
     """
 
     node: str
@@ -78,8 +74,6 @@ class CutRow(msgspec.Struct, frozen=True, kw_only=True):
     life: str
     cut: int
     cut_ms: int
-    epoch: int = 0
-    commit: int = 0
     k: tuple[int, int]
     h: int
     stored: int
@@ -88,12 +82,9 @@ class CutRow(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     hash: str
     pending: int
-    scanned_ms: int = 0
     behind: bool
     role: str
-    store: str = ""
     damaged: tuple[Unreadable, ...] = ()
-    at_ms: int = 0
     v: int = VERSION
 
 

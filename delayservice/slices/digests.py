@@ -45,9 +45,6 @@ _log = structlog.get_logger(__name__)
 class _Copy:
     place: CopyId
     store: DigestingStore
-    # When the last complete scan began; 0: there was none.
-    scanned_ms: int = 0
-    scan_began_ms: int = 0
     # Monotonic; minus infinity: a scan has to begin.
     scanned_s: float = float("-inf")
     # A row did not reach the topic; set by the producer's thread.
@@ -78,7 +75,6 @@ class SliceDigests:
         write: Callable[[DigestRow, Done], None],
         scanning: threading.Lock,
         scan_interval_ms: int,
-        store_kind: str,
     ) -> None:
         self._slice_no = slice_no
         self._node_id = node_id
@@ -87,7 +83,6 @@ class SliceDigests:
         self._write_row = write
         self._scanning = scanning
         self._scan_interval_s = scan_interval_ms / 1000
-        self._store_kind = store_kind
         self._copies: dict[str, _Copy] = {}
         self._reading: _Copy | None = None
         self._last_cut: tuple[ReadBack, Checkpoint] | None = None
@@ -179,8 +174,6 @@ class SliceDigests:
             **copy.place._asdict(),
             cut=read_back.offset,
             cut_ms=read_back.broker_ms,
-            epoch=checkpoint.epoch,
-            commit=checkpoint.commit,
             k=shard.cursor.key,
             h=shard.cursor.offset,
             stored=digest.stored,
@@ -189,12 +182,9 @@ class SliceDigests:
             count=count,
             hash=hash_text(hashed),
             pending=count + copy.store.near(from_ms) if is_exact else copy.store.stats().pending,
-            scanned_ms=copy.scanned_ms,
             behind=not is_exact,
             role="owner" if is_owner else "replica",
-            store=self._store_kind,
             damaged=tuple(copy.store.damaged),
-            at_ms=self._clock.wall_ms(),
         )
         self._write(copy, cut_row(row))
         if is_exact:
@@ -243,14 +233,12 @@ class SliceDigests:
             if is_wanted and copy.store.may_scan and self._scanning.acquire(blocking=False):
                 self._reading = copy
                 copy.scanned_s = now_s
-                copy.scan_began_ms = self._clock.wall_ms()
                 copy.reading_for, copy.asked = copy.asked, []
                 copy.store.begin_scan()
                 return
 
     def _end_reading(self, copy: _Copy, *, is_owner: bool) -> None:
         self._stop_reading(copy)
-        copy.scanned_ms = copy.scan_began_ms
         copy.awaited += copy.reading_for
         copy.reading_for = []
         differs = copy.store.digest.finish()

@@ -116,7 +116,6 @@ class Copy:
             topic=self.bench.any,
             partition=0,
             hour_ms=hour_ms,
-            expires_ms=now_ms() + 60_000,
         )
         desk = RepairClient({"bootstrap.servers": self.bench.bootstrap}, self.bench.repairs)
         (report,) = desk.ask([command], 60)

@@ -68,7 +68,6 @@ class DigestBook:
             write=self.write,
             scanning=threading.Lock(),
             scan_interval_ms=_SCAN_EVERY_MS,
-            store_kind="simulated",
         )
         self._digests[node.name, slice_no] = digests
         return CopyKeeper(digests, self.report, node.clock)

@@ -242,7 +242,6 @@ class World:
             pending=count + NEAR,
             behind=behind,
             role="replica",
-            store="wheel",
             damaged=tuple(damaged),
         )
         self._row(cut_row(row))

@@ -40,7 +40,6 @@ def a_cut(
         behind=behind,
         role=str(more.get("role", "replica")),
         pending=int(str(more.get("pending", 0))),
-        store="wheel",
         damaged=(Unreadable(1, 2, 3, 4, "crc"),) if more.get("damaged") else (),
     )
     return CutAt(row, said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -210,11 +209,8 @@ class Live:
         desk = RepairClient(self._native, self._options.repairs, self._stop)
         for first in range(0, len(asked), ASKED_AT_ONCE):
             some = dict(enumerate(asked[first : first + ASKED_AT_ONCE], first))
-            expires_ms = int((time.time() + timeout_s) * 1_000)
             requests = [
-                Command(
-                    plan=plan, step=step, command="records", expires_ms=expires_ms, **row.asDict()
-                )
+                Command(plan=plan, step=step, command="records", **row.asDict())
                 for step, row in some.items()
             ]
             reports = {one.step: _told(one) for one in desk.ask(requests, timeout_s)}

@@ -262,19 +262,12 @@ class _Following:
     def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
         told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
         copies = list(dict.fromkeys(told))
-        plan, timeout_s = uuid.uuid4().hex, self._options.timeout_s
-        expires_ms = int((time.time() + timeout_s) * 1_000)
+        plan = uuid.uuid4().hex
         commands = [
             Command(
-                plan=plan,
-                step=step,
-                command="scan",
-                node=node,
-                topic=topic,
-                partition=partition,
-                expires_ms=expires_ms,
+                plan=plan, step=step, command="scan", node=node, topic=topic, partition=partition
             )
             for step, (node, topic, partition) in enumerate(copies)
         ]
-        reports = self._desk.ask(commands, timeout_s)
+        reports = self._desk.ask(commands, self._options.timeout_s)
         return {copies[report.step] for report in reports if report.status == "done"}

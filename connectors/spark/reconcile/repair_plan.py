@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final, Protocol, TypeAlias
@@ -138,7 +137,6 @@ def carry_out(
     reports: dict[int, Report] = {}
     on_progress(0, total, None)
     for numbered in _batches(plan.steps):
-        expires_ms = int((time.time() + timeout_s) * 1_000)  # no report is awaited after that
         commands = [
             Command(
                 plan=plan.id,
@@ -148,7 +146,6 @@ def carry_out(
                 topic=step.topic,
                 topic_id=step.topic_id,
                 partition=step.partition,
-                expires_ms=expires_ms,
             )
             for number, step in numbered
         ]

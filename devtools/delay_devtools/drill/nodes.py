@@ -84,8 +84,6 @@ def _cut(life: Life, copy: ShardCopy, sums: Hours, *, is_silent: bool) -> dict[s
     ]
     return {
         "cut_ms": cut_ms,
-        "epoch": 1,
-        "commit": 1,
         "k": shard.key,
         "h": shard.h,
         "stored": copy.h // 2 if copy.is_stale else copy.stop,
@@ -94,12 +92,9 @@ def _cut(life: Life, copy: ShardCopy, sums: Hours, *, is_silent: bool) -> dict[s
         "count": count,
         "hash": hash_text(sum(total for _, total in sums.values())),
         "pending": count,
-        "scanned_ms": cut_ms,
         "behind": copy.is_stale and not is_silent,
         "role": "owner" if copy.node == "n1" else "replica",
-        "store": "wheel",
         "damaged": damaged,
-        "at_ms": life.now_ms,
     }
 
 
