@@ -42,7 +42,7 @@ from delayservice.store.wheel.reading import ReadBounds
 
 HOURS_MAX: Final = 10_000
 """Largest number of hours of copies whose records nodes are asked for."""
-ASKED_AT_ONCE: Final = 256
+ASKED_AT_ONCE: Final = 64
 
 _FOUND: Final = (
     "node string, topic string, partition int, key_ms bigint, offset bigint, mark bigint, "

@@ -32,7 +32,7 @@ class ReconcileOptions:
         secrets: cluster secrets, to detect forged requeued records; empty: all count as genuine.
         behind_records: number of records up to H that a copy on a disk may lack before it counts as
             behind.
-        answer_timeout_s: longest wait, in seconds, from one report of a node to the next.
+        answer_timeout_s: longest wait, in seconds, for nodes to tell the records of some hours.
         min_partitions: smallest number of tasks that read a topic.
         topic: topic to which findings and a summary are written; None: no topic.
     """
