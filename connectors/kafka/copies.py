@@ -1,4 +1,4 @@
-"""Writes digests of copies, and writes and reads commands about copies and the nodes' answers."""
+"""Writes digests of copies, and writes and reads requests about copies and the nodes' reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from msgspec.structs import replace
 
 from connectors.kafka.clients import (
     admin_client,
@@ -24,6 +25,8 @@ from delayservice.replicas.commands import Command, Report, decode_message, enco
 
 # Age up to which a node takes commands that were written before its start, in ms.
 REMEMBERED_MS: Final = 3_600_000
+# Reports with records that may wait in the producer's queue, which also holds digests.
+_REPORTS_QUEUED: Final = 32
 
 _Heard = Callable[[KafkaError | None, object], None]
 
@@ -31,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 class CopyLog:
-    """Writer of digests, and of answers to commands about copies. It uses no transactions, as these
+    """Writer of digests, and of reports on requests about copies. It uses no transactions, as these
     records only describe copies.
     """
 
@@ -61,14 +64,22 @@ class CopyLog:
         key, value = row
         self._produce(self._digests, key, value, report)
 
-    def answer(self, plan: str, value: bytes) -> None:
-        # A failure is only logged: the command is repeated if there is no answer.
+    def report(self, report: Report) -> None:
+        # A failure is only logged: the request is repeated if there is no report.
 
-        def report(error: KafkaError | None, _message: object) -> None:
+        def written(error: KafkaError | None, _message: object) -> None:
             if error is not None:
                 _log.warning("answer_not_written", topic=self._repairs, why=str(error))
 
-        self._produce(self._repairs, plan.encode(), value, report)
+        self._produce(self._repairs, report.plan.encode(), encode_message(report), written)
+
+    def report_when_room(self, report: Report) -> None:
+        """Write a report that may be large, once the producer's queue has room for it; unlike the
+        other methods, this one may wait for as long as Kafka is away.
+        """
+        while len(self._producer) > _REPORTS_QUEUED:
+            self._producer.poll(0.1)
+        self.report(report)
 
     def _produce(self, topic: str, key: bytes, value: bytes | None, report: _Heard) -> None:
         self._producer.poll(0)
@@ -143,14 +154,15 @@ class RepairClient:
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
         """Write ``commands`` and yield the nodes' reports on them as they come, until each command
-        has one, ``timeout_s`` seconds are over, or ``stop`` is set.
+        has one, ``timeout_s`` seconds are over, or ``stop`` is set. Nodes begin none after that.
         """
+        expires_ms = int((time.time() + timeout_s) * 1_000)
         open_steps = {(command.plan, command.step) for command in commands}
         consumer = consumer_client(consumer_config(self._client, "repair-desk"))
         try:
             _, end = watermarks(consumer, (self._topic, 0))
             consumer.assign([TopicPartition(self._topic, 0, end)])
-            self.send(commands)
+            self._send([replace(one, expires_ms=expires_ms) for one in commands])
             deadline_s = time.monotonic() + timeout_s
             while open_steps and time.monotonic() < deadline_s and not self._stop.is_set():
                 for value in values_of(consumer.consume(1_000, _WAIT_S)):
@@ -169,7 +181,7 @@ class RepairClient:
             "and the repairing user needs Read and Write on it"
         )
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def _send(self, commands: Sequence[Command]) -> None:
         failed: list[KafkaError] = []
 
         def report(error: KafkaError | None, _message: object) -> None:

@@ -77,7 +77,7 @@ class ComparedOptions:
         ),
     ] = 0
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also compare every slot with the delay topics.")
+        bool, typer.Option("--deep", help="Also compare every hour with the delay topics.")
     ] = False
     details: Annotated[
         bool, typer.Option("--details/--no-details", help="Query nodes for records that differ.")
@@ -189,7 +189,7 @@ def repair(
     ] = "10m",
     common: KafkaOptions,
 ) -> None:
-    """Let nodes rebuild the ranges of a repair plan; without --yes, only show the plan."""
+    """Let nodes rebuild the copies of a repair plan; without --yes, only show the plan."""
     require_extra()
     from delayservice.commands.send import delay_ms
     from delayservice.commands.spark_reconcile import repair_copies

@@ -103,9 +103,8 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
         print_json({"plan": plan.id, "steps": len(plan.steps), "nodes": dict(by_node)})
         return
     for step in plan.steps:
-        place = f"{step.node}: {step.command} {step.topic}:{step.partition}"
-        keys = f"keys [{step.start_ms}, {step.stop_ms}) ms"
-        out.print(f"{place} {keys}  {step.why}", markup=False)
+        place = f"{step.node}: rebuild {step.topic}:{step.partition}"
+        out.print(f"{place}  {step.why}", markup=False)
     out.print(f"{len(plan.steps):,} steps; add --yes to have them carried out", style="bold")
 
 
@@ -122,14 +121,12 @@ def _show_outcome(plan: Plan, outcome: Outcome, *, as_json: bool) -> None:
                 "plan": plan.id,
                 "steps": len(plan.steps),
                 "done": outcome.done,
-                "frames": outcome.frames,
                 "failed": {str(number): why for number, why in outcome.failed.items()},
                 "silent": list(outcome.silent),
             }
         )
         return
-    out.print(f"{outcome.done:,} of {len(plan.steps):,} steps done", style="bold", end="")
-    out.print(f", {outcome.frames:,} records read again")
+    out.print(f"{outcome.done:,} of {len(plan.steps):,} steps done", style="bold")
     for number, why in outcome.failed.items():
         out.print(f"step {number} failed: {why}", style="red", markup=False)
     for number in outcome.silent:

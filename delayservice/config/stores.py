@@ -71,7 +71,7 @@ class RocksDb(Section):
 
 
 class Digests(Section):
-    """Counts and hashes of the pending records of each minute, by which copies are compared."""
+    """Counts and hashes of the pending records of each hour, by which copies are compared."""
 
     enabled: bool = Field(
         default=True,

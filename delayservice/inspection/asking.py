@@ -162,16 +162,9 @@ def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> 
     def reply_to(envelope: _Envelope) -> None:
         if time.monotonic() > envelope.deadline_s:
             return
-        reply = _Reply(envelope.number, b"", "")
-        try:
-            reply.answer = _pack(answer(envelope.question))
-        except DelayServiceError as exc:
-            reply.error = str(exc)
-        except Exception as exc:  # noqa: BLE001  # whatever it is, an answer is waited for
-            _log.exception("question_failed", question=type(envelope.question).__name__)
-            reply.error = f"{type(exc).__name__} in a worker; its log says more"
+        found, why = answered(lambda: _pack(answer(envelope.question)))
         with sending:
-            pipe.send_bytes(_pack(reply))
+            pipe.send_bytes(_pack(_Reply(envelope.number, found or b"", why)))
 
     def hear() -> None:
         with pipe, pool:
@@ -183,3 +176,14 @@ def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> 
                 pool.submit(reply_to, _read_envelope(data))
 
     threading.Thread(target=hear, name="questions", daemon=True).start()
+
+
+def answered(answer: Callable[[], T]) -> tuple[T | None, str]:
+    """Return what ``answer`` returns, and ``""``; or None, and the text of the error it raises."""
+    try:
+        return answer(), ""
+    except DelayServiceError as exc:
+        return None, str(exc)
+    except Exception as exc:  # noqa: BLE001  # whatever it is, an answer is waited for
+        _log.exception("question_failed")
+        return None, f"{type(exc).__name__} in a worker; its log says more"

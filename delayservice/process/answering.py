@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from delayservice.base.errors import DelayServiceError
+from delayservice.contract.entry import OFFSET_MAX
 from delayservice.inspection import looking
 from delayservice.inspection.query import (
     Ahead,
@@ -22,7 +23,11 @@ from delayservice.inspection.query import (
 )
 from delayservice.inspection.query import merged as merged_pages
 from delayservice.process.worker_thread import WorkerThread
+from delayservice.replicas.commands import ROWS_MAX, Command, RecordHash
+from delayservice.replicas.digest import HOUR_MS, frame_hash
+from delayservice.replicas.digest_rows import hash_text
 from delayservice.slices.any_lane import AnyLane, PreciseLane
+from delayservice.slices.copies import copy_of
 
 # Longest wait until a query may read a slice that is busy, in s.
 LOOK_TIMEOUT_S: Final = 1.0
@@ -32,6 +37,8 @@ SEARCH_S: Final = 0.3
 SEARCH_WAIT_S: Final = 3.0
 # Pause of a search after it has read a lane, in s, so that delivery comes first.
 SEARCH_PAUSE_S: Final = 0.001
+# Records of an hour that are read at a time.
+_HOUR_ROWS: Final = 1_000
 
 # Lock by which searches follow one another, because a search takes CPU time from delivery.
 _searching = threading.Lock()
@@ -95,6 +102,30 @@ def _locate(question: Locate, thread: WorkerThread) -> RecordStatus | None:
     with _lanes(thread, question.partition) as lanes:
         lane = lanes.get(question.topic)
         return None if lane is None else looking.locate(lane, question)
+
+
+def hour_records(
+    command: Command, thread: WorkerThread, now_ms: int
+) -> tuple[list[RecordHash], bool]:
+    """Return the records of an hour of a copy in key order, and whether it has more than
+    ``ROWS_MAX``. Raises ``DelayServiceError``: the copy can't be read.
+    """
+    rows: list[RecordHash] = []
+    after, upto = (command.hour_ms, -1), (command.hour_ms + HOUR_MS - 1, OFFSET_MAX)
+    seen = scanner = None
+    while after < upto and len(rows) <= ROWS_MAX:
+        with _lanes(thread, command.partition) as lanes:
+            lane = copy_of(command, lanes, now_ms)
+            if scanner is None or lane is not seen:
+                seen, scanner = lane, lane.store.scanner()
+            frames, after, damage = scanner.read_on(after, upto, _HOUR_ROWS)
+        if damage is not None:
+            raise damage
+        for key_ms, offset, mark, payload in frames:
+            hashed = frame_hash(key_ms, offset, None, payload)
+            rows.append((key_ms, offset, mark, hash_text(hashed)))
+        time.sleep(SEARCH_PAUSE_S)  # delivery comes first
+    return rows[:ROWS_MAX], len(rows) > ROWS_MAX
 
 
 def _precise(lanes: Mapping[str, AnyLane]) -> list[PreciseLane]:

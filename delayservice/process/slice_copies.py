@@ -1,10 +1,11 @@
-"""Digests of the copies of a worker's slices, and distribution of the commands to repair them."""
+"""Digests of the copies of a worker's slices, and distribution of the requests about copies."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -12,27 +13,34 @@ from connectors.kafka.copies import CopyLog, RepairWatcher
 from delayservice.base.clock import NodeClock
 from delayservice.config.settings import Settings
 from delayservice.engine.ports import Checkpoints
-from delayservice.replicas.commands import Command
-from delayservice.replicas.digest_rows import CopyId, retired_row
+from delayservice.inspection.asking import answered
+from delayservice.replicas.commands import Command, RecordHash, report_on
+from delayservice.replicas.digest_rows import retired_row
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 
-# Largest number of repair commands that wait for their slice; the oldest are dropped.
+# Largest number of requests that wait for their slice; the oldest are dropped.
 COMMANDS_KEPT: Final = 10_000
+
+Reader = Callable[[Command], tuple[list[RecordHash], bool]]
 
 
 class SliceCopies:
-    """Factory of a ``CopyKeeper`` for each slice of a worker, and distributor of repair commands to
-    them.
+    """Factory of a ``CopyKeeper`` for each slice of a worker, and distributor of requests: to them,
+    or to ``read`` (``answering.hour_records``), which is called on a thread of its own.
     """
 
-    def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: NodeClock) -> None:
+    def __init__(
+        self, settings: Settings, checkpoints: Checkpoints, clock: NodeClock, read: Reader
+    ) -> None:
         self._settings = settings
         self._checkpoints = checkpoints
         self._clock = clock
+        self._read = read
+        self._reading = ThreadPoolExecutor(1, "copies")
         self._scanning = threading.Lock()
         self._keepers: dict[int, CopyKeeper] = {}
-        # Newest repair commands for this node; other workers may have their slices.
+        # Newest requests to this node; other workers may have their slices.
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
         topics = settings.topics
         # Producer of the digest and repair topics; None: digests are off.
@@ -54,12 +62,10 @@ class SliceCopies:
             write=log.write,
             scanning=self._scanning,
             scan_interval_ms=settings.digests.scan_interval_ms,
-            store_kind=settings.node.store,
         )
-        keeper = CopyKeeper(digests, log.answer, settings.node.node_id, self._clock)
-        self._keepers[slice_no] = keeper
-        self._hand_over(keeper, slice_no)
-        return keeper
+        self._keepers[slice_no] = CopyKeeper(digests, log.report, self._clock)
+        self._hand_over(slice_no)
+        return self._keepers[slice_no]
 
     def watcher(self, attend: Callable[[int], None]) -> RepairWatcher | None:
         if self._log is None:
@@ -67,10 +73,8 @@ class SliceCopies:
 
         def ask(command: Command) -> None:
             self._unplaced.append(command)
-            keeper = self._keepers.get(command.partition)
-            if keeper is not None:
-                self._hand_over(keeper, command.partition)
-                attend(command.partition)
+            self._hand_over(command.partition)
+            attend(command.partition)
 
         return RepairWatcher(self._settings.topics.repairs, self._settings.node.node_id, ask)
 
@@ -79,8 +83,8 @@ class SliceCopies:
         if self._log is None:
             return
         for topic in topics:  # other nodes no longer compare their copies with it
-            place = CopyId(self._settings.node.node_id, topic, "", slice_no, "")
-            self._log.write(retired_row(place), lambda: None)
+            row = retired_row(self._settings.node.node_id, topic, slice_no)
+            self._log.write(row, lambda: None)
 
     def serve(self) -> None:
         if self._log is not None:
@@ -90,8 +94,21 @@ class SliceCopies:
         if self._log is not None:
             self._log.flush(timeout_s)
 
-    def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
+    def _hand_over(self, slice_no: int) -> None:
+        keeper = self._keepers.get(slice_no)
+        if keeper is None:
+            return
         for command in [one for one in self._unplaced if one.partition == slice_no]:
             with suppress(ValueError):  # another thread was faster
                 self._unplaced.remove(command)
-                keeper.ask(command)
+                if command.command == "records":
+                    self._reading.submit(self._answer, command)
+                else:
+                    keeper.ask(command)
+
+    def _answer(self, command: Command) -> None:
+        found, why = answered(lambda: self._read(command))
+        rows, has_more = found or ([], False)
+        report = report_on(command, why, self._clock.wall_ms(), rows, has_more=has_more)
+        if self._log is not None:
+            self._log.report_when_room(report)

@@ -38,7 +38,7 @@ from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.metrics.status import pause_facts
-from delayservice.process.answering import answer
+from delayservice.process.answering import answer, hour_records
 from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, writer_options
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
@@ -140,7 +140,12 @@ class Worker:
             self._name,
             settings.digests.interval_ms if settings.digests.enabled else 0,
         )
-        self._copies = SliceCopies(settings, self._checkpoints, self._clock)
+        self._copies = SliceCopies(
+            settings,
+            self._checkpoints,
+            self._clock,
+            lambda command: hour_records(command, self._thread, self._clock.wall_ms()),
+        )
         self._routes = routes_of(settings, secrets)
         self._disk = DiskWatch(
             settings.disk.watermarks, lambda: used_percent(settings.node.state_dir)

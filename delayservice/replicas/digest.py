@@ -1,15 +1,15 @@
-"""Digest of a shard's copy: count and hash of the pending records in each minute.
+"""Digest of a shard's copy: count and hash of the pending records in each hour of due time.
 
-A copy is what one node has stored of a shard. Copies are compared by digests, one row per hour, and
-not record by record. ``engine.cursor`` defines H and K. A digest covers records with offsets below
-H, except those whose mark (offset of the canceller) is below H; it leaves out the minute of K, the
-next one, and all before. It is updated with each stored record: changes by offsets from H on wait
+A copy is what one node has stored of a shard. Copies are compared by digests, and not record by
+record. ``engine.cursor`` defines H and K. A digest covers records with offsets below H, except
+those whose mark (offset of the canceller) is below H; it begins some minutes after K
+(``compared_from_ms``). It is updated with each stored record: changes by offsets from H on wait
 until H passes them.
 
-The hash of a minute is the sum of its records' hashes modulo 2^64, so their order does not matter
+The hash of an hour is the sum of its records' hashes modulo 2^64, so their order does not matter
 and a record can be subtracted. A canceller knows the key and id of its record but not its payload,
 so a record with an id is hashed with the id instead. The payload of such a record is compared only
-in a comparison of single records (command ``detail``).
+in a comparison of single records (``commands.Report``).
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from xxhash import xxh3_64_intdigest
 
 from delayservice.engine.cursor import Cursor, Frame, Key, Mark, Named
 
-SLOT_MS: Final = 60_000
+MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
-SLOTS: Final = HOUR_MS // SLOT_MS
+# Minutes from that of K on that are not summed up: their records are settled, or will be before
+# copies can be compared. An owner has settled some by a later K than that of the cut.
+NEAR_MINUTES: Final = 2
 # Changes that wait until H passes their offsets. Beyond this number they are counted early, and the
 # digest is not published until H has passed them. It limits memory while a slice has no owner.
 LATER_MAX: Final = 50_000
 
-_NEAR_SLOTS: Final = 2
-# Length of the time that begins with the minute of K and is left out of the digest.
-NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
@@ -55,18 +54,28 @@ def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes
     return hashed
 
 
-class HourRow(NamedTuple):
-    """Digest of one hour. ``hour_ms``: start of the hour, epoch milliseconds. ``slots``: for each
-    minute that has pending records, its index in the hour, their number, and the sum of their
-    hashes.
+def compared_from_ms(key_ms: int) -> int:
+    """Return the lowest key time that a digest covers at a K of this key time, epoch ms. It is a
+    minute later than what copies keep, so that an owner whose K has moved on a little since covers
+    the same.
+    """
+    return (key_ms // MINUTE_MS + NEAR_MINUTES + 1) * MINUTE_MS
+
+
+class HourSum(NamedTuple):
+    """Number and sum of the hashes of the pending records of one hour, from ``hour_ms``, epoch
+    milliseconds.
     """
 
     hour_ms: int
-    slots: list[tuple[int, int, int]]
+    records: int
+    hash: int
 
 
-class SlotSums:
-    """Sums over the pending records of each minute (``_ONE``). Hours count from the epoch."""
+class HourSums:
+    """Sums over the pending records of each hour (``_ONE``). Hours count from the epoch. They are
+    kept by minute, because K passes one minute after another.
+    """
 
     def __init__(self) -> None:
         self._hours: dict[int, list[int]] = {}
@@ -78,49 +87,54 @@ class SlotSums:
         return set(self._hours)
 
     def add(self, changes: Iterable[_Change]) -> None:
-        hours, slots = self._hours, SLOTS
+        hours, minutes = self._hours, HOUR_MS // MINUTE_MS
         last, amounts = -1, [0]
         for _, key_ms, _, amount in changes:
-            slot = key_ms // SLOT_MS
-            hour = slot // slots
+            minute = key_ms // MINUTE_MS
+            hour = minute // minutes
             if hour != last:
                 last = hour
-                amounts = hours.get(hour) or hours.setdefault(hour, [0] * slots)
+                amounts = hours.get(hour) or hours.setdefault(hour, [0] * minutes)
                 self.changed.add(hour)
-            amounts[slot - hour * slots] += amount
+            amounts[minute - hour * minutes] += amount
 
     def forget_below(self, key_ms: int) -> None:
         """Drop all minutes before ``key_ms``, epoch milliseconds, the start of a minute."""
-        last, gone = divmod(key_ms // SLOT_MS, SLOTS)
+        last, gone = divmod(key_ms // MINUTE_MS, HOUR_MS // MINUTE_MS)
         for hour in [hour for hour in self._hours if hour < last]:
             del self._hours[hour]
             self.changed.add(hour)
-        amounts = self._hours.get(last)
-        if amounts is not None and any(amounts[:gone]):
-            amounts[:gone] = [0] * gone
+        if last in self._hours:
+            self._hours[last][:gone] = [0] * gone
             self.changed.add(last)
 
     def all_changed(self) -> None:
         """Mark all hours as changed, so that they are published again."""
         self.changed.update(self._hours)
 
-    def take_changed(self) -> list[HourRow]:
-        # The digest of an hour without pending records has no slots.
-        rows = [self._row(hour) for hour in sorted(self.changed)]
+    def take_changed(self, from_ms: int) -> list[HourSum]:
+        """Return the sums of changed hours, of records from the minute ``from_ms`` on, epoch ms; it
+        is at most one minute after what ``forget_below`` has kept. An hour without records has a
+        sum of zeros.
+        """
+        self.changed |= self._hours.keys() & {from_ms // HOUR_MS, (from_ms - 1) // HOUR_MS}
+        found = [
+            HourSum(hour * HOUR_MS, *_parts(self._amount(hour, from_ms)))
+            for hour in sorted(self.changed)
+        ]
         self.changed.clear()
-        return rows
+        return found
 
-    def _row(self, hour: int) -> HourRow:
-        amounts = self._hours.get(hour, ())
-        slots = [(index, *_parts(amount)) for index, amount in enumerate(amounts) if amount]
-        if not slots:
-            self._hours.pop(hour, None)
-        return HourRow(hour * HOUR_MS, slots)
-
-    def totals(self) -> tuple[int, int, int]:
-        """Return the number of hours with pending records, and number and hash of all records."""
-        held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
+    def totals(self, from_ms: int = 0) -> tuple[int, int, int]:
+        """Return the number of hours with pending records, and number and hash of all records, from
+        the minute ``from_ms`` on.
+        """
+        held = [amount for hour in self._hours if (amount := self._amount(hour, from_ms))]
         return len(held), *_parts(sum(held))
+
+    def _amount(self, hour: int, from_ms: int) -> int:
+        skipped = max((from_ms - hour * HOUR_MS) // MINUTE_MS, 0)
+        return sum(self._hours.get(hour, ())[skipped:])
 
 
 def _parts(amount: int) -> tuple[int, int]:
@@ -141,11 +155,11 @@ class ShardDigest:
     """
 
     def __init__(self, stored: int) -> None:
-        self.sums: SlotSums | None = SlotSums() if stored == 0 else None
+        self.sums: HourSums | None = HourSums() if stored == 0 else None
         self.counted = self.stored = stored
         self.from_ms = 0
         self._later: list[_Change] = []
-        self._making: SlotSums | None = None
+        self._making: HourSums | None = None
         self._made_upto: Key = (0, 0)
 
     # --- what is stored ------------------------------------------------------------------------
@@ -187,7 +201,7 @@ class ShardDigest:
 
     def reset(self) -> None:
         self._later.clear()
-        before, self.sums, self._making = self.sums, SlotSums(), None
+        before, self.sums, self._making = self.sums, HourSums(), None
         if before is not None:
             self.sums.changed |= before.changed | before.hours
         self.counted = self.stored = 0
@@ -203,15 +217,12 @@ class ShardDigest:
         self.pass_key(cursor.key)
 
     def pass_key(self, key: Key) -> None:
-        """Drop the minutes before that of ``key`` (K), because they are settled, and that minute
-        and the next one, because they will be settled before they can be compared.
-        """
-        near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
-        if near_ms > self.from_ms:
-            self.from_ms = near_ms
+        from_ms = (key[0] // MINUTE_MS + NEAR_MINUTES) * MINUTE_MS
+        if from_ms > self.from_ms:
+            self.from_ms = from_ms
             for sums in (self.sums, self._making):
                 if sums is not None:
-                    sums.forget_below(near_ms)
+                    sums.forget_below(from_ms)
 
     def _count(self, stop: int) -> None:
         later = self._later
@@ -233,7 +244,7 @@ class ShardDigest:
 
     def begin(self) -> None:
         """Start a second digest, to which ``scanned`` adds the records on the disk."""
-        self._making, self._made_upto = SlotSums(), (0, 0)
+        self._making, self._made_upto = HourSums(), (0, 0)
 
     def scanned(self, frames: Iterable[tuple[Frame, bytes | None]], upto: Key) -> None:
         """Add records read from the disk to the second digest, each with its id or None. The
@@ -265,7 +276,3 @@ class ShardDigest:
             made.changed |= before.changed | before.hours
         self.sums, self._making = made, None
         return differs
-
-    def abandon(self) -> None:
-        """Drop the second digest, because the scan is given up."""
-        self._making = None

@@ -1,4 +1,4 @@
-"""Records of the digest topic, as JSON for Spark and people; see ``docs/internals/digests.md``.
+"""Records of the digest topic, as JSON; see ``docs/internals/digests.md``.
 
 An hour row holds the digest of one copy for one hour. The cut row, written after the hour rows that
 changed, names the checkpoint at which all hour rows of the copy hold. A node that begins to publish
@@ -8,20 +8,16 @@ the copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from delayservice.engine.cursor import Cursor
-from delayservice.replicas.digest import SLOT_MS, HourRow
+from delayservice.replicas.digest import HourSum
 
 VERSION: Final = 1
 
 # Key and value of a record of the digest topic; value None: a tombstone.
 DigestRow = tuple[bytes, bytes | None]
-
-_encode = msgspec.json.Encoder().encode
 
 
 class CopyId(NamedTuple):
@@ -34,11 +30,11 @@ class CopyId(NamedTuple):
     life: str
 
     @property
-    def cut_key(self) -> bytes:
-        return f"c/{self.node}/{self.topic}/{self.partition}".encode()
+    def name(self) -> str:
+        return f"{self.node}/{self.topic}/{self.partition}"
 
 
-class Unreadable(NamedTuple):
+class Unreadable(msgspec.Struct, frozen=True):
     """Range of a copy that can't be read: key times ``[start_ms, stop_ms)`` in epoch milliseconds,
     source offsets ``[first_offset, stop_offset)``, and a text that says why.
     """
@@ -50,83 +46,84 @@ class Unreadable(NamedTuple):
     why: str
 
 
-class CutFacts(NamedTuple):
-    """Fields of a cut row, which names the checkpoint at which a copy's hour rows hold.
+class CutRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Row that names the checkpoint at which a copy's hour rows hold.
 
     Attributes:
+        node, topic, topic_id, partition, life: as in ``CopyId``.
         cut: offset of the checkpoint record in the checkpoint topic's partition.
         cut_ms: time at which the broker appended the checkpoint, epoch milliseconds.
-        epoch: epoch of the owner that wrote the checkpoint.
-        commit: number of the checkpoint among those of that owner.
-        cursor: cursor of the shard in that checkpoint.
+        k, h: cursor of the shard in that checkpoint.
         stored: S, the next source offset that the copy will store.
-        from_ms: start of the first minute in the hour rows, epoch milliseconds.
-        totals: number of hours that have records, and number and hash of the records of all hour
-            rows together.
+        from_ms: lowest key time of the records in the hour rows, epoch milliseconds; the hour that
+            contains it is in the rows from there on.
+        hours, count, hash: number of hour rows with records, number of records, and sum of the
+            hashes modulo 2^64 of all hour rows together, in 16 hexadecimal digits.
         pending: approximate number of pending records, including those with key times before
             ``from_ms``, which the hour rows leave out.
-        scanned_ms: start of the last complete scan, epoch milliseconds; 0: there was no scan yet.
         behind: whether the copy can't be compared at the cut, usually because it has not stored all
             records below H.
         role: ``owner`` or ``replica``: role of the node in the slice.
-        store: kind of the copy's store, such as ``wheel``.
         damaged: ranges of the copy that the last scan could not read.
-        at_ms: time of the row by the node's clock, epoch milliseconds.
     """
 
+    node: str
+    topic: str
+    topic_id: str
+    partition: int
+    life: str
     cut: int
     cut_ms: int
-    epoch: int
-    commit: int
-    cursor: Cursor
+    k: tuple[int, int]
+    h: int
     stored: int
     from_ms: int
-    totals: tuple[int, int, int]
+    hours: int = 0
+    count: int
+    hash: str
     pending: int
-    scanned_ms: int
     behind: bool
     role: str
-    store: str
-    damaged: Sequence[Unreadable]
-    at_ms: int
+    damaged: tuple[Unreadable, ...] = ()
+    v: int = VERSION
 
 
-def hour_row(place: CopyId, cut: int, hour: HourRow) -> DigestRow:
+_encode = msgspec.json.Encoder().encode
+_decode_cut = msgspec.json.Decoder(CutRow).decode
+
+
+def hour_row(copy: CopyId, cut: int, hour: HourSum) -> DigestRow:
     """Return the row of one hour of a copy, a tombstone if the hour is empty. ``cut``: offset of
     the checkpoint at which the row holds.
     """
-    key = f"h/{place.node}/{place.topic}/{place.partition}/{hour.hour_ms}".encode()
-    if not hour.slots:
+    key = f"h/{copy.name}/{hour.hour_ms}".encode()
+    if hour.records == hour.hash == 0:
         return key, None
-    return key, _encode(
-        {
-            "v": VERSION,
-            **place._asdict(),
-            "hour_ms": hour.hour_ms,
-            "slot_ms": SLOT_MS,
-            "cut": cut,
-            "slots": [[index, count, f"{hashed:016x}"] for index, count, hashed in hour.slots],
-        }
-    )
+    said = {"hour_ms": hour.hour_ms, "count": hour.records, "hash": hash_text(hour.hash)}
+    return key, _encode({"v": VERSION, **copy._asdict(), "cut": cut, **said})
 
 
-def cut_row(place: CopyId, facts: CutFacts) -> DigestRow:
-    fields = facts._asdict()
-    del fields["cursor"], fields["totals"]
-    hours, count, hashed = facts.totals
-    fields |= {
-        "v": VERSION,
-        **place._asdict(),
-        "k": facts.cursor.key,
-        "h": facts.cursor.offset,
-        "hours": hours,
-        "count": count,
-        "hash": f"{hashed:016x}",
-        "damaged": [damage._asdict() for damage in facts.damaged],
-    }
-    return place.cut_key, _encode(fields)
+def cut_row(row: CutRow) -> DigestRow:
+    return cut_key(row.node, row.topic, row.partition), _encode(row)
 
 
-def retired_row(place: CopyId) -> DigestRow:
+def decode_cut(value: bytes | str) -> CutRow | None:
+    """Return the cut row in the JSON text; None: it has another form or version."""
+    try:
+        row = _decode_cut(value)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    return row if row.v == VERSION else None
+
+
+def cut_key(node: str, topic: str, partition: int) -> bytes:
+    return f"c/{node}/{topic}/{partition}".encode()
+
+
+def retired_row(node: str, topic: str, partition: int) -> DigestRow:
     """Return the tombstone of a copy's cut row, for a copy that the node no longer stores."""
-    return place.cut_key, None
+    return cut_key(node, topic, partition), None
+
+
+def hash_text(hashed: int) -> str:
+    return f"{hashed:016x}"

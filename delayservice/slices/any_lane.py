@@ -278,7 +278,7 @@ class PreciseLane(AnyLane):
         """Return whether settings deny ``target`` to records written now."""
 
     @abstractmethod
-    def start_over(self) -> Iterator[int]:
+    def start_over(self) -> Iterator[None]:
         """Empty a replica's store, to be filled from the log again. First check in small steps,
         each a yield, that the log holds every pending record; else, or if this node owns the
         slice by now, raise ``KafkaEdgeError`` with the store unchanged.

@@ -19,7 +19,15 @@ from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
 from delayservice.engine.ports import Checkpoints, ReadBack
-from delayservice.replicas.digest_rows import CopyId, CutFacts, DigestRow, cut_row, hour_row
+from delayservice.replicas.digest import compared_from_ms
+from delayservice.replicas.digest_rows import (
+    CopyId,
+    CutRow,
+    DigestRow,
+    cut_row,
+    hash_text,
+    hour_row,
+)
 from delayservice.slices.any_lane import AnyLane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
@@ -37,9 +45,6 @@ _log = structlog.get_logger(__name__)
 class _Copy:
     place: CopyId
     store: DigestingStore
-    # When the last complete scan began; 0: there was none.
-    scanned_ms: int = 0
-    scan_began_ms: int = 0
     # Monotonic; minus infinity: a scan has to begin.
     scanned_s: float = float("-inf")
     # A row did not reach the topic; set by the producer's thread.
@@ -70,7 +75,6 @@ class SliceDigests:
         write: Callable[[DigestRow, Done], None],
         scanning: threading.Lock,
         scan_interval_ms: int,
-        store_kind: str,
     ) -> None:
         self._slice_no = slice_no
         self._node_id = node_id
@@ -79,7 +83,6 @@ class SliceDigests:
         self._write_row = write
         self._scanning = scanning
         self._scan_interval_s = scan_interval_ms / 1000
-        self._store_kind = store_kind
         self._copies: dict[str, _Copy] = {}
         self._reading: _Copy | None = None
         self._last_cut: tuple[ReadBack, Checkpoint] | None = None
@@ -160,30 +163,30 @@ class SliceDigests:
             self._begin_life(copy)
         digest = copy.store.digest
         digest.follow(shard.cursor)
-        sums, totals = digest.sums, (0, 0, 0)
+        sums, (hours, count, hashed) = digest.sums, (0, 0, 0)
+        from_ms = max(compared_from_ms(shard.cursor.key[0]), digest.from_ms)
         is_exact = sums is not None and digest.is_exact_at(shard.cursor.offset)
         if sums is not None and is_exact:
-            for hour in sums.take_changed():
+            for hour in sums.take_changed(from_ms):
                 self._write(copy, hour_row(copy.place, read_back.offset, hour))
-            totals = sums.totals()
-        facts = CutFacts(
+            hours, count, hashed = sums.totals(from_ms)
+        row = CutRow(
+            **copy.place._asdict(),
             cut=read_back.offset,
             cut_ms=read_back.broker_ms,
-            epoch=checkpoint.epoch,
-            commit=checkpoint.commit,
-            cursor=shard.cursor,
+            k=shard.cursor.key,
+            h=shard.cursor.offset,
             stored=digest.stored,
-            from_ms=digest.from_ms,
-            totals=totals,
-            pending=totals[1] + copy.store.near if is_exact else copy.store.stats().pending,
-            scanned_ms=copy.scanned_ms,
+            from_ms=from_ms,
+            hours=hours,
+            count=count,
+            hash=hash_text(hashed),
+            pending=count + copy.store.near(from_ms) if is_exact else copy.store.stats().pending,
             behind=not is_exact,
             role="owner" if is_owner else "replica",
-            store=self._store_kind,
-            damaged=copy.store.damaged,
-            at_ms=self._clock.wall_ms(),
+            damaged=tuple(copy.store.damaged),
         )
-        self._write(copy, cut_row(copy.place, facts))
+        self._write(copy, cut_row(row))
         if is_exact:
             for done in copy.awaited:
                 done()
@@ -230,14 +233,12 @@ class SliceDigests:
             if is_wanted and copy.store.may_scan and self._scanning.acquire(blocking=False):
                 self._reading = copy
                 copy.scanned_s = now_s
-                copy.scan_began_ms = self._clock.wall_ms()
                 copy.reading_for, copy.asked = copy.asked, []
                 copy.store.begin_scan()
                 return
 
     def _end_reading(self, copy: _Copy, *, is_owner: bool) -> None:
         self._stop_reading(copy)
-        copy.scanned_ms = copy.scan_began_ms
         copy.awaited += copy.reading_for
         copy.reading_for = []
         differs = copy.store.digest.finish()

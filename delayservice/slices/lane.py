@@ -325,7 +325,7 @@ class Lane(PreciseLane):
             if len(frames) < asked:
                 return
 
-    def start_over(self) -> Iterator[int]:
+    def start_over(self) -> Iterator[None]:
         bounds = self._fetch.source.bounds(self.place)
         yield from self.repairing.check_is_in_log(bounds.start)
         if self.shard.owned:

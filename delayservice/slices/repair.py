@@ -1,8 +1,8 @@
-"""Reading of records from the log again, to rebuild a damaged part of the store (rule 4)."""
+"""Reading of records from the log again, to rebuild a damaged part of the store (rule 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import structlog
@@ -16,7 +16,6 @@ from delayservice.engine.cursor import NO_MARK, Frame, Key
 from delayservice.engine.marking import CopyScan, is_user_record
 from delayservice.engine.ports import Place, PolledBatch, Source
 from delayservice.engine.shard import Shard
-from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.base import DeliveryStore
 
 # Memory for records while the log is read; one due time may need more.
@@ -44,7 +43,7 @@ def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[i
     its records has an id and no mark.
     """
     stop = min(damage.stop_offset, stored)
-    slot = SlotRebuilder(log, damage.start_ms, damage.stop_ms)
+    slot = _SlotRecords(log, damage.start_ms, damage.stop_ms)
     # What retention has deleted is settled, or was rolled forward.
     first = max(damage.first_offset, log.source.bounds(log.place).start)
     for run in log.source.scan(log.place, first, stored):
@@ -54,10 +53,9 @@ def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[i
     return slot.stop_ms, slot.frames()
 
 
-class SlotRebuilder:
-    """Reader of a range of due times, epoch ms, in small steps between which the loop goes on.
-    It collects records and marks. If memory is too small, ``stop_ms`` is lowered, and the caller
-    continues there with another reader.
+class _SlotRecords:
+    """Records and marks of a range of due times, epoch ms, as they are collected from the log. If
+    memory is too small, ``stop_ms`` is lowered: the rest is read when its turn comes.
     """
 
     def __init__(self, log: ShardLog, start_ms: int, stop_ms: int) -> None:
@@ -73,23 +71,6 @@ class SlotRebuilder:
     @property
     def has_unmarked(self) -> bool:
         return bool(self._unmarked)
-
-    def hold(self, frames: Iterable[Frame]) -> None:
-        """Collect records from the store that the log no longer holds, with their marks."""
-        for frame in frames:
-            self._hold(frame)
-
-    def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Set the marks that the store was given since ``hold``."""
-        self._marks |= {offset: x for x, (_, offset) in marked if offset in self._kept}
-
-    def read(self, start: int, stop: int) -> Iterator[int]:
-        """Read ``[start, stop)``; yield the number of records after each batch. Raise
-        ``KafkaEdgeError`` if the log no longer holds ``start``.
-        """
-        for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
-            self.take(run, stop)
-            yield len(self._kept)
 
     def take(self, run: PolledBatch, stop: int) -> None:
         """Collect a batch's records below ``stop``, and the marks that it sets."""
@@ -116,15 +97,10 @@ class SlotRebuilder:
                 x = self._log.scan_back(CopyScan(key_ms, offset, record_id, base))
             if x == NO_MARK:
                 self._unmarked.setdefault(record_id, []).append(offset)
-        self._hold((key_ms, offset, x, encode_payload(payload)))
-
-    def _hold(self, frame: Frame) -> None:
-        key_ms, offset, x, data = frame
-        if key_ms >= self.stop_ms:
-            return
+            else:
+                self._marks[offset] = x
+        data = encode_payload(payload)
         self._kept[offset] = (key_ms, data)
-        if x != NO_MARK:
-            self._marks[offset] = x
         self._bytes += len(data) + _FRAME_BYTES
         if self._bytes > self._bytes_max:
             self._narrow()
@@ -196,26 +172,7 @@ class RepairingStore:
             f"{topic}:{partition} offset {offset} is pending, and can't be read any more"
         )
 
-    def repair(self, start_ms: int, stop_ms: int, first_offset: int) -> Iterator[int]:
-        """Rebuild a range of due times from the log, damaged or not, in small steps; yield the
-        number of records found after each. Stored records that the log no longer holds are kept.
-
-        The range, epoch ms, is widened to whole hours, the greatest width of a slot.
-        ``first_offset`` is the first in the log that belongs to it.
-        """
-        start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
-        done = 0
-        while start_ms < stop_ms:
-            again = SlotRebuilder(self._log(), start_ms, stop_ms)
-            for found in self._reread(again, start_ms, first_offset):
-                yield done + found
-            k_ms = self._shard.committed.key[0]
-            frames = [frame for frame in again.frames() if frame[0] >= k_ms]
-            self._rebuild(start_ms, again.stop_ms, frames)
-            done, start_ms = done + len(frames), again.stop_ms
-            yield done
-
-    def check_is_in_log(self, log_start: int) -> Iterator[int]:
+    def check_is_in_log(self, log_start: int) -> Iterator[None]:
         """Check, in small steps, that the log holds every pending record; raise
         ``KafkaEdgeError`` if it does not: the store may hold the last copy of a record.
         """
@@ -226,36 +183,14 @@ class RepairingStore:
             if any(o < log_start and not 0 <= mark < h for _, o, mark, _ in held):
                 raise KafkaEdgeError(
                     f"the copy holds pending records below offset {log_start}, where the log "
-                    "starts: rebuild ranges of it, which keeps them"
+                    "starts: it can be rebuilt when they are settled"
                 )
-            yield 0
-
-    # Records come from the store and the log, up to S at the end.
-    def _reread(self, again: SlotRebuilder, start_ms: int, first_offset: int) -> Iterator[int]:
-        log, stored = self._log(), self._shard.stored
-        log_start = log.source.bounds(log.place).start
-        scanner, after = self._store.scanner(), (start_ms, -1)
-        while after < (upto := (again.stop_ms - 1, OFFSET_MAX)):
-            held, after, damage = scanner.read_on(after, upto, _SCAN_ROWS)
-            again.hold(frame for frame in held if frame[1] < log_start)
-            # The lowest offset of a damaged part is unknown, so the log is read from its start.
-            lowest = 0 if damage is not None else min([frame[1] for frame in held], default=None)
-            first_offset = first_offset if lowest is None else min(first_offset, lowest)
-            yield 0
-        reread = self._shard.stored
-        yield from again.read(max(first_offset, log_start), reread)
-        for _ in again.read(reread, self._shard.stored):  # those stored meanwhile, without a pause
-            pass
-        again.mark(self._store.marked_from(stored))
+            yield
 
     def _mend(self, damage: SlotDamagedError) -> None:
         log = self._log()
         topic, partition = log.place
         _log.error("slot_damaged", topic=topic, partition=partition, why=str(damage))
         stop_ms, frames = reread_slot(log, damage, self._shard.stored)
-        self._rebuild(damage.start_ms, stop_ms, frames)
-
-    def _rebuild(self, start_ms: int, stop_ms: int, frames: list[Frame]) -> None:
-        self._store.rebuild(start_ms, stop_ms, frames)
-        topic, partition = self._log().place
+        self._store.rebuild(damage.start_ms, stop_ms, frames)
         _log.warning("slot_rebuilt", topic=topic, partition=partition, frames=len(frames))

@@ -3,8 +3,7 @@ the records.
 
 Both are in memory, and are updated as records are appended and settled. A scan reads all records
 from the disk in small steps and makes both anew: first after the store was opened, then from time
-to time, so that a difference between disk and digest is found. A digest leaves out the minute of K
-and the next one, because their records are settled before copies can be compared.
+to time, so that a difference between disk and digest is found.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.census import MINUTE_MS, Census
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.replicas.digest import NEAR_MS, ShardDigest
+from delayservice.replicas.digest import NEAR_MINUTES, ShardDigest
 from delayservice.replicas.digest_rows import Unreadable
 from delayservice.store.base import CountRange, Frame, Mark, Named, Scanner, Store
 
@@ -64,16 +63,16 @@ class DigestingStore:
         self._scan_after: Key | None = None
         self._found: list[Unreadable] = []
 
-    @property
-    def near(self) -> int:
-        """Approximate number of pending records that the digest leaves out: those of the minute of
-        K, which counts as a whole, and of the next one. 0: the census or K is unknown.
+    def near(self, from_ms: int) -> int:
+        """Return the approximate number of pending records that a digest from the minute
+        ``from_ms`` on leaves out: those from the minute of K, which counts as a whole. 0: the
+        census or K is unknown.
         """
         if self.cursor is None or self.census is None:
             return 0
-        stop_ms = self.digest.from_ms
-        first_ms = max(self.cursor.key[0] // MINUTE_MS * MINUTE_MS, stop_ms - NEAR_MS)
-        return sum(map(self._census.in_minute, range(first_ms, stop_ms, MINUTE_MS)))
+        k_minute_ms = self.cursor.key[0] // MINUTE_MS * MINUTE_MS
+        first_ms = max(k_minute_ms, from_ms - (NEAR_MINUTES + 1) * MINUTE_MS)
+        return sum(map(self._census.in_minute, range(first_ms, from_ms, MINUTE_MS)))
 
     # --- digest --------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""A real node publishes what its copy holds, finds what a disk lost, and repairs it when asked."""
+"""A real node publishes what its copy holds, finds what a disk lost, and tells single records."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +16,11 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.replicas.commands import Command, Detail, DetailRow, Report, Verb, decode_message
-from delayservice.replicas.digest import frame_hash
+from delayservice.replicas.commands import Command, Report, Verb
+from delayservice.replicas.digest import HOUR_MS, frame_hash
 from tests.integration.bench import SECRET, Bench, await_true, now_ms
 
 RECORDS = 300
-MINUTE_MS = 60_000
 SPACING_MS = 10_000
 NODE = "n1"
 
@@ -32,7 +32,7 @@ class Copy:
         self.bench = bench
         self.service = bench.serve(f"node.node_id={NODE}", "digests.interval_ms=1s")
         self.target = bench.target("x")
-        self.due_ms = now_ms() // MINUTE_MS * MINUTE_MS + 15 * MINUTE_MS
+        self.due_ms = now_ms() + 30 * 60_000
         for number in range(RECORDS):
             headers = [
                 ("delay-at", str(self.due_ms + number * SPACING_MS)),
@@ -67,7 +67,7 @@ class Copy:
         cuts = [row for key, row in self.rows() if key.startswith("c/")]
         return cuts[-1] if cuts else None
 
-    def slots(self) -> dict[int, tuple[int, str]]:
+    def hours(self) -> dict[int, tuple[int, str]]:
         """What the newest cut row's hours hold."""
         cut = self.cut()
         assert cut is not None
@@ -76,10 +76,9 @@ class Copy:
             if key.startswith("h/"):
                 hours[int(key.rsplit("/", 1)[1])] = row
         return {
-            row["hour_ms"] + index * row["slot_ms"]: (count, hashed)
+            row["hour_ms"]: (row["count"], row["hash"])
             for row in hours.values()
             if row is not None and row["life"] == cut["life"]
-            for index, count, hashed in row["slots"]
         }
 
     def expected(self) -> dict[int, tuple[int, str]]:
@@ -101,14 +100,14 @@ class Copy:
             )
         sums: dict[int, tuple[int, int]] = {}
         for key_ms, hashed in pending.values():
-            slot = key_ms // 60_000 * 60_000
-            count, total = sums.get(slot, (0, 0))
-            sums[slot] = (count + 1, (total + hashed) % 2**64)
-        return {slot: (count, f"{total:016x}") for slot, (count, total) in sums.items()}
+            hour_ms = key_ms // HOUR_MS * HOUR_MS
+            count, total = sums.get(hour_ms, (0, 0))
+            sums[hour_ms] = (count + 1, (total + hashed) % 2**64)
+        return {hour_ms: (count, f"{total:016x}") for hour_ms, (count, total) in sums.items()}
 
     # --- what it is asked ------------------------------------------------------------------------
 
-    def ask(self, verb: Verb, **facts: Any) -> list[Report]:
+    def ask(self, verb: Verb, hour_ms: int = 0) -> Report:
         command = Command(
             plan=uuid.uuid4().hex,
             step=1,
@@ -116,18 +115,16 @@ class Copy:
             node=NODE,
             topic=self.bench.any,
             partition=0,
-            expires_ms=now_ms() + 60_000,
-            **facts,
+            hour_ms=hour_ms,
         )
         desk = RepairClient({"bootstrap.servers": self.bench.bootstrap}, self.bench.repairs)
-        return list(desk.ask([command], 60))
+        (report,) = desk.ask([command], 60)
+        return report
 
-    def told(self) -> list[DetailRow]:
-        """The records of all answers."""
-        answers = [
-            decode_message(seen.value or b"") for seen in self.bench.read_all(self.bench.repairs)
-        ]
-        return [row for answer in answers if isinstance(answer, Detail) for row in answer.rows]
+    def empty(self) -> None:
+        for shard in (self.bench.folder / "state" / "wheel" / "0").iterdir():
+            if shard.is_dir():
+                shutil.rmtree(shard)
 
 
 @pytest.fixture
@@ -136,44 +133,38 @@ def copy(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Copy]:
         yield Copy(bench)
 
 
-def test_a_node_publishes_what_the_log_says_is_pending_and_repairs_what_its_disk_lost(
-    copy: Copy,
-) -> None:
+def test_a_node_publishes_what_the_log_says_is_pending_and_tells_its_records(copy: Copy) -> None:
     # Kept up as records come.
     await_true(lambda: (copy.cut() or {"h": 0})["h"] == RECORDS, "a cut of all records")
     expected = copy.expected()
-    assert len(expected) == RECORDS * SPACING_MS // MINUTE_MS
     assert sum(count for count, _ in expected.values()) == RECORDS - 20
-    assert copy.slots() == expected
+    assert copy.hours() == expected
+    told = [copy.ask("records", hour_ms) for hour_ms in sorted(expected)]
+    rows = [row for report in told for row in report.rows]
+    assert [row[1] for row in rows] == list(range(RECORDS))
+    assert sum(row[2] >= 0 for row in rows) == 20
+    assert not any(report.has_more for report in told)
     # Read anew from the disk by another life.
     life = (copy.cut() or {})["life"]
     copy.restart()
     await_true(lambda: (copy.cut() or {})["life"] != life, "a cut of the new life")
-    scan = copy.ask("scan")
-    assert [type(answer) for answer in scan] == [Report]
-    assert copy.slots() == expected
-    # A flipped byte is found by a scan.
+    assert copy.ask("scan").status == "done"
+    assert copy.hours() == expected
+    # A flipped byte is found by a scan, and its records can't be told.
     copy.restart(meanwhile=copy.flip_a_byte)
+    copy.ask("scan")
+    (damage,) = (copy.cut() or {})["damaged"]
+    assert damage["start_ms"] <= copy.due_ms + RECORDS * SPACING_MS
+    report = copy.ask("records", damage["start_ms"] // HOUR_MS * HOUR_MS)
+    assert (report.status, report.rows) == ("failed", [])
+    assert "are to be read again" in report.detail
+    # An owner's copy is never rebuilt while it delivers; its node says what to do.
+    report = copy.ask("rebuild")
+    assert report.status == "failed"
+    assert "removed while it is stopped" in report.detail
+    copy.restart(meanwhile=copy.empty)
     copy.ask("scan")
     cut = copy.cut()
     assert cut is not None
-    (damage,) = cut["damaged"]
-    assert damage["start_ms"] <= copy.due_ms + RECORDS * SPACING_MS
-    # ... and repaired when asked, the damaged file put away.
-    rebuilt = copy.ask(
-        "rebuild",
-        start_ms=damage["start_ms"],
-        stop_ms=damage["stop_ms"],
-        first_offset=damage["first_offset"],
-        stop_offset=damage["stop_offset"],
-    )
-    assert [(report.status, report.frames > 0) for report in rebuilt] == [("done", True)]
-    cut = copy.cut()
-    assert cut is not None
     assert cut["damaged"] == []
-    assert copy.slots() == expected
-    assert list((copy.bench.folder / "state").rglob("quarantine/*"))
-    copy.ask("detail", start_ms=copy.due_ms, stop_ms=copy.due_ms + RECORDS * SPACING_MS)
-    rows = copy.told()
-    assert [row[1] for row in rows] == list(range(RECORDS))
-    assert sum(row[2] >= 0 for row in rows) == 20
+    assert copy.hours() == expected

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayservice.engine.cursor import NO_MARK, Cursor, Frame
-from delayservice.replicas.digest import HOUR_MS, SLOT_MS, HourRow, ShardDigest, frame_hash
+from delayservice.replicas.digest import (
+    HOUR_MS,
+    MINUTE_MS,
+    HourSum,
+    ShardDigest,
+    compared_from_ms,
+    frame_hash,
+)
 
 RECORDS = 24
 
@@ -45,28 +52,24 @@ class Log:
         fresh = [(key_ms, o, NO_MARK, data) for key_ms, o, _, data in map(self.frame, run)]
         digest.store(fresh, named, marks, run.stop)
 
-    def rows(self, h: int, from_ms: int) -> list[HourRow]:
-        """By the definition: ``o < H``, no mark below H, in a slot from ``from_ms`` on."""
-        sums: dict[int, dict[int, tuple[int, int]]] = {}
+    def rows(self, h: int, from_ms: int) -> list[HourSum]:
+        """By the definition: ``o < H``, no mark below H, due from ``from_ms`` on."""
+        sums: dict[int, tuple[int, int]] = {}
         for offset in range(h):
             key_ms, _, mark, payload = self.frame(offset)
             if key_ms < from_ms or 0 <= mark < h:
                 continue
-            slots = sums.setdefault(key_ms // HOUR_MS * HOUR_MS, {})
-            index = key_ms % HOUR_MS // SLOT_MS
-            count, total = slots.get(index, (0, 0))
+            hour_ms = key_ms // HOUR_MS * HOUR_MS
+            count, total = sums.get(hour_ms, (0, 0))
             hashed = frame_hash(key_ms, offset, self.ids[offset], payload)
-            slots[index] = (count + 1, (total + hashed) % 2**64)
-        return [
-            HourRow(hour_ms, [(index, *slots[index]) for index in sorted(slots)])
-            for hour_ms, slots in sorted(sums.items())
-        ]
+            sums[hour_ms] = (count + 1, (total + hashed) % 2**64)
+        return [HourSum(hour_ms, *told) for hour_ms, told in sorted(sums.items())]
 
 
-def held(digest: ShardDigest) -> list[HourRow]:
+def held(digest: ShardDigest, from_ms: int = 0) -> list[HourSum]:
     assert digest.sums is not None
     digest.sums.all_changed()
-    return [row for row in digest.sums.take_changed() if row.slots]
+    return [row for row in digest.sums.take_changed(from_ms) if row.records]
 
 
 logs = st.builds(
@@ -90,7 +93,32 @@ def test_what_is_kept_up_is_what_the_definition_says(
         assert held(digest) == log.rows(h, digest.from_ms)
     digest.follow(Cursor((k_ms, 0), h))
     assert digest.from_ms > k_ms
+    covered_ms = compared_from_ms(k_ms)
+    assert digest.from_ms < covered_ms
+    assert held(digest, covered_ms) == log.rows(h, covered_ms)
     assert held(digest) == log.rows(h, digest.from_ms)
+
+
+# How far K moves from one cut to the next, and an owner's K is ahead of the cut's.
+moves = st.tuples(st.integers(0, HOUR_MS // 6), st.integers(0, 2 * MINUTE_MS))
+
+
+@given(logs, steps, st.lists(moves, min_size=RECORDS, max_size=RECORDS))
+def test_the_rows_that_changed_are_all_that_has_to_be_published(
+    log: Log, storing: list[int], moved: list[tuple[int, int]]
+) -> None:
+    digest, k_ms, published = ShardDigest(0), 0, dict[int, HourSum]()
+    for store, (move_ms, ahead_ms) in zip(storing, moved, strict=False):
+        log.store(digest, digest.stored, digest.stored + store)
+        k_ms += move_ms
+        digest.pass_key((k_ms + ahead_ms, 0))
+        digest.follow(Cursor((k_ms, 0), digest.stored))
+        from_ms = max(compared_from_ms(k_ms), digest.from_ms)
+        assert digest.sums is not None
+        for row in digest.sums.take_changed(from_ms):
+            published[row.hour_ms] = row
+        whole = [row for _, row in sorted(published.items()) if row.records]
+        assert whole == log.rows(digest.stored, from_ms)
 
 
 @given(logs, steps, st.integers(1, 6))
@@ -114,6 +142,16 @@ def test_what_is_read_from_the_disk_is_the_same(log: Log, storing: list[int], li
     kept = held(digest)
     assert digest.finish() is False
     assert held(digest) == kept == log.rows(digest.counted, digest.from_ms)
+
+
+def test_an_hour_is_published_again_when_digests_begin_later_in_it() -> None:
+    """Also where the copy itself keeps the same: an owner's K was ahead."""
+    digest = ShardDigest(0)
+    digest.store([(minute * MINUTE_MS, minute, NO_MARK, b"") for minute in (3, 9)], [], [], 10)
+    digest.follow(Cursor((0, 0), 10))
+    assert digest.sums is not None
+    assert [row.records for row in digest.sums.take_changed(3 * MINUTE_MS)] == [2]
+    assert [row.records for row in digest.sums.take_changed(4 * MINUTE_MS)] == [1]
 
 
 def test_what_outgrows_its_bound_is_counted_early_and_not_published_until_h_is_there() -> None:

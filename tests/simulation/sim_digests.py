@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from delayservice.engine.ports import Place
+from delayservice.replicas.commands import Report
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 from delayservice.store.base import Store
@@ -21,24 +22,20 @@ from delayservice.store.base import Store
 if TYPE_CHECKING:
     from tests.simulation.node import Node
 
-_SLOT_MS = 50
-_SLOTS = 4
+_MINUTE_MS = 50
+_HOUR_MS = 4 * _MINUTE_MS
 _SCAN_EVERY_MS = 400
 
-Slots = dict[int, tuple[int, str]]
+# Number of records and hash, by the start of the hour.
+Hours = dict[int, tuple[int, str]]
 
 
 @contextmanager
-def short_slots() -> Iterator[None]:
-    """Slots that fit a schedule's few seconds, and scans of a few records a turn."""
+def short_hours() -> Iterator[None]:
+    """Hours that fit a schedule's few seconds, and scans of a few records a turn."""
     with ExitStack() as patches:
-        for name, value in {
-            "SLOT_MS": _SLOT_MS,
-            "SLOTS": _SLOTS,
-            "HOUR_MS": _SLOT_MS * _SLOTS,
-        }.items():
+        for name, value in {"MINUTE_MS": _MINUTE_MS, "HOUR_MS": _HOUR_MS}.items():
             patches.enter_context(patch(f"delayservice.replicas.digest.{name}", value))
-        patches.enter_context(patch("delayservice.replicas.digest_rows.SLOT_MS", _SLOT_MS))
         patches.enter_context(patch("delayservice.store.digesting.SCAN_ROWS", 3))
         yield
 
@@ -48,16 +45,16 @@ class DigestBook:
 
     Attributes:
         compared: pairs of states that were compared.
-        slots: slots that were in both.
+        hours: hours that were in both.
     """
 
     def __init__(self) -> None:
         self.compared = 0
-        self.slots = 0
+        self.hours = 0
         self.broken: str | None = None
         self._digests: dict[tuple[str, int], SliceDigests] = {}
-        self._hours: dict[tuple[str, Place, str], dict[int, Slots]] = {}
-        self._states: dict[tuple[Place, int], list[tuple[dict[str, Any], Slots]]] = {}
+        self._hours: dict[tuple[str, Place, str], Hours] = {}
+        self._states: dict[tuple[Place, int], list[tuple[dict[str, Any], Hours]]] = {}
 
     # --- a node's side -------------------------------------------------------------------------
 
@@ -71,10 +68,9 @@ class DigestBook:
             write=self.write,
             scanning=threading.Lock(),
             scan_interval_ms=_SCAN_EVERY_MS,
-            store_kind="simulated",
         )
         self._digests[node.name, slice_no] = digests
-        return CopyKeeper(digests, self.answer, node.name, node.clock)
+        return CopyKeeper(digests, self.report, node.clock)
 
     def keep(self, node: Node, place: Place, store: Store) -> Store:
         """``store`` with a digest."""
@@ -83,9 +79,9 @@ class DigestBook:
             topic, node.world.log.topics[topic].topic_id, store
         )
 
-    def answer(self, plan: str, value: bytes) -> None:
+    def report(self, report: Report) -> None:
         """Nobody asks anything here."""
-        raise AssertionError((plan, value))
+        raise AssertionError(report)
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
         """Take a row as Spark would read it."""
@@ -106,16 +102,14 @@ class DigestBook:
                 if (whose, what) == (node, place):
                     hours.pop(hour_ms, None)
             return
-        self._hours.setdefault((node, place, said["life"]), {})[hour_ms] = {
-            hour_ms + index * _SLOT_MS: (count, hashed) for index, count, hashed in said["slots"]
-        }
+        hours = self._hours.setdefault((node, place, said["life"]), {})
+        hours[hour_ms] = (said["count"], said["hash"])
 
     # --- the judge -----------------------------------------------------------------------------
 
     def _take_cut(self, cut: dict[str, Any]) -> None:
         place = (cut["topic"], cut["partition"])
-        hours = self._hours.get((cut["node"], place, cut["life"]), {})
-        state = {start: slot for slots in hours.values() for start, slot in slots.items()}
+        state = dict(self._hours.get((cut["node"], place, cut["life"]), {}))
         total = sum(int(hashed, 16) for _, hashed in state.values()) % 2**64
         if (sum(count for count, _ in state.values()), total) != (
             cut["count"],
@@ -123,28 +117,30 @@ class DigestBook:
         ):
             self.broken = f"the hours of {cut['node']} do not come to its cut {cut['cut']}: {cut}"
         if any(count < 1 for count, _ in state.values()) and not cut["damaged"]:
-            self.broken = f"a slot of {cut['node']} has {state}"
+            self.broken = f"an hour of {cut['node']} has {state}"
         others = self._states.setdefault((place, cut["cut"]), [])
         for other, theirs in others:
             self._compare(cut, state, other, theirs)
         others.append((cut, state))
 
     def _compare(
-        self, one: dict[str, Any], mine: Slots, other: dict[str, Any], theirs: Slots
+        self, one: dict[str, Any], mine: Hours, other: dict[str, Any], theirs: Hours
     ) -> None:
         since = max(one["from_ms"], other["from_ms"])
+        if one["from_ms"] == other["from_ms"]:
+            since -= since % _HOUR_MS
         damaged = [*one["damaged"], *other["damaged"]]
 
         def is_judged(start: int) -> bool:
             return start >= since and not any(
-                d["start_ms"] < start + _SLOT_MS and start < d["stop_ms"] for d in damaged
+                d["start_ms"] < start + _HOUR_MS and start < d["stop_ms"] for d in damaged
             )
 
         for start in filter(is_judged, mine.keys() | theirs.keys()):
-            self.slots += 1
+            self.hours += 1
             if mine.get(start) != theirs.get(start):
                 self.broken = (
-                    f"cut {one['cut']}, slot {start}: {one['node']} (life {one['life']}) has "
+                    f"cut {one['cut']}, hour {start}: {one['node']} (life {one['life']}) has "
                     f"{mine.get(start)}, {other['node']} (life {other['life']}) {theirs.get(start)}"
                 )
         self.compared += 1

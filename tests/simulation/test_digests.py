@@ -14,32 +14,32 @@ from delayservice.replicas.digest import ShardDigest
 from tests.simulation.blocks import blocks
 from tests.simulation.plan import usual_plan
 from tests.simulation.schedule import run_schedule, silenced
-from tests.simulation.sim_digests import DigestBook, short_slots
+from tests.simulation.sim_digests import DigestBook, short_hours
 
 BLOCK = 25
 
 
 def _run(seeds: range) -> tuple[str | None, int, int]:
-    compared = slots = 0
-    with silenced(), short_slots():
+    compared = hours = 0
+    with silenced(), short_hours():
         for seed in seeds:
             book = DigestBook()
             # A log that expires between two commits leaves no time to be compared in.
             plan = replace(usual_plan(seed), retention=False)
             verdict = run_schedule(seed, plan=plan, book=book)
             if verdict.broken or book.broken:
-                return f"seed {seed}: {verdict.broken or book.broken}", compared, slots
+                return f"seed {seed}: {verdict.broken or book.broken}", compared, hours
             compared += book.compared
-            slots += book.slots
-    return None, compared, slots
+            hours += book.hours
+    return None, compared, hours
 
 
 @pytest.mark.parametrize("block", blocks(16))
 def test_copies_agree_at_every_cut(block: int) -> None:
-    broken, compared, slots = _run(range(block * BLOCK, (block + 1) * BLOCK))
+    broken, compared, hours = _run(range(block * BLOCK, (block + 1) * BLOCK))
     assert broken is None
     assert compared > BLOCK
-    assert slots > BLOCK
+    assert hours > BLOCK
 
 
 def _replaced(name: str, wrong: Any) -> AbstractContextManager[Any]:

@@ -25,14 +25,15 @@ from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_c
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import NO_MARK, START_KEY, Cursor, Frame
 from delayservice.engine.marking import additions
-from delayservice.replicas.commands import Command, Detail, Report, decode_message, encode_message
-from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
+from delayservice.replicas.commands import Command, decode_message, encode_message, report_on
+from delayservice.replicas.digest import HOUR_MS, HourSum, compared_from_ms, frame_hash
 from delayservice.replicas.digest_rows import (
     CopyId,
-    CutFacts,
+    CutRow,
     DigestRow,
     Unreadable,
     cut_row,
+    hash_text,
     hour_row,
 )
 from delayservice.store.base import Store
@@ -72,6 +73,8 @@ class World:
     """All slices share one partition of the checkpoint topic; else each has one."""
     aged: int = 0
     """Records below this offset were written long ago, and are settled."""
+    told_max: int = 10_000
+    """Records that a node tells of one hour."""
     cuts: dict[int, int] = field(default_factory=dict)
     """Offset of the newest checkpoint by slice."""
     client: dict[str, str] = field(init=False)
@@ -216,36 +219,33 @@ class World:
         damaged: Sequence[Unreadable] = (),
         life: str = "1",
         lost_hours: int = 0,
+        from_ms: int | None = None,
     ) -> None:
         """Digest rows of a copy, as of the world's cursor."""
         place = CopyId(node, self.delay, self.topic_id, partition, life)
         cut = self.cuts[partition] if cut is None else cut
-        hours = hour_rows(frames)
+        from_ms = compared_from_ms(self.now_ms) if from_ms is None else from_ms
+        hours = hour_rows([frame for frame in frames if frame[0] >= from_ms])
         for hour in hours[lost_hours:]:
             self._row(hour_row(place, cut, hour))
-        totals = (
-            len(hours),
-            sum(slot[1] for hour in hours for slot in hour.slots),
-            sum(slot[2] for hour in hours for slot in hour.slots) % 2**64,
-        )
-        facts = CutFacts(
+        count = sum(hour.records for hour in hours)
+        row = CutRow(
+            **place._asdict(),
             cut=cut,
             cut_ms=self.now_ms if cut_ms is None else cut_ms,
-            epoch=1,
-            commit=1,
-            cursor=self.cursor,
+            k=self.cursor.key,
+            h=self.cursor.offset,
             stored=RECORDS,
-            from_ms=(self.now_ms // SLOT_MS + 2) * SLOT_MS,
-            totals=totals,
-            pending=totals[1] + NEAR,
-            scanned_ms=0,
+            from_ms=from_ms,
+            hours=len(hours),
+            count=count,
+            hash=hash_text(sum(hour.hash for hour in hours) % 2**64),
+            pending=count + NEAR,
             behind=behind,
             role="replica",
-            store="wheel",
-            damaged=damaged,
-            at_ms=self.now_ms,
+            damaged=tuple(damaged),
         )
-        self._row(cut_row(place, facts))
+        self._row(cut_row(row))
         self.producer.flush()
 
     def _row(self, row: DigestRow) -> None:
@@ -253,7 +253,7 @@ class World:
 
     @contextmanager
     def answering(self, copies: dict[tuple[str, int], list[Frame]]) -> Iterator[list[Command]]:
-        """Nodes that answer commands for details; those that came are yielded."""
+        """Nodes that tell the records of an hour; the requests that came are yielded."""
         over = threading.Event()
         heard: list[Command] = []
         consumer = Consumer({**self.client, "group.id": "nodes", "enable.auto.commit": False})
@@ -280,48 +280,28 @@ class World:
         if frames is None:
             return
         rows = [
-            (key_ms, offset, mark, f"{frame_hash(key_ms, offset, None, payload):016x}")
+            (key_ms, offset, mark, hash_text(frame_hash(key_ms, offset, None, payload)))
             for key_ms, offset, mark, payload in frames
-            if command.start_ms <= key_ms < command.stop_ms
+            if command.hour_ms <= key_ms < command.hour_ms + HOUR_MS
         ]
-        plan, step, node = command.plan, command.step, command.node
-        detail = Detail(
-            plan=plan,
-            step=step,
-            node=node,
-            topic=command.topic,
-            partition=command.partition,
-            rows=rows,
-            last=True,
+        report = report_on(
+            command, "", self.now_ms, rows[: self.told_max], has_more=len(rows) > self.told_max
         )
-        report = Report(
-            plan=plan,
-            step=step,
-            node=node,
-            status="done",
-            detail="",
-            frames=len(rows),
-            at_ms=self.now_ms,
-        )
-        for message in (detail, report):
-            self.producer.produce(self.repairs, encode_message(message), command.plan.encode())
+        self.producer.produce(self.repairs, encode_message(report), command.plan.encode())
         self.producer.flush()
 
 
-def hour_rows(frames: Sequence[Frame]) -> list[HourRow]:
+def hour_rows(frames: Sequence[Frame]) -> list[HourSum]:
     """The sums of what is pending, from nothing but the words of ``docs/internals/digests.md``."""
-    sums: dict[int, dict[int, tuple[int, int]]] = {}
+    sums: dict[int, tuple[int, int]] = {}
     for key_ms, offset, mark, payload in frames:
         if mark == NO_MARK:
             meta = decode_payload(payload)[6]
             hashed = frame_hash(key_ms, offset, None if meta is None else meta[0], payload)
-            hour = sums.setdefault(key_ms // HOUR_MS * HOUR_MS, {})
-            count, total = hour.get(key_ms // SLOT_MS % SLOTS, (0, 0))
-            hour[key_ms // SLOT_MS % SLOTS] = (count + 1, (total + hashed) % 2**64)
-    return [
-        HourRow(hour_ms, [(index, *slots[index]) for index in sorted(slots)])
-        for hour_ms, slots in sorted(sums.items())
-    ]
+            hour_ms = key_ms // HOUR_MS * HOUR_MS
+            count, total = sums.get(hour_ms, (0, 0))
+            sums[hour_ms] = (count + 1, (total + hashed) % 2**64)
+    return [HourSum(hour_ms, *told) for hour_ms, told in sorted(sums.items())]
 
 
 def without(*offsets: int) -> Spoil:

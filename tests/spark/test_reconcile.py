@@ -15,7 +15,7 @@ from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte
 from delayservice.engine.cursor import NO_MARK, Cursor
-from delayservice.replicas.digest import SLOT_MS
+from delayservice.replicas.digest import HOUR_MS
 from delayservice.replicas.digest_rows import Unreadable
 from tests.conftest import MakeTopic
 from tests.spark.copies_world import (
@@ -58,8 +58,8 @@ def found(spark: SparkSession, result: ReconcileResult) -> set[tuple[object, ...
     return set(places)
 
 
-def slot_of(key_ms: int) -> int:
-    return key_ms // SLOT_MS * SLOT_MS
+def hour_of(key_ms: int) -> int:
+    return key_ms // HOUR_MS * HOUR_MS
 
 
 def test_copies_on_disks_are_held_against_the_log(
@@ -90,22 +90,18 @@ def test_copies_on_disks_are_held_against_the_log(
     assert not result.is_clean
     plan = decode_plan((tmp_path / "out" / "plan.json").read_text())
     assert plan == result.plan
-    keys = {frame[1]: frame[0] for frame in shapes[0][0]}
-    for offset, why in ((lost, "missing"), (changed, "different"), (cancelled, "extra")):
-        (step,) = [s for s in plan.steps if s.node == "n2" and why in s.why]
-        assert step.start_ms <= keys[offset] < step.stop_ms
-        assert why == "extra" or step.first_offset <= offset < step.stop_offset
-    (repair,) = [step for step in plan.steps if (step.node, step.partition) == ("n3", 0)]
-    inside = [o for o, key_ms in keys.items() if repair.start_ms <= key_ms < repair.stop_ms]
-    assert (repair.first_offset, repair.why) == (min(inside), "1 damaged")
-    assert repair.stop_offset > max(inside)
-    assert len(plan.steps) == 5
+    assert [(step.node, step.partition, step.why) for step in plan.steps] == [
+        ("n2", 0, "1 missing, 1 extra, 1 different"),
+        ("n3", 0, "1 damaged"),
+        ("n3", 1, "1 different"),
+    ]
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["findings"]["missing"] == 1
     assert not (tmp_path / "out" / "work").exists()
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Copies differ" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 1
+    assert "by the hour in which records are due" in page
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
@@ -121,7 +117,7 @@ def test_copies_that_agree_are_clean_and_their_plan_is_empty(
     assert found(spark, result) == set()
     assert result.is_clean
     assert result.plan.steps == ()
-    assert result.counts.slots_differing > 0
+    assert result.counts.hours_differing > 0
     assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -211,12 +207,12 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
     spoils = [without(3), with_other_value(7), unmarked(cancelled)]
     wrong, _ = spoiled((right[0], 300), *spoils)
     broken = world.pending(1)[10]
-    slot = (slot_of(broken[0]), slot_of(broken[0]) + SLOT_MS)
+    hour = (hour_of(broken[0]), hour_of(broken[0]) + HOUR_MS)
     world.publish("n1", 0, right[0])
     world.publish("n1", 1, right[1])
     world.publish("n2", 0, wrong)
     world.publish("n2", 1, right[1], cut_ms=world.now_ms - 3_600_000, cut=CUT_BEFORE)
-    world.publish("n3", 1, without(broken[1])(right[1]), damaged=[Unreadable(*slot, 1, 9, "crc")])
+    world.publish("n3", 1, without(broken[1])(right[1]), damaged=[Unreadable(*hour, 1, 9, "crc")])
     world.publish("n3", 0, right[0], life="old")
     world.publish("n3", 0, without(8)(right[0]), life="new")
     copies = {("n2", 0): wrong, ("n3", 0): without(8)(right[0])}
@@ -234,18 +230,49 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
         ("silent", "n4", 1, None),
     }
     assert {(command.node, command.partition) for command in heard} == set(copies)
-    broken_step = RepairStep(
-        node="n3",
-        topic=world.delay,
-        partition=1,
-        start_ms=slot[0],
-        stop_ms=slot[1],
-        topic_id=world.topic_id,
-        first_offset=1,
-        stop_offset=9,
-        why="1 damaged",
-    )
-    assert broken_step in result.plan.steps
+    assert RepairStep(
+        node="n3", topic=world.delay, partition=1, topic_id=world.topic_id, why="1 damaged"
+    ) in list(result.plan.steps)
+
+
+def test_of_an_hour_that_is_too_large_to_tell_the_first_records_are_compared(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    right = world.shape(0)[0]
+    world.told_max = 30
+    hour_ms = hour_of(right[0][0])
+    early, *_, late = [
+        f[1] for f in right if f[2] == NO_MARK and hour_of(f[0]) == hour_ms and f[1] % 10
+    ]
+    wrong = {"n2": without(early, late)(right), "n3": without(late)(right)}
+    world.publish("n1", 0, right)
+    for partition in (0, 1):
+        for node in ("n1", "n2", "n3"):
+            frames = wrong.get(node, right) if partition == 0 else world.shape(1)[0]
+            world.publish(node, partition, frames)
+    with world.answering({(node, 0): frames for node, frames in wrong.items()}):
+        result = reconcile(spark, options(world, tmp_path / "out"))
+    assert found(spark, result) == {("missing", "n2", 0, early), ("missing", "n3", 0, None)}
+    (row,) = [row for row in result.sample if row["node"] == "n3"]
+    assert (row["start_ms"], row["stop_ms"]) == (hour_ms, hour_ms + HOUR_MS)
+    assert "the first 10,000 of the hour, which are right" in row["detail"]
+
+
+def test_of_the_hour_in_which_digests_begin_the_rest_is_compared(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    right = world.shape(0)[0]
+    from_ms = hour_of(right[0][0]) + HOUR_MS // 2
+    early = next(frame[1] for frame in right if frame[2] == NO_MARK and frame[1] % 10)
+    late = next(f[1] for f in right if f[2] == NO_MARK and f[1] % 10 and f[0] >= from_ms)
+    wrong = without(early, late)(right)
+    for node, frames in {"n1": right, "n2": wrong}.items():
+        world.publish(node, 0, frames, from_ms=from_ms)
+        world.publish(node, 1, world.shape(1)[0])
+    with world.answering({("n2", 0): wrong}) as heard:
+        result = reconcile(spark, options(world, tmp_path / "out"))
+    assert found(spark, result) == {("missing", "n2", 0, late)}
+    assert [command.hour_ms for command in heard] == [hour_of(from_ms)]
 
 
 def test_the_log_is_read_from_where_what_differs_may_have_been_written(
@@ -273,7 +300,7 @@ def test_copies_that_all_stand_still_are_behind_unless_they_report_meanwhile(
     world.commit(Cursor((world.now_ms, 8), RECORDS))
 
     def say(what: str) -> None:
-        if what == "comparing slots":
+        if what == "comparing hours":
             for node in ("n1", "n2"):
                 world.publish(node, 1, right[1])
 
@@ -283,7 +310,7 @@ def test_copies_that_all_stand_still_are_behind_unless_they_report_meanwhile(
     assert (result.counts.records, result.counts.pending > 0) == (0, True)
 
 
-def test_nodes_that_do_not_answer_leave_a_finding_of_the_slot(
+def test_nodes_that_do_not_answer_leave_a_finding_of_the_hour(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:
     right = world.shape(0)[0]
@@ -295,11 +322,8 @@ def test_nodes_that_do_not_answer_leave_a_finding_of_the_slot(
     assert found(spark, result) == {("missing", "n2", 0, None), ("behind", "n2", 1, None)}
     (row,) = [row for row in result.sample if row["kind"] == "missing"]
     (key_ms,) = [frame[0] for frame in right if frame[1] == 3]
-    assert (row["slot_start_ms"], row["slot_stop_ms"]) == (
-        slot_of(key_ms),
-        slot_of(key_ms) + SLOT_MS,
-    )
-    assert "gave no details" in row["detail"]
+    assert (row["start_ms"], row["stop_ms"]) == (hour_of(key_ms), hour_of(key_ms) + HOUR_MS)
+    assert "was not asked which they are" in row["detail"]
 
 
 def test_copies_are_compared_where_slices_share_a_partition_of_checkpoints(

@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.kafka.copies import RepairClient, cluster_id
-from connectors.spark.reconcile import repair_plan
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import (
     IS_OVER_LIMIT,
@@ -246,12 +245,8 @@ def test_what_a_disk_lost_is_found_repaired_and_clean_again(
 
 
 def test_a_replica_is_repaired_by_itself_and_once_the_limit_is_reached_no_more(
-    spark: SparkSession, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, pair: Pair, tmp_path: Path
 ) -> None:
-    """A wheel by ranges, a RocksDB store as a whole."""
-    is_whole = pair.store == "rocksdb"
-    if is_whole:
-        monkeypatch.setattr(repair_plan, "RANGES_MAX", 1)
     node = pair.with_role("replica")
     pair.restart(node, pair.spoil)
     clean = list[ReconcileResult]()
@@ -261,7 +256,7 @@ def test_a_replica_is_repaired_by_itself_and_once_the_limit_is_reached_no_more(
             clean.append(result)
             assert (repairs.made, repairs.failed, repairs.has_stopped) == (1, 0, True)
             done = {event["command"] for event in pair.nodes[node].events("command_done")}
-            assert done == {"detail", "scan", "rebuild_copy" if is_whole else "rebuild"}
+            assert done == {"scan", "rebuild"}
             pair.restart(node, pair.spoil)
             return False
         if not clean:
@@ -299,16 +294,14 @@ def test_the_owners_copy_is_found_wrong_and_never_touched(
     assert found(spark, done.last) == spoilt(node)
     assert done.repairs.left == {IS_OWNERS: len(done.last.plan.steps)}
     assert done.repairs.made == 0
-    # Not even where the plan is sent by hand, if it is for replicas only.
+    # Not even where the plan is sent by hand.
     client = {"bootstrap.servers": pair.cluster.bootstrap}
     outcome = carry_out(
         done.last.plan,
         RepairClient(client, pair.bench.repairs),
         cluster_id(client),
         now_ms=now_ms(),
-        replica_only=True,
     )
     assert outcome.done == 0
     assert all("this node delivers" in why for why in outcome.failed.values())
-    done_there = {event["command"] for event in pair.nodes[node].events("command_done")}
-    assert done_there == {"detail"}
+    assert not list(pair.nodes[node].events("command_done"))

@@ -14,6 +14,7 @@ from delayservice.engine import census
 from delayservice.engine.census import OTHERS, Census, Waiting, largest, with_others
 from delayservice.engine.cursor import NO_MARK, Cursor, Frame
 from delayservice.inspection.query import count_within
+from delayservice.replicas.digest import compared_from_ms
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
@@ -58,12 +59,13 @@ def total(store: DigestingStore, start_ms: int = START_MS) -> int:
 def test_what_is_too_near_for_the_digest_is_counted_beside_it(tmp_path: Path) -> None:
     store = opened("memory", tmp_path)
     store.append([frame(n, 30_000 * n) for n in range(10)], [], [], 10)
-    assert store.near == 0  # no cursor is known
+    from_ms = compared_from_ms(START_MS + MINUTE_MS)
+    assert store.near(from_ms) == 0  # no cursor is known
     store.prune(Cursor((START_MS + MINUTE_MS, 0), 10))
     store.digest.follow(Cursor((START_MS + MINUTE_MS, 0), 10))
     sums = store.digest.sums
     assert sums is not None
-    assert (store.near, sums.totals()[1]) == (4, 4)
+    assert (store.near(from_ms), sums.totals(from_ms)[1]) == (6, 2)
     store.close()
 
 

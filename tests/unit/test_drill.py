@@ -215,7 +215,7 @@ def test_every_kind_is_in_the_table_of_the_page() -> None:
 
 def test_a_defect_counts_only_when_all_of_it_is_found_and_the_rest_is_invented() -> None:
     defects = [
-        Defect("missing_slot", ("disks",), (("missing", 1), ("missing", 2))),
+        Defect("missing_minute", ("disks",), (("missing", 1), ("missing", 2))),
         Defect("dropped", ("topics", "follow"), (("lost", 7),)),
     ]
     all_of_it = [
@@ -226,7 +226,7 @@ def test_a_defect_counts_only_when_all_of_it_is_found_and_the_rest_is_invented()
     assert good.is_good
     assert good.to_json()["rows_per_s"] == 5
     half = judge(defects, all_of_it[1:], 10, {})
-    assert (half.found["missing_slot"], half.missed) == (0, (("disks", "missing", 1),))
+    assert (half.found["missing_minute"], half.missed) == (0, (("disks", "missing", 1),))
     assert not half.is_good
     twice = judge(defects, [*all_of_it, all_of_it[2]], 10, {})
     assert (twice.invented, twice.inventions) == (1, (all_of_it[2],))

@@ -1,4 +1,4 @@
-"""A repair reads a range again from the log, in small steps, and forgets nothing that it can't."""
+"""A copy is rebuilt from the log, and a damaged slot is read again; nothing is forgotten."""
 
 from __future__ import annotations
 
@@ -34,22 +34,19 @@ class Log(QuietSource):
     def __init__(self) -> None:
         self.start = 0
         self.end = RECORDS
-        self.like: dict[int, int] = {}
-        """Offsets whose records are as those of other offsets."""
         self.scanned: list[tuple[int, int]] = []
 
     def bounds(self, _place: Place) -> Bounds:
         return Bounds(self.start, self.end)
 
     def row(self, offset: int) -> PolledRecord:
-        number = self.like.get(offset, offset)
         headers: Headers = [
-            ("delay-after", b"%d" % (number * 3 * HOUR_MS // RECORDS)),
+            ("delay-after", b"%d" % (offset * 3 * HOUR_MS // RECORDS)),
             ("delay-target-topic", b"orders"),
         ]
-        if number % 10 == 0:
-            headers.append(("delay-id", b"id %d" % (number % 20)))
-        return (offset, START_MS, None, b"value %d" % number, headers)
+        if offset % 10 == 0:
+            headers.append(("delay-id", b"id %d" % (offset % 20)))
+        return (offset, START_MS, None, b"value %d" % offset, headers)
 
     def run(self, start: int, stop: int) -> PolledBatch:
         return PolledBatch(
@@ -108,51 +105,6 @@ def lose(lane: Lane, start_ms: int, stop_ms: int) -> None:
     lane.store.rebuild(start_ms, stop_ms, [])
 
 
-def test_a_lost_range_is_there_again_with_its_marks(lane: Lane, log: Log) -> None:
-    before = held(lane)
-    assert sum(frame[2] >= 0 for frame in before) == 4
-    lose(lane, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS)
-    assert len(held(lane)) == RECORDS * 2 // 3
-    steps = list(
-        lane.repairing.repair(START_MS + HOUR_MS + 60_000, START_MS + HOUR_MS + 120_000, 0)
-    )
-    assert held(lane) == before
-    assert steps[-1] == RECORDS // 3
-    assert len(steps) > RECORDS // RUN
-    assert log.scanned == [(0, RECORDS)]
-
-
-def test_what_the_log_no_longer_has_is_kept(lane: Lane, log: Log) -> None:
-    before = held(lane)
-    log.start = 30  # in the middle of the second hour
-    assert (
-        list(lane.repairing.repair(START_MS + HOUR_MS, START_MS + 2 * HOUR_MS, 0))[-1]
-        == RECORDS // 3
-    )
-    assert held(lane) == before
-
-
-def test_what_is_stored_while_it_is_read_is_kept(lane: Lane, log: Log) -> None:
-    before = held(lane)
-    steps = lane.repairing.repair(START_MS, START_MS + 3 * HOUR_MS, 0)
-    next(steps)
-    log.like = {RECORDS: 30}
-    log.end = RECORDS + 1
-    lane.ingest(log.run(RECORDS, RECORDS + 1))
-    list(steps)
-    found = held(lane)
-    assert len(found) == RECORDS + 1
-    assert {frame[1] for frame in found} == {frame[1] for frame in before} | {RECORDS}
-    assert max(frame[2] for frame in found) == RECORDS  # it bears the id of a record before it
-
-
-def test_what_k_has_passed_is_not_brought_back(lane: Lane) -> None:
-    lane.follow(Cursor((START_MS + 2 * HOUR_MS, 0), RECORDS))
-    lose(lane, START_MS, START_MS + 3 * HOUR_MS)
-    list(lane.repairing.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
-    assert min(frame[0] for frame in held(lane)) == START_MS + 2 * HOUR_MS
-
-
 def test_a_whole_copy_is_read_again_from_the_log(lane: Lane, log: Log) -> None:
     before = held(lane)
     lose(lane, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS)
@@ -190,45 +142,6 @@ def test_an_owners_copy_is_never_started_over(lane: Lane, log: Log) -> None:
     with pytest.raises(KafkaEdgeError, match="this node delivers"):
         list(steps)
     assert (held(lane), lane.shard.owned) == (before, True)
-
-
-def test_a_mark_that_is_set_meanwhile_on_what_the_log_no_longer_has_is_kept(
-    lane: Lane, log: Log
-) -> None:
-    log.start = 55
-    steps = lane.repairing.repair(START_MS + 2 * HOUR_MS, START_MS + 3 * HOUR_MS, 0)
-    next(steps)
-    log.like = {RECORDS: 40}
-    log.end = RECORDS + 1
-    lane.ingest(log.run(RECORDS, RECORDS + 1))
-    list(steps)
-    assert {frame[1]: frame[2] for frame in held(lane)}[40] == RECORDS
-
-
-@pytest.mark.parametrize("start", [0, 30])
-def test_a_range_that_is_too_much_for_memory_is_read_in_parts(
-    lane: Lane, log: Log, start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = held(lane)
-    frames_max = RECORDS // 6
-    monkeypatch.setattr(repair, "_BYTES_MAX", frames_max * (repair._FRAME_BYTES + 100))
-    most = 0
-    frames = repair.SlotRebuilder.frames
-
-    def counted(reading: repair.SlotRebuilder) -> list[Frame]:
-        nonlocal most
-        found = frames(reading)
-        most = max(most, len(found))
-        return found
-
-    monkeypatch.setattr(repair.SlotRebuilder, "frames", counted)
-    if start == 0:
-        lose(lane, START_MS, START_MS + 3 * HOUR_MS)
-    log.start = start
-    steps = list(lane.repairing.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
-    assert held(lane) == before
-    assert steps[-1] == RECORDS
-    assert 0 < most <= 2 * frames_max
 
 
 def test_a_damaged_slot_that_is_too_much_for_memory_is_read_in_parts(

@@ -6,14 +6,15 @@ from connectors.spark.reconcile.digests import (
     GONE_MS,
     NO_CURSOR,
     Comparison,
-    CutRow,
+    CutAt,
     Expected,
     Retired,
     Served,
     choose,
 )
 from delayservice.engine.cursor import Cursor
-from delayservice.store.offline import Damage
+from delayservice.replicas.digest import HOUR_MS
+from delayservice.replicas.digest_rows import CutRow, Unreadable
 
 TOPIC_ID = "id"
 PLACE = ("any", 0)
@@ -21,32 +22,31 @@ PLACE = ("any", 0)
 
 def a_cut(
     node: str, cut: int, row: int, *, life: str = "1", behind: bool = False, **more: object
-) -> CutRow:
-    return CutRow(
+) -> CutAt:
+    said = CutRow(
         node=node,
         topic="any",
         partition=0,
-        row=row,
         topic_id=str(more.get("topic_id", TOPIC_ID)),
         life=life,
         cut=cut,
         cut_ms=cut * 60_000,
-        cursor=Cursor((cut, 0), cut),
+        k=(cut, 0),
+        h=cut,
         stored=cut,
         from_ms=int(str(more.get("from_ms", 0))),
         count=0,
-        hash=0,
-        scanned_ms=0,
+        hash="0",
         behind=behind,
         role=str(more.get("role", "replica")),
-        pending=more.get("pending"),  # type: ignore[arg-type] # a number
-        store="wheel",
-        damaged=(Damage(1, 2, 3, 4, "crc"),) if more.get("damaged") else (),
+        pending=int(str(more.get("pending", 0))),
+        damaged=(Unreadable(1, 2, 3, 4, "crc"),) if more.get("damaged") else (),
     )
+    return CutAt(row, said)
 
 
 def only(
-    rows: list[CutRow | Retired],
+    rows: list[CutAt | Retired],
     expected: Expected | None = None,
     cursor: Cursor = NO_CURSOR,
     now_ms: int = 0,
@@ -62,9 +62,11 @@ def test_the_newest_cut_that_all_have_is_compared() -> None:
     assert not found.behind
 
 
-def test_slots_are_compared_from_where_every_copy_speaks_of_them() -> None:
+def test_hours_are_compared_from_where_every_copy_speaks_of_them() -> None:
     found = only([a_cut("n1", 1, 1, from_ms=60_000), a_cut("n2", 1, 2, from_ms=120_000)])
-    assert found.from_ms == 120_000
+    assert found.from_ms == HOUR_MS  # of the hour before, their rows are not of the same records
+    found = only([a_cut("n1", 1, 1, from_ms=60_000), a_cut("n2", 1, 2, from_ms=60_000)])
+    assert found.from_ms == 60_000
 
 
 def test_a_cut_that_is_published_twice_counts_as_it_was_last() -> None:
@@ -73,7 +75,7 @@ def test_a_cut_that_is_published_twice_counts_as_it_was_last() -> None:
 
 
 def test_a_copy_whose_newest_cut_is_too_old_is_behind_and_holds_nobody_up() -> None:
-    rows: list[CutRow | Retired] = [a_cut("n1", 20, 9), a_cut("n2", 20, 8), a_cut("n3", 9, 1)]
+    rows: list[CutAt | Retired] = [a_cut("n1", 20, 9), a_cut("n2", 20, 8), a_cut("n3", 9, 1)]
     rows += [a_cut("n1", 9, 2), a_cut("n2", 9, 3)]
     found = only(rows, Expected(behind_ms=600_000))
     assert (found.cut, found.nodes) == (20, ["n1", "n2"])
@@ -82,14 +84,14 @@ def test_a_copy_whose_newest_cut_is_too_old_is_behind_and_holds_nobody_up() -> N
 
 
 def test_a_copy_that_is_late_at_one_cut_is_compared_at_the_one_before() -> None:
-    rows: list[CutRow | Retired] = [a_cut("n1", 2, 3), a_cut("n1", 1, 1)]
+    rows: list[CutAt | Retired] = [a_cut("n1", 2, 3), a_cut("n1", 1, 1)]
     rows += [a_cut("n2", 2, 4, behind=True), a_cut("n2", 1, 2)]
     found = only(rows)
     assert (found.cut, found.nodes, found.behind) == (1, ["n1", "n2"], {})
 
 
 def test_a_copy_that_has_long_come_to_no_cut_is_behind_by_its_own_words() -> None:
-    rows: list[CutRow | Retired] = [a_cut("n1", cut, cut) for cut in range(1, 13)]
+    rows: list[CutAt | Retired] = [a_cut("n1", cut, cut) for cut in range(1, 13)]
     late = [a_cut("n2", cut, 20 + cut, behind=cut > 1) for cut in range(1, 13)]
     found = only([*rows, *late])
     assert (found.cut, found.nodes) == (12, ["n1"])
@@ -100,7 +102,7 @@ def test_a_copy_that_has_long_come_to_no_cut_is_behind_by_its_own_words() -> Non
 
 def test_a_node_that_was_taken_away_is_silent_and_left_out_where_the_others_are_named() -> None:
     days = GONE_MS // 60_000 + 2
-    rows: list[CutRow | Retired] = [a_cut("n1", days, 5), a_cut("n2", days, 6), a_cut("n3", 1, 1)]
+    rows: list[CutAt | Retired] = [a_cut("n1", days, 5), a_cut("n2", days, 6), a_cut("n3", 1, 1)]
     found = only(rows)
     assert (found.nodes, found.behind, list(found.silent)) == (["n1", "n2"], {}, ["n3"])
     assert "--node" in found.silent["n3"]
@@ -111,7 +113,7 @@ def test_a_node_that_was_taken_away_is_silent_and_left_out_where_the_others_are_
 
 
 def test_where_no_cut_is_shared_by_all_most_copies_are_compared() -> None:
-    rows: list[CutRow | Retired] = [a_cut("n1", 2, 1), a_cut("n2", 2, 2), a_cut("n3", 3, 3)]
+    rows: list[CutAt | Retired] = [a_cut("n1", 2, 1), a_cut("n2", 2, 2), a_cut("n3", 3, 3)]
     found = only(rows)
     assert (found.cut, found.nodes, list(found.behind)) == (2, ["n1", "n2"], ["n3"])
 
@@ -130,7 +132,7 @@ def test_a_retired_copy_is_neither_compared_nor_behind() -> None:
 
 
 def test_nodes_that_should_report_and_do_not_are_silent() -> None:
-    rows: list[CutRow | Retired] = [a_cut("n1", 1, 1)]
+    rows: list[CutAt | Retired] = [a_cut("n1", 1, 1)]
     assert list(only(rows, Expected(nodes=("n1", "n2"))).silent) == ["n2"]
     assert list(only(rows, Expected(replicas=2)).silent) == [""]
     assert only(rows, Expected(nodes=("n1", "n2"), replicas=1)).silent == {}
@@ -146,7 +148,7 @@ def test_damage_is_what_the_newest_cut_says() -> None:
 
 def test_copies_that_all_stand_still_while_the_slice_goes_on_are_behind() -> None:
     """By the brokers' clock: compared with each other, none of them is older than another."""
-    rows: list[CutRow | Retired] = [a_cut("n1", 5, 5), a_cut("n2", 5, 6)]
+    rows: list[CutAt | Retired] = [a_cut("n1", 5, 5), a_cut("n2", 5, 6)]
     now_ms, gone_on = 5 * 60_000 + 600_001, Cursor((6, 0), 6)
     found = only(rows, cursor=gone_on, now_ms=now_ms)
     assert (found.nodes, list(found.behind), found.stale) == ([], ["n1", "n2"], {"n1": 5, "n2": 5})

@@ -1,9 +1,7 @@
 """Chooses the checkpoints at which copies can be compared by their digests.
 
-At some checkpoints, a node writes the sum of each of its copies into the digest topic, as a *cut
-row*, and before it an *hour row* for each hour of due times whose records have changed. The driver
+``replicas.digest_rows`` has the format of the digest topic: *cut rows* and *hour rows*. The driver
 chooses from a few cut rows of each copy (``choose``); the many hour rows stay in Spark.
-``docs/internals/digests.md`` has the format.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from typing import Final, NamedTuple
 from connectors.spark.common.topics import Place
 from connectors.spark.reconcile.repair_plan import Copy
 from delayservice.engine.cursor import Cursor
-from delayservice.store.offline import Damage
+from delayservice.replicas.digest import HOUR_MS
+from delayservice.replicas.digest_rows import CutRow, Unreadable
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
@@ -25,48 +24,15 @@ CUTS_KEPT: Final = 32
 GONE_MS: Final = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class CutRow:
-    """Row of the digest topic in which a node sums up its copy of a shard at one checkpoint.
+class CutAt(NamedTuple):
+    """Cut row of a copy, and its offset in the digest topic, by which rows are ordered."""
 
-    Attributes:
-        row: offset of this row in the digest topic, by which rows are ordered.
-        life: name that the copy got when it was built; a copy that is built again gets a new name.
-        cut, cut_ms: offset of the checkpoint, and when the broker appended it, epoch ms.
-        stored: source offset up to which the copy is stored, exclusive.
-        from_ms: start of the first slot in the digest, epoch ms.
-        count, hash: number of records in the digest, and the signed sum of their hashes.
-        scanned_ms: begin of the last complete scan of the copy's disk, epoch ms; 0: none.
-        behind: whether the copy can't be compared at the checkpoint, mostly as it was not stored up
-            to H.
-        role: ``owner`` or ``replica``: role of the node in the slice.
-        damaged: ranges of the copy that the node could not read.
-        pending: approximate number of pending records in the copy; None: not stated.
-    """
-
-    node: str
-    topic: str
-    partition: int
     row: int
-    topic_id: str
-    life: str
-    cut: int
-    cut_ms: int
-    cursor: Cursor
-    stored: int
-    from_ms: int
-    count: int
-    hash: int
-    scanned_ms: int
-    behind: bool
-    role: str
-    store: str
-    damaged: tuple[Damage, ...] = ()
-    pending: int | None = None
+    cut: CutRow
 
     @property
     def copy(self) -> Copy:
-        return self.node, self.topic, self.partition
+        return self.cut.node, self.cut.topic, self.cut.partition
 
 
 class Retired(NamedTuple):
@@ -76,6 +42,10 @@ class Retired(NamedTuple):
     topic: str
     partition: int
     row: int
+
+    @property
+    def copy(self) -> Copy:
+        return self.node, self.topic, self.partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +78,7 @@ class Comparison:
     """Comparison of the copies of one shard: at which checkpoint, of which nodes.
 
     Attributes:
-        from_ms: start of the first slot to compare, epoch ms.
+        from_ms: lowest key time to compare, epoch ms.
         cut, cut_ms: offset of the checkpoint at which digests are compared (None: on disks), and
             when the broker appended it, epoch ms.
         rows: cut rows at that checkpoint, one for each of ``nodes``; empty for copies on disks.
@@ -129,8 +99,8 @@ class Comparison:
     cut: int | None = None
     cut_ms: int | None = None
     nodes: list[str] = field(default_factory=list)
-    rows: list[CutRow] = field(default_factory=list)
-    damaged: dict[str, tuple[Damage, ...]] = field(default_factory=dict)
+    rows: list[CutAt] = field(default_factory=list)
+    damaged: dict[str, tuple[Unreadable, ...]] = field(default_factory=dict)
     behind: dict[str, str] = field(default_factory=dict)
     stale: dict[str, int] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
@@ -160,12 +130,12 @@ class Comparison:
 
     def leave_out(self, node: str, why: str) -> None:
         self.nodes.remove(node)
-        self.rows = [row for row in self.rows if row.node != node]
+        self.rows = [at for at in self.rows if at.cut.node != node]
         self.behind[node] = why
 
 
 def choose(
-    rows: Iterable[CutRow | Retired],
+    rows: Iterable[CutAt | Retired],
     shards: Mapping[Place, Served],
     expected: Expected,
     now_ms: int,
@@ -173,9 +143,9 @@ def choose(
     """Return what to compare of each shard: the copies at the checkpoint for which the largest
     number of copies have cut rows; if several have as many, at the newest.
     """
-    copies: dict[Copy, list[CutRow | Retired]] = {}
+    copies: dict[Copy, list[CutAt | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
-        copies.setdefault((row.node, row.topic, row.partition), []).append(row)
+        copies.setdefault(row.copy, []).append(row)
     found = []
     for place, shard in sorted(shards.items()):
         lives = {
@@ -190,39 +160,42 @@ def choose(
     return found
 
 
-def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
+def _this_life(told: Sequence[CutAt | Retired], topic_id: str) -> list[CutAt]:
     # Only rows since the copy was last built count; rows of a former topic of the same name are
     # ignored.
     newest = told[0]
     if isinstance(newest, Retired):
         return []
-    cuts: dict[int, CutRow] = {}
-    for row in told:
-        if isinstance(row, Retired) or row.life != newest.life or row.topic_id != topic_id:
+    cuts: dict[int, CutAt] = {}
+    for at in told:
+        if isinstance(at, Retired):
             break
-        cuts.setdefault(row.cut, row)
+        if (at.cut.life, at.cut.topic_id) != (newest.cut.life, topic_id):
+            break
+        cuts.setdefault(at.cut.cut, at)
     return list(cuts.values())
 
 
-def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expected) -> Comparison:
-    newest_ms = max((told[0].cut_ms for told in lives.values()), default=0)
+def _compare(place: Place, lives: Mapping[str, Sequence[CutAt]], expected: Expected) -> Comparison:
+    newest_ms = max((told[0].cut.cut_ms for told in lives.values()), default=0)
     gone = _gone(lives, newest_ms - max(GONE_MS, expected.behind_ms))
     there = {node: told for node, told in lives.items() if node not in gone}
+    newest = {node: told[0].cut for node, told in there.items()}
     found = Comparison(*place, silent={**silent(there.keys(), expected), **gone})
-    found.damaged = {node: told[0].damaged for node, told in there.items() if told[0].damaged}
-    found.owners = {node for node, told in there.items() if told[0].role == "owner"}
-    found.pending = max((told[0].pending or told[0].count for told in there.values()), default=0)
-    usable: dict[str, dict[int, CutRow]] = {}
+    found.damaged = {node: cut.damaged for node, cut in newest.items() if cut.damaged}
+    found.owners = {node for node, cut in newest.items() if cut.role == "owner"}
+    found.pending = max((cut.pending for cut in newest.values()), default=0)
+    usable: dict[str, dict[int, CutAt]] = {}
     for node, told in there.items():
         if why := _behind(told, newest_ms - expected.behind_ms, newest_ms):
             found.behind[node] = why
         else:
-            usable[node] = {row.cut: row for row in told if not row.behind}
+            usable[node] = {at.cut.cut: at for at in told if not at.cut.behind}
     _choose_cut(found, usable)
     return found
 
 
-def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
+def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutAt]]) -> None:
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
         return
@@ -233,39 +206,42 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -
             found.rows.append(cuts[cut])
         else:
             found.behind[node] = f"it has no cut in common with the others, such as {cut}"
-    found.cut, found.cut_ms = cut, found.rows[0].cut_ms
-    found.cursor = found.rows[0].cursor
-    found.from_ms = max(row.from_ms for row in found.rows)
+    one = found.rows[0].cut
+    found.cut, found.cut_ms, found.cursor = cut, one.cut_ms, Cursor(one.k, one.h)
+    starts = {at.cut.from_ms for at in found.rows}
+    # An hour is in a copy's rows from its ``from_ms`` on.
+    found.from_ms = max(starts) if len(starts) == 1 else -(-max(starts) // HOUR_MS) * HOUR_MS
 
 
 def _leave_out_stale(
-    found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
+    found: Comparison, lives: Mapping[str, Sequence[CutAt]], cursor: Cursor, since_ms: int
 ) -> None:
     # A copy whose newest cut row is old is current nevertheless if its cursor has not moved.
     for node in list(found.nodes):
-        newest = lives[node][0]
-        if newest.cut_ms < since_ms and newest.cursor != cursor:
+        newest = lives[node][0].cut
+        if newest.cut_ms < since_ms and Cursor(newest.k, newest.h) != cursor:
             age_s = (since_ms - newest.cut_ms) // 1000
             found.leave_out(node, f"its newest cut is {age_s} s too old, and the slice goes on")
             found.stale[node] = newest.cut
 
 
-def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
+def _gone(lives: Mapping[str, Sequence[CutAt]], since_ms: int) -> dict[str, str]:
     why = (
         "it has reported nothing for a day or longer: start it; if it was taken away for good, "
         "name the nodes that there are (--node)"
     )
-    return {node: why for node, told in lives.items() if told[0].cut_ms < since_ms}
+    return {node: why for node, told in lives.items() if told[0].cut.cut_ms < since_ms}
 
 
-def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
+def _behind(told: Sequence[CutAt], since_ms: int, newest_ms: int) -> str | None:
     """Return why a copy has no usable cut row of a checkpoint at or after ``since_ms``, if so."""
-    reached = next((row for row in told if not row.behind), None)
+    newest = told[0].cut
+    reached = next((at.cut for at in told if not at.cut.behind), None)
     if reached is not None and reached.cut_ms >= since_ms:
         return None
-    if told[0].behind:
-        return f"has stored up to {told[0].stored} and not to {told[0].cursor.offset}"
-    return f"its newest cut is {(newest_ms - told[0].cut_ms) // 1000} s older than another's"
+    if newest.behind:
+        return f"has stored up to {newest.stored} and not to {newest.h}"
+    return f"its newest cut is {(newest_ms - newest.cut_ms) // 1000} s older than another's"
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:

@@ -39,9 +39,16 @@ IS_OVER_LIMIT: Final = "the number of repairs is used up"
 IS_STALE: Final = "the comparison took too long"
 
 
-class CopyStanding(NamedTuple):
-    is_owner: bool
-    is_equal: bool
+class Known(NamedTuple):
+    """Copies that were compared, those of them without findings, and nodes that deliver a slice."""
+
+    copies: frozenset[Copy]
+    equal: frozenset[Copy]
+    owners: frozenset[tuple[str, int]]
+
+    def confirmed(self, answered: Collection[Copy]) -> Known:
+        """Return the same, with only those equal copies whose nodes have just read them again."""
+        return self._replace(equal=self.equal.intersection(answered))
 
 
 class Repair(NamedTuple):
@@ -60,22 +67,13 @@ class Chosen(NamedTuple):
     left: Mapping[str, int]
 
 
-def standings(
-    compared: Collection[Comparison], wrong: Collection[Copy]
-) -> dict[Copy, CopyStanding]:
-    owners = {(node, one.partition) for one in compared for node in one.owners}
-    return {
-        (node, *one.place): CopyStanding(
-            (node, one.partition) in owners, (node, *one.place) not in wrong
-        )
-        for one in compared
-        for node in one.nodes
-    }
+def known_of(compared: Collection[Comparison], wrong: Collection[Copy]) -> Known:
+    copies = frozenset((node, *one.place) for one in compared for node in one.nodes)
+    owners = frozenset((node, one.partition) for one in compared for node in one.owners)
+    return Known(copies, copies.difference(wrong), owners)
 
 
-def choose(
-    steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
-) -> Chosen:
+def choose(steps: Sequence[RepairStep], known: Known, repairs_left: int) -> Chosen:
     """Return the repairs that may be made now, and by reason the number of other steps.
 
     A repair rebuilds one node's copies of the shards of one slice. It is made automatically only
@@ -93,7 +91,8 @@ def choose(
     left: dict[str, int] = {}
     for (node, slice_no), group in groups.items():
         witnesses = _witnesses(node, group, known)
-        if _is_owner(node, slice_no, known):
+        is_known = any((copy[0], copy[2]) == (node, slice_no) for copy in known.copies)
+        if not is_known or (node, slice_no) in known.owners:
             why = IS_OWNERS
         elif slice_no in chosen:
             why = IS_SECOND
@@ -112,36 +111,14 @@ def is_fresh(age_s: float) -> bool:
     return age_s <= FRESH_S
 
 
-def confirmed(
-    known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
-) -> dict[Copy, CopyStanding]:
-    # Only copies that have just been read again count as equal.
-    return {
-        copy: one._replace(is_equal=one.is_equal and copy in answered)
-        for copy, one in known.items()
-    }
-
-
-def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> bool:
-    # A node counts as owner if none of its copies of the slice was compared.
-    mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
-    return not mine or any(one.is_owner for one in mine)
-
-
-def _witnesses(
-    node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
-) -> tuple[Copy, ...] | None:
+def _witnesses(node: str, steps: Sequence[RepairStep], known: Known) -> tuple[Copy, ...] | None:
     """Return for each shard a copy without findings on another node, a replica if possible."""
     found = []
-    for place in dict.fromkeys((step.topic, step.partition) for step in steps):
-        right = [
-            (one.is_owner, copy)
-            for copy, one in known.items()
-            if copy[1:] == place and copy[0] != node and one.is_equal
-        ]
+    for step in steps:
+        right = [c for c in known.equal if c[1:] == step.copy[1:] and c[0] != node]
         if not right:
             return None
-        found.append(min(right)[1])
+        found.append(min(right, key=lambda copy: ((copy[0], copy[2]) in known.owners, copy)))
     return tuple(found)
 
 
@@ -272,33 +249,25 @@ class _Following:
             cluster_id(self._client),
             now_ms=time.time_ns() // 1_000_000,
             timeout_s=self._options.timeout_s,
-            replica_only=True,
         )
         repairs.failed += len(repair.steps) - outcome.done
 
     def _choose(self, result: ReconcileResult, answered: Collection[Copy] | None = None) -> Chosen:
-        known = standings(result.compared, result.wrong)
+        known = known_of(result.compared, result.wrong)
         if answered is not None:
-            known = confirmed(known, answered)
+            known = known.confirmed(answered)
         repairs = self.so_far.repairs
         return choose(result.plan.steps, known, repairs.allowed - repairs.made)
 
     def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
         told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
         copies = list(dict.fromkeys(told))
-        plan, timeout_s = uuid.uuid4().hex, self._options.timeout_s
-        expires_ms = int((time.time() + timeout_s) * 1_000)
+        plan = uuid.uuid4().hex
         commands = [
             Command(
-                plan=plan,
-                step=step,
-                command="scan",
-                node=node,
-                topic=topic,
-                partition=partition,
-                expires_ms=expires_ms,
+                plan=plan, step=step, command="scan", node=node, topic=topic, partition=partition
             )
             for step, (node, topic, partition) in enumerate(copies)
         ]
-        reports = self._desk.ask(commands, timeout_s)
+        reports = self._desk.ask(commands, self._options.timeout_s)
         return {copies[report.step] for report in reports if report.status == "done"}

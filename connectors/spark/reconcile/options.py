@@ -25,14 +25,14 @@ class ReconcileOptions:
         folders: nodes' state folders by name of the node, to compare copies on disks; empty:
             compare running nodes by their digests.
         expected: copies that should exist.
-        deep: whether to compare every slot with the delay topics, not only those that differ
+        deep: whether to compare every hour with the delay topics, not only those that differ
             between copies, and to ask running nodes for records with ids, as digests cover only
             their ids.
-        details: whether to ask running nodes for the records of slots that differ from the log.
+        details: whether to ask running nodes for the records of hours that differ from the log.
         secrets: cluster secrets, to detect forged requeued records; empty: all count as genuine.
         behind_records: number of records up to H that a copy on a disk may lack before it counts as
             behind.
-        answer_timeout_s: longest wait, in seconds, from one report of a node to the next.
+        answer_timeout_s: longest wait, in seconds, for nodes to tell the records of some hours.
         min_partitions: smallest number of tasks that read a topic.
         topic: topic to which findings and a summary are written; None: no topic.
     """
@@ -58,23 +58,23 @@ class ReconcileOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of records, slots and offsets in a comparison.
+    """Numbers of records, hours and offsets in a comparison.
 
     Attributes:
-        slot_rows: slots in the digest rows that were read, counted for each copy.
-        slots_differing: slots that were compared with the log.
-        slots_passed: wrong slots that K passed meanwhile; findings there are left out.
+        hour_rows: hours in the digest rows that were read, counted for each copy.
+        hours_differing: hours that were compared with the log.
+        passed: findings that are left out, because K passed them meanwhile.
         log_offsets: source offsets of the delay topics that were read to compare with the log.
         pending: the sum over all shards, each counted in the copy that has most.
         records: pending records that were compared with another copy or with the log.
-        unjudged: records of copies with offsets below the start of the log, in the slots compared
+        unjudged: records of copies with offsets below the start of the log, in the hours compared
             record by record. The log can't judge them, so they are no findings.
         uncompared: shards of which no copy was compared with another copy or with the log.
     """
 
-    slot_rows: int = 0
-    slots_differing: int = 0
-    slots_passed: int = 0
+    hour_rows: int = 0
+    hours_differing: int = 0
+    passed: int = 0
     log_offsets: int = 0
     pending: int = 0
     records: int = 0
@@ -90,7 +90,7 @@ class Counts:
             )
         if self.unjudged:
             notes.append(
-                f"{self.unjudged:,} records in slots that differ lie below the start of their "
+                f"{self.unjudged:,} records in hours that differ lie below the start of their "
                 "delay topic: retention has deleted them there, so the log can't judge them; they "
                 "are left as are"
             )

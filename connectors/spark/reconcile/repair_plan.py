@@ -1,21 +1,18 @@
-"""Repair plan, ``plan.json``: ranges of copies that nodes must read again from the log.
+"""Repair plan, ``plan.json``: copies that nodes must rebuild from the log.
 
 ``docs/internals/digests.md`` has the format.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
-from msgspec.structs import asdict, replace
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.units import DAY_MS
-from delayservice.contract.times import DUE_STOP_MS
 from delayservice.replicas.commands import Command, Report
 from delayservice.replicas.digest import HOUR_MS
 
@@ -24,9 +21,6 @@ Copy: TypeAlias = tuple[str, str, int]
 
 VERSION: Final = 1
 STEPS_AT_ONCE: Final = 32
-# Largest number of steps of a plan. More would take days, in which the copies change.
-STEPS_MAX: Final = 10_000
-RANGES_MAX: Final = 48
 # Age above which a plan is refused, in ms, as copies may have changed since.
 AGE_MAX_MS: Final = DAY_MS
 
@@ -36,28 +30,17 @@ class PlanError(DelayServiceError):
 
 
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One range of a copy that its node must read again from the log, or the whole copy.
+    """One copy that its node must rebuild from the log.
 
     Attributes:
-        command: ``rebuild`` for a range, ``rebuild_copy`` for the whole copy.
         topic_id: a node refuses the step if its topic of this name has another id.
-        start_ms, stop_ms: keys (times of delivery) of the range, ``stop_ms`` exclusive, epoch ms.
-        first_offset: lowest known source offset of a record in the range. The node reads its log
-            from there, or from a lower offset that its copy has in the range.
-        stop_offset: end of the source offsets, exclusive, for users only, as a node reads to the
-            end of the log; 0: unknown.
         why: findings that the step repairs, in a few words.
     """
 
-    command: Literal["rebuild", "rebuild_copy"] = "rebuild"
     node: str
     topic: str
     topic_id: str
     partition: int
-    start_ms: int
-    stop_ms: int
-    first_offset: int
-    stop_offset: int
     why: str
 
     @property
@@ -66,7 +49,7 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Repair steps in order, for the cluster that was compared at ``made_ms``. ``id`` is the random
+    """Repair steps by node, for the cluster that was compared at ``made_ms``. ``id`` is the random
     name of the plan in the repair topic.
     """
 
@@ -83,40 +66,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
 
-def first_steps(
-    steps: Sequence[RepairStep], keep: Collection[Copy]
-) -> tuple[tuple[RepairStep, ...], list[str]]:
-    """Return the steps for a plan, and a list of notes for users.
-
-    More than ``RANGES_MAX`` steps for one copy become one that rebuilds the whole copy, unless it
-    is in ``keep``. The steps of one copy stand together.
-    """
-    more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
-    found: list[RepairStep] = []
-    for copy, group in groupby(steps[:STEPS_MAX], lambda step: step.copy):
-        ranges = list(group)
-        whole = len(ranges) > RANGES_MAX and copy not in keep
-        found += [_whole_copy(ranges)] if whole else ranges
-    return tuple(found), [more] if len(steps) > STEPS_MAX else []
-
-
-def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
-    return replace(
-        ranges[0],
-        command="rebuild_copy",
-        start_ms=0,
-        stop_ms=DUE_STOP_MS,
-        first_offset=0,
-        stop_offset=0,
-        why=f"{len(ranges)} ranges differ",
-    )
-
-
 def decode_plan(data: bytes | str) -> Plan:
-    """Return the plan from the content of ``plan.json``, after checking its steps.
+    """Return the plan from the content of ``plan.json``.
 
     Raises:
-        PlanError: the content is no plan or of another version, or a step has an impossible range.
+        PlanError: the content is no plan, or of another version.
     """
     try:
         plan = msgspec.json.decode(data, type=Plan)
@@ -126,11 +80,6 @@ def decode_plan(data: bytes | str) -> Plan:
         ) from exc
     if plan.v != VERSION:
         raise PlanError(f"the plan is of version {plan.v}, and this reads {VERSION}: upgrade it")
-    for number, step in enumerate(plan.steps):
-        if not (0 <= step.start_ms < step.stop_ms and step.first_offset >= 0):
-            raise PlanError(f"step {number} has no range of keys or offsets; run reconcile again")
-        if step.stop_offset and step.stop_offset < step.first_offset:
-            raise PlanError(f"step {number} ends before its first offset; run reconcile again")
     return plan
 
 
@@ -145,10 +94,9 @@ the newest report; None: there is no report yet."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a plan; ``frames``: number of pending records that nodes have stored again."""
+    """Result of a plan."""
 
     done: int
-    frames: int
     failed: Mapping[int, str]
     silent: tuple[int, ...]
 
@@ -165,12 +113,12 @@ def carry_out(
     *,
     now_ms: int,
     timeout_s: float = 600.0,
-    replica_only: bool = False,
 ) -> Outcome:
-    """Send the steps of a plan to the nodes, and wait for their reports.
+    """Send the steps of a plan to one node after another, and wait for their reports: so one copy
+    of a slice is rebuilt at a time.
 
-    ``timeout_s`` is the longest wait for the reports about ``STEPS_AT_ONCE`` steps; nodes begin no
-    step after that. With ``replica_only``, nodes refuse a step for a copy whose slice they own.
+    ``timeout_s`` is the longest wait for the reports about ``STEPS_AT_ONCE`` steps; the node begins
+    no step after that.
 
     Raises:
         PlanError: the plan was made for another cluster, or is too old.
@@ -188,37 +136,33 @@ def carry_out(
     total = len(plan.steps)
     reports: dict[int, Report] = {}
     on_progress(0, total, None)
-    for start in range(0, total, STEPS_AT_ONCE):
-        numbered = list(enumerate(plan.steps))[start : start + STEPS_AT_ONCE]
-        sent = commands(plan.id, numbered, timeout_s, replica_only=replica_only)
-        for answer in desk.ask(sent, timeout_s):
+    for numbered in _batches(plan.steps):
+        commands = [
+            Command(
+                plan=plan.id,
+                step=number,
+                command="rebuild",
+                node=step.node,
+                topic=step.topic,
+                topic_id=step.topic_id,
+                partition=step.partition,
+            )
+            for number, step in numbered
+        ]
+        for answer in desk.ask(commands, timeout_s):
             reports[answer.step] = answer
             on_progress(len(reports), total, answer)
     failed = {n: report.detail for n, report in reports.items() if report.status != "done"}
     return Outcome(
         done=len(reports) - len(failed),
-        frames=sum(report.frames for report in reports.values()),
         failed=failed,
         silent=tuple(n for n in range(total) if n not in reports),
     )
 
 
-def commands(
-    plan_id: str,
-    numbered: Iterable[tuple[int, RepairStep]],
-    timeout_s: float,
-    *,
-    replica_only: bool,
-) -> list[Command]:
-    # Commands expire when their reports are no longer awaited.
-    expires_ms = int((time.time() + timeout_s) * 1_000)
-    return [
-        Command(
-            plan=plan_id,
-            step=number,
-            expires_ms=expires_ms,
-            replica_only=replica_only,
-            **{name: fact for name, fact in asdict(step).items() if name != "why"},
-        )
-        for number, step in numbered
-    ]
+def _batches(steps: Sequence[RepairStep]) -> Iterator[Sequence[tuple[int, RepairStep]]]:
+    by_node = sorted(enumerate(steps), key=lambda numbered: numbered[1].node)
+    for _, group in groupby(by_node, key=lambda numbered: numbered[1].node):
+        numbered = list(group)
+        for start in range(0, len(numbered), STEPS_AT_ONCE):
+            yield numbered[start : start + STEPS_AT_ONCE]

@@ -1,9 +1,9 @@
 """Compares the copies of a cluster with each other, and with the delay topics.
 
-Copies are first compared by sums of slots (minutes of due times): one row for each slot instead of
-one for each record. Where they differ, the log decides which copy is right: its pending records are
-summed up in the same way, and copies with other sums are compared with it record by record. Spark
-does all of that; the driver gets counts, bounded samples and the steps of the repair plan.
+Copies are first compared by sums of hours of due time: one row for each hour instead of one for
+each record. Where they differ, the log decides which copy is right: its pending records are summed
+up in the same way, and copies with other sums are compared with it record by record. Spark does all
+of that; the driver gets counts, bounded samples and the steps of the repair plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -30,33 +29,36 @@ from connectors.spark.common.pending import LogPart, before, sift, uncancelled, 
 from connectors.spark.common.progress import Say
 from connectors.spark.common.sink import name_for, publish
 from connectors.spark.common.topics import Place, native_options
-from connectors.spark.reconcile.compare import COPY, FINDING, PLACE, SHARD, SLOT, compare, with_slot
-from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
-from connectors.spark.reconcile.details import RANGES_MAX, Details
-from connectors.spark.reconcile.options import Counts, ReconcileOptions, ReconcileResult
-from connectors.spark.reconcile.page import heat, page
-from connectors.spark.reconcile.repair_plan import Plan, first_steps
-from connectors.spark.reconcile.slots import (
+from connectors.spark.reconcile.compare import (
+    COPY,
+    FINDING,
+    HOUR,
     KINDS,
+    PLACE,
+    SHARD,
+    compare,
     damage_findings,
+    hour_findings,
     outside,
     plan_steps,
-    ranges_of,
-    slot_findings,
     suspects,
-    wrong_slots,
+    with_hour,
+    wrong_hours,
 )
+from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
+from connectors.spark.reconcile.options import Counts, ReconcileOptions, ReconcileResult
+from connectors.spark.reconcile.page import page
+from connectors.spark.reconcile.repair_plan import Plan
 from connectors.spark.reconcile.stored import HASHES
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.replicas.digest import HOUR_MS, SLOT_MS
+from delayservice.replicas.digest import HOUR_MS
 
 SAMPLE_ROWS: Final = 20
 # Largest number of findings that one comparison publishes, as the next comparison finds most of
 # them again.
 PUBLISHED_MAX: Final = 100
-_ORDER: Final = ["kind", *COPY, "slot_start_ms", "offset"]
-_LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigint"
+_ORDER: Final = ["kind", *COPY, "start_ms", "offset"]
 
 
 def reconcile(
@@ -121,28 +123,35 @@ class _Reconciling:
             return self._compared(cut, replicas)
 
     def _compared(self, cut: Cut, replicas: Replicas) -> ReconcileResult:
-        self._say("comparing slots")
+        self._say("comparing hours")
         counts, every = self._counts, self._options.deep
         copies = self._of_shards(
             "nodes array<string>", {o.place: (o.nodes,) for o in replicas.compared if o.nodes}
         )
-        sums = replicas.sums(every=every)
-        suspected = self._kept("suspects", suspects(sums, copies, every=every))
-        counts.slots_differing = suspected.count()
-        if counts.slots_differing or every:
+        suspected = self._kept("suspects", suspects(replicas.sums(), copies, every=every))
+        counts.hours_differing = suspected.count()
+        if counts.hours_differing or every:
             logged = self._logged(cut, replicas, suspected)
-            wrong = wrong_slots(suspected, logged, copies, replicas.damaged(), replicas.hashed)
+            wrong = wrong_hours(suspected, logged, copies, replicas.damaged(), replicas.hashed)
             self._say("comparing records")
             found = self._findings(replicas, self._kept("wrong", wrong), logged)
         else:
-            logged, found = self._spark.createDataFrame([], _LOGGED), self._others(replicas)
+            found = self._others(replicas)
         found = kept(found.coalesce(1), self._options.path("findings"))
-        plan, more = self._plan(cut, replicas, found, logged)
+        ids = {place: (shard.topic_id,) for place, shard in served(cut).items()}
+        plan = Plan(
+            id=uuid.uuid4().hex,
+            cluster=cluster_id(native_options(self._options.client)),
+            made_ms=cut.taken_ms,
+            steps=tuple(plan_steps(found, self._of_shards("topic_id string", ids))),
+        )
         least = 1 if every else 2
         alone = sum(len(one.nodes) < least for one in replicas.compared)
         counts.uncompared = alone + len(cut.unserved)
-        result = self._result((*cut.notes, *counts.notes(), *more), replicas, found, plan)
-        self._write(result, found)
+        result = self._result((*cut.notes, *counts.notes()), replicas, found, plan)
+        write_text(result.paths["plan"], plan.encode())
+        write_text(result.paths["report"], page(result, found))
+        delete(self._options.path("work"))
         return result
 
     def _take_cut(self) -> Cut:
@@ -164,31 +173,9 @@ class _Reconciling:
         return cut
 
     def _replicas(self, cut: Cut) -> Replicas:
-        options = self._options
-        if options.folders:
-            expected = options.expected
-            if not expected.replicas:
-                expected = replace(expected, nodes=tuple(sorted(options.folders)))
-            path = options.path("work/copies")
-            return OnDisk(self._spark, options.folders, cut, expected, options.behind_records, path)
-        details = Details(
-            self._spark,
-            options.client,
-            options.repairs,
-            options.answer_timeout_s,
-            RANGES_MAX if options.details else 0,
-            self._stop,
-        )
-        return Live(
-            self._spark,
-            options.client,
-            options.digests,
-            options.checkpoint,
-            cut,
-            options.expected,
-            details,
-            options.min_partitions,
-        )
+        if self._options.folders:
+            return OnDisk(self._spark, self._options, cut)
+        return Live(self._spark, self._options, cut, self._stop)
 
     def _kept(self, name: str, rows: DataFrame) -> DataFrame:
         return kept(rows, self._options.path(f"work/{name}"))
@@ -204,9 +191,9 @@ class _Reconciling:
         earlier = before(sifted, parts)
         if earlier:
             sifted = sifted.union(self._sift(earlier))
-        records = uncancelled(sifted).transform(with_slot)
+        records = uncancelled(sifted).transform(with_hour)
         if not self._options.deep:
-            records = records.join(suspected.select(*SLOT), SLOT, "left_semi")
+            records = records.join(suspected.select(*HOUR), HOUR, "left_semi")
         return self._kept("logged", records)
 
     def _sift(self, parts: Mapping[Place, LogPart]) -> DataFrame:
@@ -246,43 +233,51 @@ class _Reconciling:
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
         # The lowest key time whose records are needed from the log, and the exclusive end, epoch
         # ms.
+        starts = {one.place: one.from_ms for one in replicas.compared if one.nodes}
         if self._options.deep:
-            return {o.place: (o.from_ms, DUE_STOP_MS + 1) for o in replicas.compared if o.nodes}
-        found = suspected.groupBy(*SHARD).agg(
-            sf.min("slot_start_ms"), sf.max("slot_start_ms") + SLOT_MS
-        )
-        return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
+            return {place: (from_ms, DUE_STOP_MS + 1) for place, from_ms in starts.items()}
+        found = suspected.groupBy(*SHARD).agg(sf.min("hour_ms"), sf.max("hour_ms") + HOUR_MS)
+        return {
+            (topic, number): (max(first, starts[topic, number]), stop)
+            for topic, number, first, stop in found.collect()
+        }
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        # Slots that K has passed while the comparison was running are left out.
         asked = self._asked(replicas, wrong, logged)
         if asked.isEmpty():
             return self._others(replicas)
-        held, unanswered = replicas.records(ranges_of(asked))
+        hours = asked.orderBy(sf.desc("is_wrong"), *PLACE).drop("is_wrong")
+        held, told = replicas.records(hours)
         # What K passes while this works is delivered, and pruned on one node before another; and
         # retention may have moved the log's start while it was read.
         later = served(take_cut(self._options.client, self._options.checkpoint, lambda *_: ()))
-        facts = {place: (s.span.start, s.later.key[0]) for place, s in later.items()}
-        shards = sf.broadcast(self._of_shards("log_start bigint, k_ms bigint", facts))
-        scope = outside(asked.select(*PLACE), unanswered).join(shards, SHARD)
-        scope = self._kept("scope", scope)
-        theirs = self._kept("held", held.transform(with_slot).join(scope, PLACE, "left_semi"))
-        unjudged = theirs.join(shards, SHARD).where("offset < log_start").drop("k_ms")
+        from_ms = {one.place: one.from_ms for one in replicas.compared}
+        facts = {
+            place: (shard.span.start, shard.later.key[0], from_ms[place])
+            for place, shard in later.items()
+            if place in from_ms
+        }
+        shards = self._of_shards("log_start bigint, k_ms bigint, from_ms bigint", facts)
+        shards = sf.broadcast(shards)
+        scope = self._kept("scope", told.join(shards, SHARD).drop("k_ms", "from_ms", "why"))
+        theirs = self._kept("held", held.transform(with_hour).join(scope, PLACE, "left_semi"))
+        unjudged = theirs.join(shards, SHARD).where("offset < log_start").select(*theirs.columns)
         records = self._kept("records", compare(theirs, logged, scope))
-        found = records.union(slot_findings(wrong, records, unjudged, unanswered))
-        passed = wrong.join(shards, SHARD).where("slot_start_ms <= k_ms")
-        self._counts.slots_passed, self._counts.unjudged = passed.count(), unjudged.count()
-        found = found.join(shards, SHARD).where("slot_start_ms > k_ms")
+        found = records.union(hour_findings(wrong, records, unjudged, told)).join(shards, SHARD)
+        first_ms = sf.coalesce("key_ms", sf.greatest("start_ms", "from_ms"))
+        is_passed = first_ms <= sf.col("k_ms")
+        self._counts.passed = found.where(is_passed).count()
+        self._counts.unjudged = unjudged.count()
         others = self._others(replicas)
-        return found.select(*others.columns).union(others)
+        return found.where(~is_passed).select(*others.columns).union(others)
 
     def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        # Digests cover only the ids of records with ids: a deep comparison asks for those slots
+        # Digests cover only the ids of records with ids: a deep comparison asks for those hours
         # too.
         asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
         if not self._options.deep or replicas.hashed == "payload_hash":
             return asked
-        named = logged.where("record_id is not null").select(*SLOT).distinct()
+        named = logged.where("record_id is not null").select(*HOUR).distinct()
         named = named.join(sf.broadcast(copies_of(self._spark, replicas.compared)), SHARD)
         named = outside(named, replicas.damaged()).join(wrong, PLACE, "left_anti")
         return asked.union(named.select(*PLACE, sf.expr("false")))
@@ -298,32 +293,11 @@ class _Reconciling:
         absent = self._spark.createDataFrame(rows, FINDING)
         return damage_findings(replicas.damaged()).union(absent)
 
-    def _plan(
-        self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
-    ) -> tuple[Plan, list[str]]:
-        shards = served(cut)
-        facts = {
-            one.place: (shards[one.place].topic_id, one.cursor.offset, shards[one.place].span.start)
-            for one in replicas.compared
-        }
-        bounds = self._of_shards("topic_id string, below bigint, log_start bigint", facts)
-        steps, more = first_steps(
-            plan_steps(found, logged, replicas.damaged(), bounds),
-            {(node, *one.place) for one in replicas.compared for node in one.owners},
-        )
-        plan = Plan(
-            id=uuid.uuid4().hex,
-            cluster=cluster_id(native_options(self._options.client)),
-            made_ms=cut.taken_ms,
-            steps=steps,
-        )
-        return plan, more
-
     def _result(
         self, notes: tuple[str, ...], replicas: Replicas, found: DataFrame, plan: Plan
     ) -> ReconcileResult:
         options, counts = self._options, self._counts
-        counts.slot_rows = replicas.slots
+        counts.hour_rows = replicas.hours
         counts.pending = sum(one.pending for one in replicas.compared)
         counts.records = sum(
             one.records for one in replicas.compared if options.deep or len(one.nodes) > 1
@@ -341,11 +315,6 @@ class _Reconciling:
             wrong=frozenset(tuple(row) for row in found.select(*COPY).distinct().collect()),
             notes=notes,
         )
-
-    def _write(self, result: ReconcileResult, found: DataFrame) -> None:
-        write_text(result.paths["plan"], result.plan.encode())
-        write_text(result.paths["report"], page(result, heat(found)))
-        delete(self._options.path("work"))
 
 
 _FILES: Final = {

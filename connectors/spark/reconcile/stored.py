@@ -19,7 +19,7 @@ from connectors.spark.common.pending import PendingColumns
 from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.cursor import NO_MARK, Frame
-from delayservice.replicas.digest import SLOT_MS, frame_hash
+from delayservice.replicas.digest import HOUR_MS, frame_hash
 from delayservice.store.offline import Damage
 
 DDL: Final = """
@@ -35,7 +35,7 @@ DDL: Final = """
 """Columns of a store's records.
 
 - ``shard``: folder name, a hash of the topic's id; ``topic``: name of the topic, null if unknown.
-- ``slot_start_ms``, ``slot_stop_ms``: range of due times of the record's file, or its minute.
+- ``slot_start_ms``, ``slot_stop_ms``: range of due times of the record's file, or its hour.
 - ``mark``: source offset of the record's canceller, null if it has none.
 - ``key``, ``value``, ``headers``: of the record to deliver; null if content was not asked for.
 - ``attempt``: number of the next attempt to deliver, from 1; ``source``: place at which the record
@@ -62,7 +62,7 @@ class ShardName:
         self, slot_ms: tuple[int, int] | None, frames: Sequence[Frame], *, content: bool
     ) -> pa.RecordBatch:
         """Return stored records as an Arrow batch with the columns of ``DDL``. ``slot_ms``: start
-        and exclusive end of their slot, epoch ms; None: the minute of each record's key.
+        and exclusive end of their slot, epoch ms; None: the hour of each record's key.
         """
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
@@ -79,12 +79,12 @@ class ShardName:
         key_ms, offset, mark, data = frame
         target, partition, key, value, headers, due_ms, meta = decode_payload(data)
         record_id, source, attempt, expires_ms = _PLAIN if meta is None else meta[:4]
-        minute_ms = key_ms - key_ms % SLOT_MS
+        hour_ms = key_ms - key_ms % HOUR_MS
         place = None if self.topic is None else f"{self.topic}:{self.partition}:{offset}"
         named = [{"name": name, "value": text} for name, text in headers] if content else None
         return (
             *(self.shard, self.topic, self.partition),
-            *(slot_ms or (minute_ms, minute_ms + SLOT_MS)),
+            *(slot_ms or (hour_ms, hour_ms + HOUR_MS)),
             *(key_ms, offset, None if mark == NO_MARK else mark),
             *(record_id, target, None if partition < 0 else partition),
             *((key, value, named) if content else (None, None, None)),

@@ -1,4 +1,4 @@
-"""Nodes of a drill: they publish digests of their copies and answer queries for records
+"""Nodes of a drill: they publish digests of their copies and answer requests for records
 (docs/internals/digests.md). A stale copy reports that it has stored only the first half of the
 offsets below H.
 """
@@ -24,12 +24,11 @@ from delay_devtools.drill.writing import CountedWriter, Ends
 _LIFE: Final = "2"
 _FORMER_LIFE: Final = "1"
 _STALE_MS: Final = HOUR_MS
-_ROWS: Final = 1_000
+_ROWS: Final = 10_000
 _TICK_S: Final = 0.1
 
-# Number of records and sum of their hashes, by start of the hour (epoch milliseconds), then by
-# minute in the hour (0 to 59).
-Slots = dict[int, dict[int, tuple[int, int]]]
+# Number of records and sum of their hashes, by start of the hour (epoch milliseconds).
+Hours = dict[int, tuple[int, int]]
 
 
 def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> None:
@@ -58,22 +57,21 @@ def _rows(
     }
     sums = _sums(copy)
     first_ms = min(sums, default=life.now_ms // HOUR_MS * HOUR_MS)
-    former = {**said, "life": _FORMER_LIFE, "hour_ms": first_ms, "slot_ms": MINUTE_MS}
-    yield f"h/{of}/{first_ms}".encode(), {**former, "slots": [[59, 1, hash_text(1)]]}
+    former = {**said, "life": _FORMER_LIFE, "hour_ms": first_ms}
+    yield f"h/{of}/{first_ms}".encode(), {**former, "count": 1, "hash": hash_text(1)}
     yield f"h/{of}/{first_ms - HOUR_MS}".encode(), None
-    for hour_ms, slots in sums.items():
-        rows = [[index, count, hash_text(total)] for index, (count, total) in sorted(slots.items())]
-        hour = {**said, "hour_ms": hour_ms, "slot_ms": MINUTE_MS, "slots": rows}
+    for hour_ms, (count, total) in sums.items():
+        hour = {**said, "hour_ms": hour_ms, "count": count, "hash": hash_text(total)}
         yield f"h/{of}/{hour_ms}".encode(), hour
     yield f"c/{of}".encode(), {**said, **_cut(life, copy, sums, is_silent=is_silent)}
 
 
-def _cut(life: Life, copy: ShardCopy, sums: Slots, *, is_silent: bool) -> dict[str, Any]:
+def _cut(life: Life, copy: ShardCopy, sums: Hours, *, is_silent: bool) -> dict[str, Any]:
     shard = life.shards[copy.place[1]]
     cut_ms = life.now_ms
     if copy.is_stale and is_silent:
         cut_ms -= _STALE_MS
-    found = [one for slots in sums.values() for one in slots.values()]
+    count = sum(count for count, _ in sums.values())
     damaged = [
         {
             "start_ms": start_ms,
@@ -86,33 +84,27 @@ def _cut(life: Life, copy: ShardCopy, sums: Slots, *, is_silent: bool) -> dict[s
     ]
     return {
         "cut_ms": cut_ms,
-        "epoch": 1,
-        "commit": 1,
         "k": shard.key,
         "h": shard.h,
         "stored": copy.h // 2 if copy.is_stale else copy.stop,
         "from_ms": copy.from_ms,
         "hours": len(sums),
-        "count": sum(count for count, _ in found),
-        "hash": hash_text(sum(total for _, total in found)),
-        "scanned_ms": cut_ms,
+        "count": count,
+        "hash": hash_text(sum(total for _, total in sums.values())),
+        "pending": count,
         "behind": copy.is_stale and not is_silent,
         "role": "owner" if copy.node == "n1" else "replica",
-        "store": "wheel",
         "damaged": damaged,
-        "at_ms": life.now_ms,
     }
 
 
-def _sums(copy: ShardCopy) -> Slots:
-    sums: Slots = defaultdict(dict)
+def _sums(copy: ShardCopy) -> Hours:
+    sums: Hours = defaultdict(lambda: (0, 0))
     unread = set(copy.damaged)
     for frame in copy.pending():
-        if frame.slot_ms not in unread:
-            hour_ms, slots_ms = frame.key_ms - frame.key_ms % HOUR_MS, frame.key_ms % HOUR_MS
-            slots, index = sums[hour_ms], slots_ms // MINUTE_MS
-            count, total = slots.get(index, (0, 0))
-            slots[index] = (count + 1, total + frame.sum_hash)
+        if frame.minute_ms not in unread:
+            count, total = sums[frame.hour_ms]
+            sums[frame.hour_ms] = (count + 1, total + frame.sum_hash)
     return dict(sorted(sums.items()))
 
 
@@ -150,26 +142,23 @@ def _answer_all(
         for message in consumer.consume(_ROWS, _TICK_S):
             asked = json.loads(message.value() or b"{}") if message.error() is None else {}
             copy = kept.get((asked.get("node"), asked.get("topic"), asked.get("partition")))  # type: ignore[arg-type]  # None names no copy
-            if asked.get("command") == "detail" and copy is not None:
-                for answer in _answers(asked, copy):
-                    writer.write((topic, 0), asked["plan"].encode(), to_json(answer))
+            if asked.get("command") == "records" and copy is not None:
+                writer.write((topic, 0), asked["plan"].encode(), to_json(_answer(asked, copy)))
         writer.flush()
 
 
-def _answers(asked: Mapping[str, Any], copy: ShardCopy) -> Iterator[dict[str, Any]]:
-    said = {"v": 1, "plan": asked["plan"], "step": asked["step"], "node": copy.node}
-    frames = sorted(
-        frame
-        for frame in copy.frames.values()
-        if asked["start_ms"] <= frame.key_ms < asked["stop_ms"]
-    )
-    place = {"topic": copy.place[0], "partition": copy.place[1]}
-    for start in range(0, max(len(frames), 1), _ROWS):
-        rows = [_row(frame) for frame in frames[start : start + _ROWS]]
-        is_last = start + _ROWS >= len(frames)
-        yield {**said, **place, "kind": "detail", "rows": rows, "last": is_last}
-    told = {"status": "done", "detail": "", "frames": len(frames)}
-    yield {**said, **told, "kind": "report", "at_ms": time.time_ns() // 1_000_000}
+def _answer(asked: Mapping[str, Any], copy: ShardCopy) -> dict[str, Any]:
+    frames = sorted(f for f in copy.frames.values() if f.hour_ms == asked["hour_ms"])
+    return {
+        "v": 1,
+        "kind": "report",
+        **{name: asked[name] for name in ("plan", "step", "node", "topic", "partition")},
+        "status": "done",
+        "detail": "",
+        "rows": [_row(frame) for frame in frames[:_ROWS]],
+        "has_more": len(frames) > _ROWS,
+        "at_ms": time.time_ns() // 1_000_000,
+    }
 
 
 def _row(frame: Frame) -> list[object]:

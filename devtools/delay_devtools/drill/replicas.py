@@ -36,15 +36,15 @@ NO_MARK: Final = -1
 
 
 class CopyFound(NamedTuple):
-    """Finding of the comparison of copies; ``slot_ms``: start of the minute or hour, None: the
-    whole copy.
+    """Finding of the comparison of copies; ``start_ms``: start of the hour or of what is damaged,
+    None: the whole copy.
     """
 
     kind: str
     node: str
     topic: str
     partition: int
-    slot_ms: int | None
+    start_ms: int | None
     offset: int | None
 
 
@@ -58,7 +58,11 @@ class Frame(NamedTuple):
     payload: bytes
 
     @property
-    def slot_ms(self) -> int:
+    def hour_ms(self) -> int:
+        return self.key_ms - self.key_ms % HOUR_MS
+
+    @property
+    def minute_ms(self) -> int:
         return self.key_ms - self.key_ms % MINUTE_MS
 
     @property
@@ -90,7 +94,7 @@ class ShardCopy:
                 yield frame
 
     def found(self, kind: str, frame: Frame) -> CopyFound:
-        return CopyFound(kind, self.node, *self.place, frame.slot_ms, frame.offset)
+        return CopyFound(kind, self.node, *self.place, frame.hour_ms, frame.offset)
 
 
 @dataclass(slots=True)
@@ -163,10 +167,9 @@ class Spoiler:
             # Of the first hour, a part is not compared.
             first_ms = copy.from_ms - copy.from_ms % HOUR_MS + HOUR_MS
             for frame in copy.frames.values():
-                hour_ms = frame.key_ms - frame.key_ms % HOUR_MS
-                if frame.offset >= copy.h or hour_ms < first_ms:
+                if frame.offset >= copy.h or frame.hour_ms < first_ms:
                     continue
-                cell = cells.setdefault((number, hour_ms), Cell(copy, hour_ms))
+                cell = cells.setdefault((number, frame.hour_ms), Cell(copy, frame.hour_ms))
                 is_marked = NO_MARK < frame.mark < copy.h
                 (cell.marked if is_marked else cell.pending).append(frame)
         return [cell for cell in cells.values() if cell.pending]
@@ -180,10 +183,10 @@ class Spoiler:
                     return Defect(kind, (world,), tuple(found))
         raise _no_room(kind)
 
-    def _lose_slot(self, cell: Cell) -> list[CopyFound]:
-        slot_ms = self._rng.choice(cell.pending).slot_ms
-        gone = [frame for frame in cell.pending if frame.slot_ms == slot_ms]
-        for frame in [frame for frame in cell.copy.frames.values() if frame.slot_ms == slot_ms]:
+    def _lose_minute(self, cell: Cell) -> list[CopyFound]:
+        minute_ms = self._rng.choice(cell.pending).minute_ms
+        gone = [frame for frame in cell.pending if frame.minute_ms == minute_ms]
+        for frame in [f for f in cell.copy.frames.values() if f.minute_ms == minute_ms]:
             del cell.copy.frames[frame.offset]
         return [cell.copy.found("missing", frame) for frame in gone]
 
@@ -224,12 +227,12 @@ class Spoiler:
 
     def _damage(self, cell: Cell) -> list[CopyFound]:
         copy = cell.copy
-        start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].slot_ms
+        start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].minute_ms
         copy.damaged.append(start_ms)
         return [CopyFound("damaged", copy.node, *copy.place, start_ms, None)]
 
     KINDS: ClassVar = {
-        "missing_slot": _lose_slot,
+        "missing_minute": _lose_minute,
         "missing_record": _lose_record,
         "lost_mark": _lose_mark,
         "extra_record": _add_record,

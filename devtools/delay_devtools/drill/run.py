@@ -306,7 +306,7 @@ def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> li
     read = spark.read.option("recursiveFileLookup", value=True)
     rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
     if job not in ("topics", FOLLOWED):
-        columns = ("kind", "node", "topic", "partition", "slot_start_ms", "offset")
+        columns = ("kind", "node", "topic", "partition", "start_ms", "offset")
         return [(job, *(row[name] for name in columns)) for row in rows]
     found: list[Finding] = []
     for row in rows:
