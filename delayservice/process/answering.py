@@ -22,7 +22,7 @@ from delayservice.inspection.query import (
 )
 from delayservice.inspection.query import merged as merged_pages
 from delayservice.process.worker_thread import WorkerThread
-from delayservice.slices.any_lane import AnyLane, PreciseLane
+from delayservice.slices.lane import Lane
 
 # Longest wait until a query may read a slice that is busy, in s.
 LOOK_TIMEOUT_S: Final = 1.0
@@ -97,12 +97,12 @@ def _locate(question: Locate, thread: WorkerThread) -> RecordStatus | None:
         return None if lane is None else looking.locate(lane, question)
 
 
-def _precise(lanes: Mapping[str, AnyLane]) -> list[PreciseLane]:
-    return [lane.precise for lane in lanes.values() if lane.precise is not None]
+def _precise(lanes: Mapping[str, Lane]) -> list[Lane]:
+    return [lane for lane in lanes.values() if lane.window is None]
 
 
 @contextmanager
-def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, AnyLane]]:
+def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, Lane]]:
     try:
         with thread.looking(number, LOOK_TIMEOUT_S) as lanes:
             yield lanes

@@ -19,7 +19,7 @@ from delayservice.inspection.counting import LaneCounts, count_lane, topic_count
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
 from delayservice.process.observer import MetricsObserver, Sampled
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, SliceStanding
@@ -111,7 +111,7 @@ class WorkerThread:
         observer: MetricsObserver,
         ownership: Ownership,
         clock: NodeClock,
-        make_lane: Callable[[ServedTopic, int, WorkerLoop], AnyLane],
+        make_lane: Callable[[ServedTopic, int, WorkerLoop], Lane],
         close_edges: Callable[[], None],
         disk_alarm: Callable[[], str],
         checkpoint_alarm: Callable[[int], str],
@@ -189,7 +189,7 @@ class WorkerThread:
         return not self._thread.is_alive()
 
     @contextmanager
-    def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
+    def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, Lane]]:
         """Wait up to ``timeout_s`` seconds for a pause of the loop, and give another thread access
         to the lanes of a slice, by delay topic, within this context. Delivery waits meanwhile.
         """

@@ -12,8 +12,8 @@ from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError, SlotDamagedError
 from delayservice.replicas.commands import Command, Detail, Report, encode_message
 from delayservice.replicas.digest import frame_hash
-from delayservice.slices.any_lane import AnyLane, PreciseLane
 from delayservice.slices.digests import SliceDigests
+from delayservice.slices.lane import Lane
 
 _DETAIL_ROWS: Final = 2_000
 
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 # ``lane`` is None if the shard is not served here. Each ``next`` of ``steps`` does one step.
 class _Task(NamedTuple):
     command: Command
-    lane: AnyLane | None
+    lane: Lane | None
     steps: Iterator[None]
 
 
@@ -51,7 +51,7 @@ class CopyKeeper:
         """Queue a command for the thread of the worker's loop. Any thread may call this."""
         self._commands.append(command)
 
-    def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
+    def turn(self, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
         """Publish digests, go on with a scan, and do one step of a queued command."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
@@ -74,10 +74,8 @@ class CopyKeeper:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def _carry_out(
-        self, command: Command, kept: AnyLane | None, *, is_owner: bool
-    ) -> Iterator[None]:
-        lane = None if kept is None else kept.precise
+    def _carry_out(self, command: Command, kept: Lane | None, *, is_owner: bool) -> Iterator[None]:
+        lane = None if kept is None or kept.window is not None else kept
         place = f"{command.topic}:{command.partition}"
         if command.expires_ms < self._clock.wall_ms():
             self._failed(command, "it had expired when its turn came")
@@ -94,7 +92,7 @@ class CopyKeeper:
         else:
             yield from self._rebuild(command, lane)
 
-    def _detail(self, command: Command, lane: PreciseLane) -> Iterator[None]:
+    def _detail(self, command: Command, lane: Lane) -> Iterator[None]:
         after, told, scanner = (command.start_ms, -1), 0, lane.store.scanner()
         while True:
             try:
@@ -125,7 +123,7 @@ class CopyKeeper:
             yield
         self._done(command, told)
 
-    def _rebuild(self, command: Command, lane: PreciseLane) -> Iterator[None]:
+    def _rebuild(self, command: Command, lane: Lane) -> Iterator[None]:
         frames = 0
         if command.command == "rebuild_copy":
             steps = lane.start_over()

@@ -20,7 +20,7 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
 from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.replicas.digest_rows import CopyId, CutFacts, DigestRow, cut_row, hour_row
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
@@ -104,7 +104,7 @@ class SliceDigests:
 
     # --- one turn ------------------------------------------------------------------------------
 
-    def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
+    def turn(self, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
         """Publish digests at new cuts, and do one step of a scan. Call this before the stores
         are pruned: a digest at an older checkpoint counts records that H has passed since.
         """

@@ -8,7 +8,7 @@ from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import PartitionError, PolledBatch
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.owning import Owning
 from delayservice.slices.slice import Slice
 from delayservice.slices.transaction import LoopParts
@@ -108,7 +108,7 @@ class Intake:
             return
         self._refit(slice_, lane, trouble.why, is_truncated=trouble.is_truncated or None)
 
-    def _refit(self, slice_: Slice, lane: AnyLane, why: str, *, is_truncated: bool | None) -> None:
+    def _refit(self, slice_: Slice, lane: Lane, why: str, *, is_truncated: bool | None) -> None:
         _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
         try:
             if self._source.topic_id(lane.topic) != lane.topic_id:

@@ -9,8 +9,8 @@ import structlog
 
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.ports import Bounds, Place
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import OWNED, Slice
 
 _log = structlog.get_logger(__name__)
@@ -20,11 +20,11 @@ _log = structlog.get_logger(__name__)
 @dataclass(slots=True)
 class _Query:
     future: Future[Mapping[Place, Bounds]]
-    lanes: list[AnyLane]
+    lanes: list[Lane]
     stored: Mapping[Place, int]
     awaited: Mapping[Place, int]
 
-    def is_too_short(self, slice_: Slice, bounds: Bounds, lane: AnyLane) -> bool:
+    def is_too_short(self, slice_: Slice, bounds: Bounds, lane: Lane) -> bool:
         """Return whether the log was truncated: below what was read of it before a take-over,
         or, on its owner, below what it awaits now and awaited when the query was sent.
         """
@@ -33,7 +33,7 @@ class _Query:
         return bounds.end < min(lane.awaited_end, self.awaited[lane.place])
 
 
-def is_short(slice_: Slice, lane: AnyLane, bounds: Bounds, stored: int) -> bool:
+def is_short(slice_: Slice, lane: Lane, bounds: Bounds, stored: int) -> bool:
     """Return whether a log ends below H of the last checkpoint, or S when its end was queried."""
     return bounds.end < max(stored, slice_.passed_of(lane))
 
@@ -49,7 +49,7 @@ class LogEndQueries:
         self,
         slices: Mapping[int, Slice],
         edges: Edges,
-        join: Callable[[Slice, AnyLane, Bounds, int], None],
+        join: Callable[[Slice, Lane, Bounds, int], None],
     ) -> None:
         self._slices = slices
         self._background = edges.background
@@ -59,10 +59,10 @@ class LogEndQueries:
         self._join = join
         self._queries: list[_Query] = []
         # Lanes whose log ends are queried after a pause; the values have no meaning.
-        self._waiting: dict[AnyLane, None] = {}
+        self._waiting: dict[Lane, None] = {}
         # Lanes whose log was too short by the last answer; a second answer has to confirm it before
         # records are called lost.
-        self._short: set[AnyLane] = set()
+        self._short: set[Lane] = set()
         self._ask_after_s = -math.inf
 
     @property
@@ -75,7 +75,7 @@ class LogEndQueries:
         self._waiting.clear()
         self._short.clear()
 
-    def await_end(self, lane: AnyLane) -> None:
+    def await_end(self, lane: Lane) -> None:
         """Query the end of a lane's log after a pause, if the lane awaits an offset. The Kafka
         client does not report a truncation once the log has grown to its position again.
         """
@@ -84,7 +84,7 @@ class LogEndQueries:
                 self._ask_after_s = self._clock.monotonic_s() + self._rest_s
             self._waiting[lane] = None
 
-    def ask(self, lanes: list[AnyLane], short: Iterable[AnyLane] = ()) -> None:
+    def ask(self, lanes: list[Lane], short: Iterable[Lane] = ()) -> None:
         """Query these logs now; those of ``short`` were too short by a first answer."""
         self._short.update(short)
         stored = stored_of(lanes)
@@ -134,5 +134,5 @@ class LogEndQueries:
         self._ask_after_s = self._clock.monotonic_s() + self._rest_s
 
 
-def stored_of(lanes: Iterable[AnyLane]) -> dict[Place, int]:
+def stored_of(lanes: Iterable[Lane]) -> dict[Place, int]:
     return {lane.place: lane.shard.stored for lane in lanes}

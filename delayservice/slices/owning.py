@@ -13,7 +13,7 @@ import structlog
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
 from delayservice.engine.ports import Bounds, Place, Role
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.log_end_queries import LogEndQueries, is_short
 from delayservice.slices.slice import ON_THE_WAY, SERVED, Phase, Slice, Step, Taken
 from delayservice.slices.take_over import LaneTaker, TakeOver, TakeOvers
@@ -253,7 +253,7 @@ class Owning:
             self._log_end_queries.ask([*missing, *short], short)
         self._transaction.changing.add(slice_.number)
 
-    def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
+    def join(self, slice_: Slice, lanes: list[Lane]) -> None:
         """Take over added shards if the slice is served; the next iteration applies all roles
         again.
         """
@@ -261,7 +261,7 @@ class Owning:
             self._log_end_queries.ask(lanes)
         self._roles = None
 
-    def _join_lane(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
+    def _join_lane(self, slice_: Slice, lane: Lane, bounds: Bounds, stored_before: int) -> None:
         if lane.shard.owned and self._transaction.is_open:  # the new writer fits the shard to it
             self._transaction.abort(f"the log of {lane.topic}:{lane.partition} has moved")
         try:
@@ -276,7 +276,7 @@ class Owning:
         slice_.move(Step.JOIN)
 
     # The ends are asked again: this owner may have written records since the query was sent.
-    def _fit_again(self, slice_: Slice, lane: AnyLane, bounds: Bounds) -> None:
+    def _fit_again(self, slice_: Slice, lane: Lane, bounds: Bounds) -> None:
         why = f"it ended at {bounds.end}, and {lane.awaited_end} is waited for"
         _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
         is_truncated = lane.shard.stored > bounds.end

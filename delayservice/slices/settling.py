@@ -7,7 +7,7 @@ from typing import Final
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.engine.ports import Role
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.owning import Owning
 from delayservice.slices.slice import Slice
 from delayservice.slices.transaction import LoopParts
@@ -65,7 +65,7 @@ class Settling:
                     self._parts.agenda.look_when_due(lane)
 
     # Shards with a due record come first, earliest first, then those whose H has to move.
-    def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
+    def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, Lane]]:
         agenda, is_held = self._parts.agenda, self._parts.edges.is_held
         lanes = []
         for place in agenda.take(now_ms):
@@ -80,7 +80,7 @@ class Settling:
         return lanes
 
     def _settle_lane(
-        self, slice_: Slice, lane: AnyLane, now_ms: int, limit: int, bytes_max: int
+        self, slice_: Slice, lane: Lane, now_ms: int, limit: int, bytes_max: int
     ) -> int:
         transaction, before = self._parts.transaction, slice_.uncommitted.records
         transaction.touched.add(slice_.number)  # first: what is staged may have to be put back

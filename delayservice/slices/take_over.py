@@ -26,8 +26,8 @@ from delayservice.engine.checkpoint import (
 from delayservice.engine.claims import Tenure, names_to_fence
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Place, TakeOverClient
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
+from delayservice.slices.lane import Lane
 from delayservice.slices.log_end_queries import stored_of
 from delayservice.slices.slice import Slice, Taken
 from delayservice.slices.transaction import LoopParts
@@ -84,7 +84,7 @@ def _own_checkpoint(
 
 
 def take_over_lane(
-    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
+    lane: Lane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
     """Make ``lane`` the owner of its shard. ``known`` None: the shard was never served.
     ``wanted``: the contract that settings ask for.
@@ -108,7 +108,7 @@ def take_over_lane(
 # replicas know it before they store a record that it applies to. If it makes the checkpoint too
 # large, it is left out until expired contracts can be dropped.
 def _agreed(
-    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
+    lane: Lane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
     if known is None:
         return Contracts([(0, wanted)])
@@ -205,12 +205,12 @@ class LaneTaker:
     a lane's log that may have lost what the lane waits for.
     """
 
-    def __init__(self, parts: LoopParts, await_end: Callable[[AnyLane], None]) -> None:
+    def __init__(self, parts: LoopParts, await_end: Callable[[Lane], None]) -> None:
         self._parts = parts
         self._edges = parts.edges
         self._await_end = await_end
 
-    def take(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
+    def take(self, slice_: Slice, lane: Lane, bounds: Bounds, stored_before: int) -> None:
         """Make this node the owner of a shard. ``stored_before``: S before ``bounds`` were
         queried. Records stored since may lie above ``bounds.end``, unless they were read of an
         earlier leader: then the log was truncated.
@@ -230,7 +230,7 @@ class LaneTaker:
         self._parts.agenda.look_again(lane)
 
     # The number of home partitions stays: pending ids would not be found any more.
-    def _with_homes(self, lane: AnyLane, wanted: Contract) -> Contract:
+    def _with_homes(self, lane: Lane, wanted: Contract) -> Contract:
         slices = self._parts.slices.values()
         lanes = [s.lanes[lane.topic] for s in slices if lane.topic in s.lanes]
         count = max(one.contracts.id_partitions for one in [lane, *lanes])

@@ -21,8 +21,8 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.pacing import Pacer
 from delayservice.engine.ports import Control
 from delayservice.slices.agenda import Agenda
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import OWNED, Phase, Slice
 
 # Least time between two checkpoints that are used to compare the broker's clock.
@@ -104,7 +104,7 @@ class Transaction:
 
     # --- fill ----------------------------------------------------------------------------------
 
-    def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
+    def send(self, slice_: Slice, lane: Lane, outputs: list[Output]) -> None:
         """Add outputs of a lane. Raise ``OwnershipLostError`` if the writer is lost or has
         ended.
         """
@@ -303,7 +303,7 @@ class LoopParts:
     agenda: Agenda
     edges: Edges
 
-    def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
+    def find(self, number: int, topic: str) -> tuple[Slice, Lane] | None:
         slice_ = self.slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)
         return None if slice_ is None or lane is None else (slice_, lane)

@@ -19,10 +19,10 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.ports import NO_TIME, ReadBack
 from delayservice.slices.agenda import Agenda
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.follower import Follower
 from delayservice.slices.intake import Intake
+from delayservice.slices.lane import Lane
 from delayservice.slices.loop_waits import Waits
 from delayservice.slices.owning import Owning
 from delayservice.slices.settling import Settling
@@ -227,7 +227,7 @@ class WorkerLoop:
         self._upkeep.add(number)
         return slice_
 
-    def add_lanes(self, number: int, lanes: Iterable[AnyLane]) -> None:
+    def add_lanes(self, number: int, lanes: Iterable[Lane]) -> None:
         """Add lanes as replicas; if this node owns the slice, start to take over their shards."""
         slice_ = self.slices.get(number) or self.add_slice(number)
         added = list(lanes)

@@ -61,7 +61,8 @@ from delayservice.engine.requeuer import Requeuer
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.slices.lane import Lane
-from delayservice.slices.log_proof import LevelProof, LogProof
+from delayservice.slices.log_proof import LogProof
+from delayservice.slices.log_window import LevelProof
 from delayservice.slices.owning import Owning
 from delayservice.slices.slice import Phase, Slice
 from delayservice.slices.store_label import Label, StoreLabel

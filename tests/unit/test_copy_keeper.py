@@ -28,7 +28,7 @@ class Keeper:
         self.digests.is_reading = False
         self.lane = create_autospec(Lane, instance=True)
         self.lane.topic_id = TOPIC_ID
-        self.lane.precise = self.lane
+        self.lane.window = None
         self.lane.repairing = create_autospec(RepairingStore, instance=True)
         self.lanes: dict[str, Any] = {TOPIC: self.lane}
         clock = SimpleNamespace(wall_ms=lambda: NOW_MS)

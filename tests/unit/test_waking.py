@@ -14,7 +14,7 @@ from delayservice.base.clock import SystemClock
 from delayservice.engine.ports import PolledBatch
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.worker_thread import Turns, WorkerThread
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from ha.notes import NodeNote
 from ha.ownership import Standalone
 from ha.placement import SliceFacts
@@ -82,7 +82,7 @@ def running() -> Iterator[tuple[WorkerThread, Blocking, Standalone]]:
         assert thread.join(_SOON_S)
 
 
-def _no_lane(*_: object) -> AnyLane:
+def _no_lane(*_: object) -> Lane:
     raise AssertionError("there are no topics")
 
 
