@@ -248,6 +248,9 @@ def test_what_the_broker_refused_is_dead_lettered_and_the_next_is_not() -> None:
     outputs = owned.settle(NOW_MS + LEVEL_MS)
     assert [output[0] for output in outputs] == [0, outcome.DEAD_LETTERED, 0]
     assert code(outputs[1]) == "too-large"
+    assert owned.lane.verdicts.refused
+    owned.lane.committed()
+    assert not owned.lane.verdicts.refused, "it is forgotten with the commit that settles it"
 
 
 def test_what_expired_while_nobody_served_it_is_expired() -> None:
