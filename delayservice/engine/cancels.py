@@ -47,7 +47,8 @@ class OffsetAdvance:
 
     ``victims`` are by the offset of the user record that settles them. ``canceller_of`` holds, by a
     requeued record's offset, that of the first user record of its id in ``[base, offset)``, or
-    ``NO_MARK``. ``in_flight`` are committed, ``in_flight_staged`` in the open transaction.
+    ``NO_MARK``. ``in_flight`` has the bases of the requeued records in flight, by id. Those of the
+    open transaction are among them: all is forgotten if that is aborted.
     """
 
     def __init__(self, settler: Settler) -> None:
@@ -57,8 +58,7 @@ class OffsetAdvance:
         self._pending_at: PendingAt = _unread
         self.victims: dict[int, dict[Key, None]] = {}
         self.canceller_of: dict[int, int] = {}
-        self.in_flight = _Flights()
-        self.in_flight_staged = _Flights()
+        self.in_flight: dict[bytes, set[int]] = {}
         self.reads = 0
 
     def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
@@ -69,14 +69,13 @@ class OffsetAdvance:
 
     @property
     def waits(self) -> bool:
-        return bool(self.in_flight or self.in_flight_staged)
+        return bool(self.in_flight)
 
     def forget(self) -> None:
         """Forget all victims and records in flight, because the node's role has changed."""
         self.victims.clear()
         self.canceller_of.clear()
         self.in_flight.clear()
-        self.in_flight_staged.clear()
 
     def mark(self, marks: Iterable[tuple[int, Key]]) -> None:
         for offset, key in marks:
@@ -84,15 +83,13 @@ class OffsetAdvance:
 
     def came_back(self, record_id: bytes, base: int) -> None:
         """Note that the requeued record with this id and base was read back from the log."""
-        self.in_flight.discard(record_id, base)
-        self.in_flight_staged.discard(record_id, base)
+        bases = self.in_flight.get(record_id, set())
+        bases.discard(base)
+        if not bases:
+            self.in_flight.pop(record_id, None)
 
     def commit(self, passed: Iterable[Entry]) -> None:
-        """Note the commit: requeued records are in flight, victims of ``passed`` records are
-        settled.
-        """
-        self.in_flight.update(self.in_flight_staged)
-        self.in_flight_staged.clear()
+        """Note the commit: victims of ``passed`` records are settled."""
         for entry in passed:
             self.victims.pop(entry[0], None)
             self.canceller_of.pop(entry[0], None)
@@ -216,11 +213,11 @@ class OffsetAdvance:
     # Requeued ones are in flight from now on (rule 14).
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
         if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
-            self.in_flight_staged.add(record_id, base)
+            self.in_flight.setdefault(record_id, set()).add(base)
         return outputs
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
-        return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
+        return any(base <= offset for base in self.in_flight.get(record_id, ()))
 
     # Rule 8 says which victims are still pending.
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
@@ -278,35 +275,6 @@ class OffsetAdvance:
             return None
         payload: Payload = self._queue[at][4]
         return payload
-
-
-# The base of each requeued record in flight, by id.
-class _Flights:
-    def __init__(self) -> None:
-        self._bases: dict[bytes, set[int]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._bases)
-
-    def has(self, record_id: bytes, offset: int) -> bool:
-        return any(base <= offset for base in self._bases.get(record_id, ()))
-
-    def add(self, record_id: bytes, base: int) -> None:
-        self._bases.setdefault(record_id, set()).add(base)
-
-    def discard(self, record_id: bytes, base: int) -> None:
-        bases = self._bases.get(record_id)
-        if bases is not None:
-            bases.discard(base)
-            if not bases:
-                del self._bases[record_id]
-
-    def update(self, others: _Flights) -> None:
-        for record_id, bases in others._bases.items():  # of its own kind
-            self._bases.setdefault(record_id, set()).update(bases)
-
-    def clear(self) -> None:
-        self._bases.clear()
 
 
 def _unread(_: Key) -> Payload:

@@ -1,22 +1,10 @@
-"""Settles one partition of a level topic: rows in, outputs out, in the order of the log. A *row* is
-a record as the consumer returned it.
-
-All of its records wait equally long from the moment at which the broker appended them. So the log
-is in due order, Kafka is the store, and the cursor is H alone: the next records are fetched ahead,
-and the first is settled when it is due. Later ones wait for it, even if the broker's clock was set
-back between the two and they are due earlier.
-
-K only follows: it is the highest key that H has passed, so that rule 1 applies, and the topic can
-become a normal delay topic. Rules 3 to 8 and 10 to 14 of ``docs/internals/design.md`` don't apply:
-no record has an id or is pending below H, and records are requeued to another delay topic only. By
-rule 7, H waits for the end of the log at take-over because a cancel or a requeued record may lie
-between. Here the outcome of a record depends on no other record, so a new owner begins at H at
-once. Open transactions of users need no care: a read-committed log ends before them.
+"""Settles rows of one level topic's partition, in the order of the log. A *row* is a record as the
+consumer returned it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.contracts import MAX_DELAY_MS_MAX, Contracts
@@ -32,7 +20,6 @@ from delayservice.contract.input_headers import ALIASES, RULES
 from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
 from delayservice.contract.provenance import Provenance, due_header
 from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
-from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler
 
@@ -130,137 +117,3 @@ class LevelRecords:
                 self._targets.clear()
             self._targets[plain_text] = payload[0]
         return self._settler.settle(offset, key_ms, payload, now_ms, offset + 1)
-
-
-class LevelShard:
-    """State of one level topic's partition on one node. Not thread-safe.
-
-    Like ``engine.shard.Shard`` it only *stages*: ``commit`` settles once the transaction was
-    committed; else the shard is taken over anew. ``read`` is the next offset to fetch;
-    ``records_max`` and ``bytes_max`` limit what is fetched and not staged.
-    """
-
-    # Unlike ``Shard``, there is no queue of records that H still has to pass.
-    is_walked = True
-    # A commit frees no room, because fetched rows wait for their due times.
-    is_filling = False
-
-    def __init__(self, records_max: int, bytes_max: int) -> None:
-        self._records_max = records_max
-        self._bytes_max = bytes_max
-        self._records: LevelRecords | None = None
-        self._rows: list[PolledRecord] = []
-        self._staged_rows = 0
-        self._bytes = 0
-        self._end = 0
-        self.owned = False
-        self.read = 0
-        self.committed = Cursor()
-        self.staged = Cursor()
-
-    # --- roles ---------------------------------------------------------------------------------
-
-    def follow(self, cursor: Cursor) -> None:
-        """Become a replica, with the newest checkpoint's cursor; a replica fetches no rows."""
-        self._begin(cursor)
-        self.owned = False
-
-    def take_over(self, cursor: Cursor, end: int, records: LevelRecords) -> None:
-        """Become the owner from ``cursor`` on. ``end``: end offset of the log now."""
-        self._begin(cursor)
-        self.owned = True
-        self._end = end
-        self._records = records
-
-    def go_back(self, offset: int) -> None:
-        """Drop all fetched rows and go on from ``offset``, where the truncated log holds others
-        now.
-        """
-        self._begin(Cursor(self.committed.key, offset))
-
-    def _begin(self, cursor: Cursor) -> None:
-        self._rows.clear()
-        self._staged_rows = self._bytes = 0
-        self.committed = self.staged = cursor
-        self.read = cursor.offset
-
-    # --- fetch ahead ---------------------------------------------------------------------------
-
-    def reaches(self, end: int) -> None:
-        self._end = max(self._end, end)
-
-    @property
-    def stored(self) -> int:
-        return max(self._end, self.read)
-
-    @property
-    def pending(self) -> int:
-        return self.stored - self.committed.offset
-
-    def ingest(self, rows: Sequence[PolledRecord], stop: int) -> None:
-        """Add the fetched rows of the log from offset ``read`` up to ``stop``, exclusive."""
-        self._rows += rows
-        self._bytes += _content_bytes(rows)
-        self.read = stop
-
-    @property
-    def waiting(self) -> int:
-        return len(self._rows) - self._staged_rows
-
-    @property
-    def is_full(self) -> bool:
-        return self.waiting >= self._records_max or self._bytes >= self._bytes_max
-
-    @property
-    def has_room(self) -> bool:
-        return 2 * self.waiting <= self._records_max and 2 * self._bytes <= self._bytes_max
-
-    # --- settle --------------------------------------------------------------------------------
-
-    def next_due_ms(self) -> int | None:
-        """Return the due time, epoch ms, of the first fetched row that is not staged."""
-        if self._records is None or not self.waiting:
-            return None
-        return self._records.due_ms(self._rows[self._staged_rows])
-
-    @property
-    def mean_bytes(self) -> float:
-        return max(self._bytes / max(len(self._rows), 1), 1.0)
-
-    def advance(self, now_ms: int, limit: int) -> list[Output]:
-        """Stage rows that are due at ``now_ms``, epoch ms, at most ``limit``; return their
-        outputs. Offsets without a record are passed too: transaction markers and aborted
-        records.
-        """
-        if self._records is None or not self.owned:
-            return []
-        at = self._staged_rows
-        outputs = self._records.settle(self._rows[at : at + limit], now_ms)
-        at += len(outputs)
-        self._staged_rows = at
-        reached = self._rows[at][0] if at < len(self._rows) else self.read
-        key = self.staged.key
-        if outputs:
-            last_due_ms = max([output[6] for output in outputs])
-            key = max(key, (last_due_ms, outputs[-1][7]))
-        self.staged = Cursor(key, reached)
-        return outputs
-
-    # --- commit --------------------------------------------------------------------------------
-
-    @property
-    def is_staged(self) -> bool:
-        return self.staged != self.committed
-
-    def commit(self) -> None:
-        gone = self._rows[: self._staged_rows]
-        del self._rows[: self._staged_rows]
-        self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
-        self._staged_rows = 0
-        self.committed = self.staged
-
-
-def _content_bytes(rows: Sequence[PolledRecord]) -> int:
-    contents = sum([len(key or b"") + len(value or b"") for _, _, key, value, _ in rows])
-    texts = [len(name) + len(text or b"") for row in rows for name, text in row[4] or ()]
-    return contents + sum(texts)

@@ -152,8 +152,12 @@ class PastDue(dict[int, int]):
             self._keys_ms[offset] = key_ms
 
     def forget(self, committed: Cursor) -> None:
-        keys = self._keys_ms
-        gone = [o for o in keys if committed.has_settled((keys[o], o), NO_MARK)]
+        keys, gone = self._keys_ms, []
+        for offset, key_ms in keys.items():  # in the order of reading, so the rest is not settled
+            if offset >= committed.offset:
+                break
+            if committed.has_settled((key_ms, offset), NO_MARK):
+                gone.append(offset)
         for offset in gone:
             del self[offset], keys[offset]
 

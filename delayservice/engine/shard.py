@@ -7,13 +7,17 @@ deterministic order, so it may stop either at any point:
                     passed their keys) in offset order. Control records take effect only here.
 ``advance_key``     moves K with H fixed: settles pending records in key order, up to now.
 
-Both only *stage*: records are settled by ``commit``, after the transaction with the outputs and the
+A *level* shard stores nothing: all its records wait equally long, so its log is in due order. There
+H alone decides (``advance_in_order``), and K only follows, as the highest key that was settled.
+
+All only *stage*: records are settled by ``commit``, after the transaction with the outputs and the
 staged cursor was committed. If it is not, the shard is taken over anew. Rules quoted by number are
 those of ``docs/internals/design.md``.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -46,7 +50,8 @@ class Shard:
     ``advance_offset``; ``staged.offset <= read``. ``seen``: the log was read up to here since
     take-over, queued or not, so that requeued records below it are known. ``end`` is L, the end of
     the log at take-over; H does not move until all below it is stored. ``is_held``: the last
-    ``advance_key`` stopped at a record that has to wait.
+    ``advance_key`` stopped at a record that has to wait. Of a level shard, ``stored`` is the end of
+    the log, as Kafka stores it.
     """
 
     def __init__(
@@ -55,12 +60,17 @@ class Shard:
         stored: int,
         queue_max: int = 20_000,
         queue_bytes_max: int = 32 << 20,
+        *,
+        is_level: bool = False,
     ) -> None:
         self._settler = settler
         self.walk = OffsetAdvance(settler)
         self._queue_max = queue_max
         self._queue_bytes_max = queue_bytes_max
+        self._is_level = is_level
         self._queue_bytes = 0
+        # (end offset, bytes) of each batch in the queue, dropped once H has passed all of it.
+        self._batches: deque[tuple[int, int]] = deque()
         self._names = RecentNames()
         self._queue: list[Entry] = []
         self._passed: list[Entry] = []
@@ -82,6 +92,17 @@ class Shard:
         self._forget_walk()
         self.owned = False
         self.committed = self.staged = cursor
+        self.reaches(cursor.offset)
+
+    def reaches(self, end: int) -> None:
+        """Note that the log ends at ``end`` or above: that of a level shard is its store."""
+        if self._is_level:
+            self.stored = max(self.stored, end)
+
+    def go_back(self, offset: int) -> None:
+        """Lower H of a level shard: the truncated log holds other records there now."""
+        self.committed = self.staged = Cursor(self.committed.key, offset)
+        self.read = offset
 
     def take_over(
         self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
@@ -95,6 +116,8 @@ class Shard:
         self.committed = self.staged = cursor
         self.read = self.seen = max(cursor.offset, log_start)
         self.end = end
+        if self._is_level:
+            self.stored = max(end, self.read)
         self._log_start = log_start
         self.walk.mark(marked)
         expired = sorted(mark for mark in self.walk.victims if mark < log_start)
@@ -104,6 +127,7 @@ class Shard:
         self.walk.forget()
         self._queue.clear()
         self._passed.clear()
+        self._batches.clear()
         self._queue_bytes = 0
 
     # --- poll and store ------------------------------------------------------------------------
@@ -207,13 +231,24 @@ class Shard:
             queued = entries if start == unread else [e for e in entries if e[0] >= unread]
             self._queue.extend(queued)
             if len(added.frames) == len(queued):  # nearly always; five times as fast
-                self._queue_bytes += sum([len(frame[3]) for frame in added.frames])
+                size = sum([len(frame[3]) for frame in added.frames])
             else:
-                self._queue_bytes += content_bytes(queued)
+                size = content_bytes(queued)
+            self._batches.append((stop, size))
+            self._queue_bytes += size
             walk.canceller_of.update((o, x) for o, x in scans.items() if o >= unread)
             self.read = stop
 
     # --- settle --------------------------------------------------------------------------------
+
+    def advance_in_order(self, outputs: Sequence[Output], reached: int) -> None:
+        """Move H of a level shard to ``reached``, after these outputs of the records before it, and
+        K to the highest of their keys.
+        """
+        key = self.staged.key
+        if outputs:
+            key = max(key, (max([output[6] for output in outputs]), outputs[-1][7]))
+        self.staged = Cursor(key, reached)
 
     def advance_offset(
         self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = lambda: True
@@ -253,8 +288,6 @@ class Shard:
         if not is_caught_up:
             reached = min(reached, log_start)
         del queue[:walked]
-        if not queue and not passed:
-            self._queue_bytes = 0
         self.staged = Cursor(k, reached)
         return outputs
 
@@ -275,7 +308,7 @@ class Shard:
 
     @property
     def is_walked(self) -> bool:
-        return self.staged.offset >= self.read
+        return self._is_level or self.staged.offset >= self.read
 
     def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
         """Move K with H fixed (rule 10); return the outputs. ``frames``: the store's records
@@ -328,5 +361,7 @@ class Shard:
     def commit(self) -> None:
         self.walk.commit(self._passed)
         self._passed.clear()
-        self._queue_bytes = content_bytes(self._queue)
         self.committed = self.staged
+        batches, h = self._batches, self.committed.offset
+        while batches and batches[0][0] <= h:
+            self._queue_bytes -= batches.popleft()[1]

@@ -47,13 +47,14 @@ class Verdicts:
     staged: set[int] = field(default_factory=set)
 
     def refusal(self, offset: int) -> tuple[str, str] | None:
-        """Return code and detail of a refused record, which the open transaction settles; else
-        None.
-        """
-        found = self.refused.get(offset) if self.refused else None
-        if found is not None:
-            self.staged.add(offset)
-        return found
+        """Return code and detail of a refused record; None: it was not refused."""
+        return self.refused.get(offset) if self.refused else None
+
+    def settle(self, letter: Output) -> Output:
+        """Return a dead letter, after noting that the open transaction settles its record."""
+        if letter[7] in self.refused:
+            self.staged.add(letter[7])
+        return letter
 
     def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
         """Add refusals. An offset refused twice gets a dead letter without content."""
@@ -118,11 +119,11 @@ class UndeliveredOutputs:
             letter = self._letter(offset, original, reason, due_ms, source)
             found = self._refusal(letter)
             if found is None:
-                return letter
+                return self._verdicts.settle(letter)
             if found[0] == TARGET_LATER:
                 return None
         letter = self._letter(offset, original, reason, due_ms, source, is_stripped=True)
-        return letter if self._refusal(letter) is None else None
+        return self._verdicts.settle(letter) if self._refusal(letter) is None else None
 
     def letter_beside(
         self,
@@ -142,7 +143,7 @@ class UndeliveredOutputs:
         told: list[Header] = [
             (name, b"%d" % CONTINUES if name == DELAY_SETTLES else text) for name, text in headers
         ]
-        return (kind, topic, partition, key, value, told, due_ms, offset)
+        return self._verdicts.settle((kind, topic, partition, key, value, told, due_ms, offset))
 
     def cancelled(
         self,
@@ -217,7 +218,6 @@ class UndeliveredOutputs:
     ) -> Output:
         key, value, headers = original
         code, detail = reason
-        self._verdicts.refusal(offset)
         if is_stripped:
             (key, value, headers), told = without_content(original)
             detail = told + detail

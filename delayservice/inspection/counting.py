@@ -13,7 +13,7 @@ from delayservice.engine.census import MINUTE_MS, TopicCounts, Waiting, largest,
 from delayservice.engine.cursor import CountRange
 from delayservice.inspection.looking import lumps_of, next_due_ms
 from delayservice.inspection.query import HORIZONS_MS, count_within, together
-from delayservice.slices.any_lane import AnyLane, PreciseLane
+from delayservice.slices.lane import Lane
 
 # Largest number of target topics counted one by one, for each delay topic of a slice.
 TARGETS_MAX = 20
@@ -36,19 +36,16 @@ class LaneCounts:
     targets: dict[str, Waiting] = field(default_factory=dict)
 
 
-def count_lane(
-    lane: AnyLane, now_ms: int, before: LaneCounts, *, is_time: bool = True
-) -> LaneCounts:
+def count_lane(lane: Lane, now_ms: int, before: LaneCounts, *, is_time: bool = True) -> LaneCounts:
     """Return the counts of a lane's pending records at ``now_ms``, epoch milliseconds; ``before``,
     the result of the last call, if nothing has changed. Unless ``is_time``, the counts of
     ``before`` are kept, and only the first due time is updated.
     """
-    precise = lane.precise
-    if precise is None:
+    if lane.window is not None:
         due_ms = lane.next_due_ms()
         pending = 0 if due_ms is None else lane.stats().pending
         return LaneCounts(pending=pending, next_due_ms=due_ms)
-    seen = lane.shard.committed, lane.shard.stored, precise.store.census
+    seen = lane.shard.committed, lane.shard.stored, lane.store.census
     if seen == before.seen:
         return before
     if not is_time and before.seen is not None:
@@ -56,10 +53,10 @@ def count_lane(
         if first_ms is None:
             return LaneCounts(seen)
         return replace(before, next_due_ms=first_ms if was_ms is None else max(first_ms, was_ms))
-    return _count(precise, now_ms, seen)
+    return _count(lane, now_ms, seen)
 
 
-def _count(lane: PreciseLane, now_ms: int, seen: object) -> LaneCounts:
+def _count(lane: Lane, now_ms: int, seen: object) -> LaneCounts:
     census = lane.store.census
     lumps = [lump for lump in together(lumps_of(lane, now_ms), now_ms) if lump[2]]
     due_ms = next_due_ms(lane, lumps)

@@ -29,7 +29,7 @@ from delayservice.inspection.query import (
     key_after,
     together,
 )
-from delayservice.slices.any_lane import AnyLane, PreciseLane
+from delayservice.slices.lane import Lane
 
 _CHUNK_ROWS: Final = 500
 # Time from now within which records are read and counted one by one, in milliseconds.
@@ -49,7 +49,7 @@ class LaneSearch:
     not run while the worker's loop uses the lane; ``sift`` and ``page`` may.
     """
 
-    def __init__(self, lane: PreciseLane, asked: Search) -> None:
+    def __init__(self, lane: Lane, asked: Search) -> None:
         self.lane = lane
         self._asked = asked
         start_ms = 0 if asked.beyond_window else asked.from_ms
@@ -93,7 +93,7 @@ class LaneSearch:
         return Page(rows=self._rows, upto=upto, scanned=self._scanned, damaged=self._damaged)
 
 
-def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
+def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
@@ -106,12 +106,12 @@ def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
     return _pending(lane, (key_ms, offset), mark, payload, whole=False)
 
 
-def find(lane: PreciseLane, asked: Find) -> Pending | None:
+def find(lane: Lane, asked: Find) -> Pending | None:
     key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
     return None if key is None else _at(lane, key)
 
 
-def _at(lane: PreciseLane, key: Key) -> Pending | None:
+def _at(lane: Lane, key: Key) -> Pending | None:
     at = (frame for frame in _frames(lane, (key[0], key[1] - 1), key) if frame[:2] == key)
     frame = next(at, None)
     if frame is None or lane.shard.committed.has_settled(key, frame[2]):
@@ -119,9 +119,7 @@ def _at(lane: PreciseLane, key: Key) -> Pending | None:
     return _pending(lane, key, frame[2], decode_payload(frame[3]), whole=True)
 
 
-def _frames(
-    lane: PreciseLane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS
-) -> Iterator[Frame]:
+def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> Iterator[Frame]:
     # Settled ones are included, damaged parts are not.
     scanner = lane.store.scanner()
     while after < upto:
@@ -129,7 +127,7 @@ def _frames(
         yield from frames
 
 
-def _pending(lane: PreciseLane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:
+def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:
     target, target_partition, record_key, value, headers, due_ms, meta = payload
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else (None, None, 1, None)
     return Pending(
@@ -153,9 +151,9 @@ def _pending(lane: PreciseLane, key: Key, mark: int, payload: Payload, *, whole:
     )
 
 
-def locate(lane: AnyLane, asked: Locate) -> RecordStatus:
-    if lane.precise is not None:
-        return _locate(lane.precise, asked)
+def locate(lane: Lane, asked: Locate) -> RecordStatus:
+    if lane.window is None:
+        return _locate(lane, asked)
     if asked.row[0] < lane.shard.committed.offset:
         return RecordStatus(
             state="settled", detail="it was settled in the order of its level topic"
@@ -163,7 +161,7 @@ def locate(lane: AnyLane, asked: Locate) -> RecordStatus:
     return RecordStatus(state="pending", detail="it waits in its level topic")
 
 
-def _locate(lane: PreciseLane, asked: Locate) -> RecordStatus:
+def _locate(lane: Lane, asked: Locate) -> RecordStatus:
     entry = lane.reader.read(*asked.row)
     if entry[1] not in (SCHEDULE, COPY):
         return _locate_other(lane, entry)
@@ -180,7 +178,7 @@ def _locate(lane: PreciseLane, asked: Locate) -> RecordStatus:
     return RecordStatus(state="late", detail="it is due, and about to be settled", pending=row)
 
 
-def _locate_other(lane: PreciseLane, entry: Entry) -> RecordStatus:
+def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
     # What is not stored: a cancel, a fire, an invalid record, or one to be sent to the home of its
     # id.
     is_passed = entry[0] < lane.shard.committed.offset
@@ -209,13 +207,13 @@ def _waits(row: Pending) -> str:
     return "it waits for its due time"
 
 
-def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
+def ahead(lanes: Mapping[str, Lane], now_ms: int) -> BacklogCounts:
     """Return counts of the pending records of all lanes by due time."""
     horizon = BacklogCounts()
     lumps: list[CountRange] = []
     for lane in lanes.values():
-        if lane.precise is not None:
-            lumps += lumps_of(lane.precise, now_ms)
+        if lane.window is None:
+            lumps += lumps_of(lane, now_ms)
         elif lane.next_due_ms() is not None:
             horizon.levels += lane.stats().pending
     horizon.lumps = together(lumps, now_ms)
@@ -223,7 +221,7 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
     return horizon
 
 
-def lumps_of(lane: PreciseLane, now_ms: int) -> list[CountRange]:
+def lumps_of(lane: Lane, now_ms: int) -> list[CountRange]:
     """Return counts of a lane's pending records by due time, epoch milliseconds. Records of the
     next ten seconds are read and counted one by one if they are few, because the store's counts of
     the present second include settled records.
@@ -239,14 +237,14 @@ def lumps_of(lane: PreciseLane, now_ms: int) -> list[CountRange]:
     return [*_dues(lane, (frame for frame in near if frame[0] < stop_ms)), *rest]
 
 
-def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[CountRange]:
+def _dues(lane: Lane, frames: Iterable[Frame]) -> Iterator[CountRange]:
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])
             yield due_ms, due_ms + 1, 1
 
 
-def next_due_ms(lane: PreciseLane, lumps: Iterable[CountRange]) -> int | None:
+def next_due_ms(lane: Lane, lumps: Iterable[CountRange]) -> int | None:
     """Return the due time of a lane's first pending record, epoch ms; None: no record is pending.
     The time is exact if the record is among the first few in the store, and may be too early
     otherwise.

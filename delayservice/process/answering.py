@@ -26,8 +26,8 @@ from delayservice.process.worker_thread import WorkerThread
 from delayservice.replicas.commands import ROWS_MAX, Command, RecordHash
 from delayservice.replicas.digest import HOUR_MS, frame_hash
 from delayservice.replicas.digest_rows import hash_text
-from delayservice.slices.any_lane import AnyLane, PreciseLane
 from delayservice.slices.copies import copy_of
+from delayservice.slices.lane import Lane
 
 # Longest wait until a query may read a slice that is busy, in s.
 LOOK_TIMEOUT_S: Final = 1.0
@@ -128,12 +128,12 @@ def hour_records(
     return rows[:ROWS_MAX], len(rows) > ROWS_MAX
 
 
-def _precise(lanes: Mapping[str, AnyLane]) -> list[PreciseLane]:
-    return [lane.precise for lane in lanes.values() if lane.precise is not None]
+def _precise(lanes: Mapping[str, Lane]) -> list[Lane]:
+    return [lane for lane in lanes.values() if lane.window is None]
 
 
 @contextmanager
-def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, AnyLane]]:
+def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, Lane]]:
     try:
         with thread.looking(number, LOOK_TIMEOUT_S) as lanes:
             yield lanes

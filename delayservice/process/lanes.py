@@ -15,9 +15,8 @@ from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import Routes
 from delayservice.process.cron import cron_time
 from delayservice.process.stores import Stores
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane import Lane
-from delayservice.slices.level_lane import FetchAhead, LevelLane
+from delayservice.slices.log_window import LogWindow
 from delayservice.slices.loop import WorkerLoop
 from delayservice.store.base import Store
 
@@ -34,7 +33,7 @@ class LaneMaker:
     routes: Routes
     targets: TargetTopics
 
-    def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
+    def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> Lane:
         # The slice is added to ``loop`` if it is missing; the lane is not.
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
@@ -45,13 +44,12 @@ class LaneMaker:
             def park_topic() -> str | None:
                 return next((name for name in self.settings.topics.delay if name in lanes), None)
 
-            ahead = FetchAhead(levels.fetch_ahead_records, int(levels.fetch_ahead_bytes))
-            return LevelLane(
-                *place, self.source, self.routes, ahead, park_topic, self.targets, flow
-            )
-        store: Store = self.stores.shard(topic.topic_id, partition)
-        if slice_.copies is not None:
-            store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
+            records_max, bytes_max = levels.fetch_ahead_records, int(levels.fetch_ahead_bytes)
+            store: Store = LogWindow(records_max, bytes_max, park_topic)
+        else:
+            store = self.stores.shard(topic.topic_id, partition)
+            if slice_.copies is not None:
+                store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
         return Lane(*place, store, self.source, self.routes, self.targets, flow)
 
 

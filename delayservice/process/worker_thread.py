@@ -23,7 +23,7 @@ from delayservice.metrics.snapshot import encode_slice
 from delayservice.process.lanes import LaneMaker
 from delayservice.process.observer import MetricsObserver, Sampled
 from delayservice.process.watches import DiskWatch
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.loop import WorkerLoop
 from delayservice.slices.slice import Slice
 from ha.ownership import Ownership, SliceStanding
@@ -191,7 +191,7 @@ class WorkerThread:
         return not self._thread.is_alive()
 
     @contextmanager
-    def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
+    def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, Lane]]:
         """Wait up to ``timeout_s`` seconds for a pause of the loop, and give another thread access
         to the lanes of a slice, by delay topic, within this context. Delivery waits meanwhile.
         """

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 from delayservice.engine.ports import Place
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 
 # Ratio of heap entries to valid ones above which the heap is rebuilt.
 _STALE_PARTS = 4
@@ -66,21 +66,21 @@ class Agenda:
         self.walking: dict[Place, None] = {}
         self._dues: DueTimes[Place] = DueTimes()
 
-    def walk(self, lane: AnyLane) -> None:
+    def walk(self, lane: Lane) -> None:
         """Schedule an owned shard for the next iteration, and for its next record's due time."""
         self.walking[lane.place] = None
         self.look_when_due(lane)
 
-    def look_when_due(self, lane: AnyLane) -> None:
+    def look_when_due(self, lane: Lane) -> None:
         """Set the due time of a shard to that of its next record."""
         self._dues.put(lane.place, lane.next_due_ms())
 
-    def wait(self, lane: AnyLane) -> None:
+    def wait(self, lane: Lane) -> None:
         """Schedule a shard whose due record can't be settled yet for the next iteration only."""
         self._dues.put(lane.place, None)
         self.walking[lane.place] = None
 
-    def look_again(self, lane: AnyLane) -> None:
+    def look_again(self, lane: Lane) -> None:
         """Schedule a changed shard as ``walk`` does, or remove it if this node does not own it."""
         if lane.shard.owned:
             self.walk(lane)

@@ -16,7 +16,7 @@ from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterE
 from delayservice.engine.claims import CLAIM, RELEASE, encode_word
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import NO_TIME, Control, ReadBack
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import OWNED, Phase, Slice
 from delayservice.slices.state import Commit, CommitEnded, LoopState, Probe, Timing
 from delayservice.slices.writer import WriterPhase, WriterStep
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 # --- fill --------------------------------------------------------------------------------------
 
 
-def send(state: LoopState, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
+def send(state: LoopState, slice_: Slice, lane: Lane, outputs: list[Output]) -> None:
     """Add outputs of a lane. Raise ``OwnershipLostError`` if the writer is lost or has ended."""
     if not outputs:
         return

@@ -11,8 +11,8 @@ import structlog
 from delayservice.base.clock import Clock
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.replicas.commands import Command, Report, report_on
-from delayservice.slices.any_lane import AnyLane, PreciseLane
 from delayservice.slices.digests import SliceDigests
+from delayservice.slices.lane import Lane
 
 _OWNS: Final = (
     "this node delivers {}, and only replicas are rebuilt: restart the node, so that another one "
@@ -27,18 +27,18 @@ class CopyRefusedError(DelayServiceError):
     """Command about a copy that this node does not carry out."""
 
 
-def copy_of(command: Command, lanes: Mapping[str, AnyLane], now_ms: int) -> PreciseLane:
+def copy_of(command: Command, lanes: Mapping[str, Lane], now_ms: int) -> Lane:
     """Return the lane with the copy that a command is about; raise ``CopyRefusedError`` if the
     command must not begin at ``now_ms``, epoch milliseconds.
     """
     if command.expires_ms < now_ms:
         raise CopyRefusedError("it had expired when its turn came")
     lane = lanes.get(command.topic)
-    if lane is None or lane.precise is None:
+    if lane is None or lane.window is not None:  # the log is the store of a level topic
         raise CopyRefusedError(f"{command.topic}:{command.partition} is not kept here")
     if command.topic_id not in ("", lane.topic_id):
         raise CopyRefusedError(f"{command.topic} was made anew since: compare again")
-    return lane.precise
+    return lane
 
 
 def _check_is_replica(command: Command, *, is_owner: bool) -> None:
@@ -49,7 +49,7 @@ def _check_is_replica(command: Command, *, is_owner: bool) -> None:
 # Each ``next`` of ``steps`` does one step.
 class _Task(NamedTuple):
     command: Command
-    lane: AnyLane | None
+    lane: Lane | None
     steps: Iterator[None]
 
 
@@ -72,7 +72,7 @@ class CopyKeeper:
         """Queue a command for the thread of the worker's loop. Any thread may call this."""
         self._commands.append(command)
 
-    def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
+    def turn(self, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
         """Publish digests, go on with a scan, and do one step of a queued command."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
@@ -93,7 +93,7 @@ class CopyKeeper:
         return self.digests.is_reading or self._task is not None or bool(self._commands)
 
     def _carry_out(
-        self, command: Command, lanes: Mapping[str, AnyLane], *, is_owner: bool
+        self, command: Command, lanes: Mapping[str, Lane], *, is_owner: bool
     ) -> Iterator[None]:
         try:
             lane = copy_of(command, lanes, self._clock.wall_ms())

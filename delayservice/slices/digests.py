@@ -28,7 +28,7 @@ from delayservice.replicas.digest_rows import (
     hash_text,
     hour_row,
 )
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
@@ -107,7 +107,7 @@ class SliceDigests:
 
     # --- one turn ------------------------------------------------------------------------------
 
-    def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
+    def turn(self, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
         """Publish digests at new cuts, and do one step of a scan. Call this before the stores
         are pruned: a digest at an older checkpoint counts records that H has passed since.
         """

@@ -15,7 +15,7 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.electability import Lag
 from delayservice.engine.ports import Checkpoints, ReadBack
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 
 
 class Follower:
@@ -44,7 +44,7 @@ class Follower:
         shards = () if self.newest is None else self.newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
-    def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
+    def stepped_down(self, lanes: Mapping[str, Lane], claim: int) -> None:
         """Apply the newest checkpoint as a replica does, if an owner after ``claim`` wrote it.
         While this node was the owner, the checkpoint only pruned its stores.
         """
@@ -56,7 +56,7 @@ class Follower:
         """Let the next ``prune`` apply the newest checkpoint again, because lanes have changed."""
         self._last = None
 
-    def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
+    def prune(self, lanes: Mapping[str, Lane], *, is_owner: bool) -> ReadBack | None:
         """Apply the newest checkpoint if that was not done: prune the stores; unless ``is_owner``,
         adopt its contracts and cursors too. Return it; None: no newer one, or refused.
 
@@ -80,9 +80,7 @@ class Follower:
         faults.point("after_prune")
         return read_back
 
-    def _follow(
-        self, checkpoint: Checkpoint, lanes: Mapping[str, AnyLane], *, is_owner: bool
-    ) -> None:
+    def _follow(self, checkpoint: Checkpoint, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
         self.newest = checkpoint
         # After a topic was deleted and created again, the checkpoint has only the old shard.
         known = {
@@ -99,7 +97,7 @@ class Follower:
                 lane.adopt(shard.contracts)
                 lane.follow(cursor)
 
-    def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
+    def lag_s(self, lanes: Mapping[str, Lane], log_ends: Mapping[str, int]) -> float:
         """Return the lag of a replica's copies, seconds; infinite if unknown."""
         if not lanes or self.refusal:
             return math.inf

@@ -1,6 +1,10 @@
-"""Lane of one shard with a store. It executes the decisions of ``engine.shard``.
+"""Lane of one shard: reads its log, and executes the decisions of ``engine.shard``.
 
-It never commits, because all lanes of a worker share one transaction (see ``loop``).
+``docs/glossary.md`` defines H, S, K, cursor and mark. A lane *owns* its shard from ``take_over`` to
+``follow`` or ``step_down``, and settles its records; else it is a *replica*. It never commits,
+because all lanes of a worker share one transaction (see ``loop``): what it settles takes
+effect with the next commit, whose success the caller reports by ``committed``. Without it, the
+caller steps down, and takes the shard over again.
 """
 
 from __future__ import annotations
@@ -14,17 +18,34 @@ from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, Entry
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost, fingerprint
+from delayservice.engine.checkpoint import (
+    NOTHING_READ,
+    LastRead,
+    Lost,
+    ShardCheckpoint,
+    fingerprint,
+    skipped,
+)
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
+from delayservice.engine.level import LevelRecords
 from delayservice.engine.marking import CopyScan
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.pacing import Growth
 from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.slices.any_lane import NOWHERE, PreciseLane, report_expired, report_truncated
+from delayservice.engine.undelivered import Verdicts
+from delayservice.slices.fetch import (
+    NOWHERE,
+    Fetch,
+    report_expired,
+    report_lost,
+    report_not_level,
+    report_truncated,
+)
 from delayservice.slices.log_proof import LogProof
+from delayservice.slices.log_window import LogWindow
 from delayservice.slices.repair import RepairingStore, ShardLog
 from delayservice.slices.requeued_scan import cancellers
 from delayservice.slices.store_label import StoreLabel
@@ -67,8 +88,19 @@ _FIRST_MEAN_BYTES = 32_768.0
 _CHUNK_RECORDS = 1_000
 
 
-class Lane(PreciseLane):
-    store: Store
+_REBUILT = "the store is rebuilt from what the log holds now"
+_DELIVERED = "what was written in their place is delivered"
+
+
+class Lane:
+    """What a worker does for one partition of a delay topic, its shard.
+
+    ``topic_id``: Kafka's id, which differs after the topic is deleted and created again. ``flow``:
+    limits shared by all lanes of the slice; None: none. ``window``: the store of a level topic;
+    None: the shard has a store of its own, which can be searched, compared and repaired.
+    ``past_due``: append times, epoch ms, by source offset, of records due before them.
+    ``repairing`` reads the store, and rebuilds damaged parts from the log.
+    """
 
     def __init__(
         self,
@@ -81,33 +113,52 @@ class Lane(PreciseLane):
         targets: Targets,
         flow: Flow | None = None,
     ) -> None:
-        super().__init__(topic, partition, topic_id, source, routes, targets, flow)
+        self.topic = topic
+        self.partition = partition
+        self.place = (topic, partition)
+        self.topic_id = topic_id
         self.store = store
+        self.window = window = store if isinstance(store, LogWindow) else None
+        self._secrets = routes.secrets
+        self._settler = Settler(topic, partition, routes, Verdicts(), targets, flow)
+        self._fetch = Fetch(source, self.place)
+        # Offsets that H skipped because retention deleted them, for checkpoints.
+        self._lost: tuple[Lost, ...] = ()
+        # Cursor and last record of the checkpoint that this owner took over from.
+        self._claimed = Cursor(), NOTHING_READ
         self.past_due = PastDue()
         self._prefetch = Prefetch(self._settler, targets, flow)
         # Batches not passed by H: end offset, exclusive, and first append time, epoch ms.
         self._read_runs: deque[tuple[int, int]] = deque()
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
-        self.shard = Shard(self._settler, store.open())
+        self.shard = Shard(self._settler, store.open(), is_level=window is not None)
         self._proof = LogProof(topic, partition, self.shard)
         fingerprints = frozenset(map(fingerprint, self._secrets))
         self._label = StoreLabel(store, self.place, fingerprints, self._proof)
         self.contracts = self._label.contracts
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
+        self._level = LevelRecords(self.reader, self.contracts, self._settler)
         self._growth = Growth()
         self.repairing = RepairingStore(store, self.shard, self._own_log)
 
+    @property
+    def verdicts(self) -> Verdicts:
+        return self._settler.verdicts
+
     # --- roles ---------------------------------------------------------------------------------
 
-    # Reading begins with the first call. The store is emptied if its label says that its records
-    # were read otherwise; else the label is written before the next read, so that it is right after
-    # a crash.
     def adopt(self, contracts: Contracts) -> None:
+        """Read records by ``contracts`` from now on (rule 2 of the design); reading begins with
+        the first call. The store is emptied if its label says that its records were read
+        otherwise; else the label is written before the next read, so that it is right after a
+        crash.
+        """
         if self._is_adopted and contracts == self.contracts:
             return
-        was_wrong = self._label.is_read_otherwise(self.shard.stored, contracts)
+        stored = self.shard.stored if self.window is None else 0
+        was_wrong = self._label.is_read_otherwise(stored, contracts)
         self.contracts = self._settler.requeuer.contracts = contracts
         self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
@@ -117,17 +168,24 @@ class Lane(PreciseLane):
             self._label.write(contracts)
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        return self._growth.offsets_ahead(end, now_ms)
+        """Return how many offsets above ``end`` a new contract must begin, so that replicas know
+        it before they store a record to which it applies.
+        """
+        return self._growth.offsets_ahead(end, now_ms) if self.window is None else 0
 
-    # It reads the whole log, whatever its end.
-    def log_reaches(self, end: int) -> None: ...
+    def log_reaches(self, end: int) -> None:
+        """Note that the log ends at source offset ``end``, exclusive."""
+        self.shard.reaches(end)
 
     def step_down(self) -> None:
-        self._fetch.position = NOWHERE
+        """Become a replica again at the committed cursor; safe after an error in another call."""
+        if self.window is None:
+            self._fetch.position = NOWHERE
         self._read_runs.clear()
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
+        """Become or stay a replica at the newest checkpoint's cursor."""
         self.shard.follow(cursor)
         self._proof.follow()
         self._read_on()
@@ -139,8 +197,16 @@ class Lane(PreciseLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
+        """Become the owner, and settle from the checkpoint's ``cursor`` on.
+
+        ``bounds`` were queried after former writers were fenced. ``last_read`` and ``lost``
+        (offsets that H skipped because retention had deleted them) are from the checkpoint.
+        """
         proof = self._proof
         self._claimed = cursor, last_read
+        if self.window is not None:
+            self._take_window_over(self.window, cursor, bounds, last_read, lost)
+            return
         newer = proof.first_newer(cursor, last_read)
         if newer is not None:
             cursor, last_read = Cursor(cursor.key, newer.offset), newer
@@ -155,12 +221,52 @@ class Lane(PreciseLane):
         self.shard.take_over(cursor, marked, bounds.end, bounds.start)
         self._read_on()
 
+    def _take_window_over(
+        self,
+        window: LogWindow,
+        cursor: Cursor,
+        bounds: Bounds,
+        last_read: LastRead,
+        lost: tuple[Lost, ...],
+    ) -> None:
+        self._skip_lost(lost, cursor.offset, bounds.start)
+        if cursor.offset > bounds.end:
+            facts = {"cursor_offset": cursor.offset, "read_from": bounds.end}
+            report_truncated(self.place, _DELIVERED, **facts)
+        h = min(max(cursor.offset, bounds.start), bounds.end)
+        # Below H, records may be pending in a store that a normal delay topic had.
+        if not all(contract.level_ms for _, contract in self.contracts.entries()):
+            report_not_level(self.place)
+            self.follow(Cursor(cursor.key, h))
+            return
+        window.clear()
+        self._level = LevelRecords(self.reader, self.contracts, self._settler)
+        self.shard.take_over(Cursor(cursor.key, h), (), bounds.end)
+        self._fetch.go_to(window.proof.begin(h, last_read, bounds))
+        self._read_on()
+
+    # Log the offsets that H skips now if ``lost``, from the last checkpoint, lacks them.
+    def _skip_lost(self, lost: tuple[Lost, ...], h: int, log_start: int) -> None:
+        self._lost = skipped(lost, h, log_start)
+        if self._lost != lost:
+            report_lost(self.place, self._lost[-1])
+
     def clamp(self, cursor: Cursor, last_read: LastRead) -> Cursor:
+        """Return a checkpoint's cursor. If the log was truncated and grew again since
+        ``last_read``, its H is lowered to the first record that replaced a lost one.
+        """
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
     def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
+        """Go on at the committed cursor with a log of ``bounds``. ``is_truncated`` None: the
+        client has lost its position, which retention may have deleted.
+        """
         cursor, last_read = self.standing
+        if self.window is not None:
+            if self.shard.owned:
+                self.take_over(cursor, bounds, last_read, self._lost)
+            return
         position = self._fetch.position
         below = self.last_below(position)
         begun_at = position if below is NOTHING_READ else below.offset + 1
@@ -175,20 +281,40 @@ class Lane(PreciseLane):
         else:
             self.follow(self._fit_to_log(cursor, bounds))
 
+    # The committed cursor, and the last record that its owner had read.
+    @property
+    def standing(self) -> tuple[Cursor, LastRead]:
+        return self._claimed if self.is_doubtful else (self.shard.committed, self._last_read)
+
+    # For checkpoints.
+    @property
+    def _last_read(self) -> LastRead:
+        return (self._proof if self.window is None else self.window.proof).checkpoint_last
+
     @property
     def is_doubtful(self) -> bool:
+        """Return whether the log may have lost records below H: nothing is settled, and
+        checkpoints repeat the one before.
+        """
+        if self.window is not None:
+            return bool(self.awaited_end)
         shard = self.shard
         is_read = shard.stored >= shard.committed.offset and not self._proof.is_unproved
         return shard.owned and not is_read
 
     @property
     def awaited_end(self) -> int:
-        return self.shard.awaited_end
+        """Return the offset up to which the log must be read before H moves; 0: none."""
+        if self.window is None:
+            return self.shard.awaited_end
+        return self.window.proof.awaited_end if self.shard.owned else 0
 
     def is_read_by(self, leader_epoch: int) -> bool:
+        """Return whether the newest record was read of a leader with this epoch or a later one."""
         return self._proof.is_read_by(leader_epoch)
 
     def last_below(self, offset: int) -> LastRead:
+        """Return the last record below ``offset``; ``NOTHING_READ``: unknown."""
         return self._proof.last_below(offset)
 
     # The returned H is at most the end of the log. A log that ends below H or S was truncated; if
@@ -208,7 +334,7 @@ class Lane(PreciseLane):
     def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
         report_truncated(
             self.place,
-            "the store is rebuilt from what the log holds now",
+            _REBUILT,
             end=bounds.end,
             cursor_offset=cursor.offset,
             stored=self.shard.stored,
@@ -224,18 +350,39 @@ class Lane(PreciseLane):
         if self._is_adopted:
             self._label.write(self.contracts, has_refused=False)
 
+    # Seek to the offset to be read next, unless the client is there already.
     def _read_on(self) -> None:
+        if self.window is not None:
+            self._fetch_ahead(self.window)
+            return
         # What the client has not checked yet is not read again: it may be gone.
         wanted = self.shard.stored if self._proof.is_unproved else self.shard.wanted
         if self._is_adopted and wanted != self._fetch.position:
             self._fetch.go_to(wanted, self.last_below(wanted))
         self._hold_back()
 
+    # A paused client throws away what it has fetched. So fetching resumes only when there is room
+    # for at least half of the window.
+    def _fetch_ahead(self, window: LogWindow) -> None:
+        if not self.shard.owned:
+            window.clear()
+            self._fetch.let_go()
+        elif window.is_full:
+            self._fetch.pause(is_paused=True)
+        elif window.is_half_empty:
+            self._fetch.pause(is_paused=False)
+
     # --- poll → store --------------------------------------------------------------------------
 
     def ingest(self, run: PolledBatch) -> int:
+        """Keep polled records; return their number, 0 if they were read before the last seek.
+        Raise ``LogTruncatedError``: the log has lost its end; call ``refit``. Raise
+        ``KafkaEdgeError``: the log had to be searched, and can't be read.
+        """
         if run.start != self._fetch.position:
             return 0  # read before a seek
+        if self.window is not None:
+            return self._ingest_window(self.window, run)
         epochs_before = self._proof.epochs
         try:
             self._proof.prove(run)
@@ -267,7 +414,34 @@ class Lane(PreciseLane):
         self._read_on()
         return len(entries)
 
+    # Seek back if the search for lost records needs earlier ones.
+    def _ingest_window(self, window: LogWindow, run: PolledBatch) -> int:
+        shard, proof = self.shard, window.proof
+        h = proof.offset
+        if run.start == run.stop:
+            return 0  # the log's end at the position
+        further_back = proof.look(run)
+        if further_back is not None:
+            self._fetch.go_to(further_back)
+            return 0
+        self._fetch.position = run.stop
+        if proof.offset < h:
+            report_truncated(self.place, _DELIVERED, cursor_offset=h, read_from=proof.offset)
+            shard.go_back(proof.offset)
+            window.clear()
+        rows = run.rows
+        if run.start < shard.read:
+            rows = [row for row in rows if row[0] >= shard.read]
+        if rows:
+            proof.note(run)
+        window.fetched(rows)
+        shard.read = max(shard.read, run.stop)
+        shard.reaches(shard.read)
+        self._read_on()
+        return len(rows)
+
     def is_denied(self, target: str) -> bool:
+        """Return whether settings deny ``target`` to records written now."""
         return self._settler.denial(target) is not None
 
     def _unwalked_ms(self) -> int | None:
@@ -278,7 +452,8 @@ class Lane(PreciseLane):
 
     # Records that are stored already are still read, so that H moves.
     def let_store(self, *, may_store: bool) -> None:
-        if may_store != self._may_store:
+        """Allow or forbid storing of new records, by resuming or pausing the fetch."""
+        if self.window is None and may_store != self._may_store:
             self._may_store = may_store
             self._hold_back()
 
@@ -291,7 +466,10 @@ class Lane(PreciseLane):
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
-        if self.is_doubtful:
+        """Move H over records that were read; return about ``limit`` outputs of those that need
+        no wait. ``may_read``: there is time to read one more pending record that is fired.
+        """
+        if self.is_doubtful or self.window is not None:
             return []
         self._settler.begin(limit)
         return self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
@@ -299,7 +477,13 @@ class Lane(PreciseLane):
     # Short lists, so that Kafka sends one while the next is read, and a list reuses memory that is
     # still in the processor's cache (``bench whole``).
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
+        """Settle records due at ``now_ms``, epoch ms; yield lists of about ``limit`` outputs and
+        ``bytes_max`` payload bytes in all. The caller sends each before it takes the next.
+        """
         shard = self.shard
+        if self.window is not None:
+            yield from self._settle_window(self.window, now_ms, limit, bytes_max)
+            return
         if self.is_doubtful or not shard.may_advance_key:
             return
         self._settler.begin(limit)
@@ -325,7 +509,30 @@ class Lane(PreciseLane):
             if len(frames) < asked:
                 return
 
+    def _settle_window(
+        self, window: LogWindow, now_ms: int, limit: int, bytes_max: int
+    ) -> Iterator[list[Output]]:
+        self._settler.requeuer.topic = window.park_topic()
+        left = min(limit, int(bytes_max / window.mean_bytes) + 1) if self.shard.owned else 0
+        while left > 0:
+            asked = min(left, _CHUNK_RECORDS)
+            outputs = self._level.settle(window.head(asked), now_ms)
+            window.stage(len(outputs))
+            following = window.head(1)
+            reached = following[0][0] if following else self.shard.read
+            self.shard.advance_in_order(outputs, reached)
+            if outputs:
+                yield outputs
+            if len(outputs) < asked:
+                break
+            left -= asked
+        self._read_on()
+
     def start_over(self) -> Iterator[None]:
+        """Empty a replica's store, to be filled from the log again. First check in small steps,
+        each a yield, that the log holds every pending record; else, or if this node owns the
+        slice by now, raise ``KafkaEdgeError`` with the store unchanged.
+        """
         bounds = self._fetch.source.bounds(self.place)
         yield from self.repairing.check_is_in_log(bounds.start)
         if self.shard.owned:
@@ -346,22 +553,44 @@ class Lane(PreciseLane):
         return cancellers(self._fetch.source, self.reader, self.place, scans)
 
     def next_due_ms(self) -> int | None:
+        """Return when the next record is due, or an earlier time in its slot, epoch ms."""
+        if self.window is not None:
+            following = self.window.head(1)
+            return self._level.due_ms(following[0]) if following else None
         return self.store.next_due_ms(self.shard.staged.key)
 
     # --- commit → prune ------------------------------------------------------------------------
 
+    def checkpoint(self) -> ShardCheckpoint:
+        """Return the shard's part of a checkpoint, with the cursor reached, not committed yet."""
+        cursor, last_read = self.shard.staged, self._last_read
+        if self.is_doubtful:
+            cursor, last_read = self._claimed
+        return ShardCheckpoint(self.topic_id, cursor, self.contracts, last_read, self._lost)
+
     def committed(self) -> None:
-        super().committed()
+        """Make the cursor that the last commit carried the committed one, and read on."""
+        self.shard.commit()
+        if self.window is not None:
+            self.window.commit()
+        self.verdicts.committed()
+        self._read_on()
         self.past_due.forget(self.shard.committed)
 
     def prune(self, cursor: Cursor) -> None:
+        """Delete the stored records that the committed ``cursor`` has settled."""
         self.store.prune(cursor)
 
     def sync_soon(self) -> None:
+        """Start to make all stored records durable on disk, without waiting."""
         self._note_position()
         self.store.sync(wait=False)
 
     def stats(self) -> StoreStats:
+        """Return numbers of the store; cheap enough for a call every second."""
+        if self.window is not None:
+            stored = self.shard.stored
+            return StoreStats(stored - self.shard.committed.offset, 0, stored)
         return self.store.stats()
 
     def _note_position(self) -> None:
@@ -369,6 +598,9 @@ class Lane(PreciseLane):
             self._label.write(self.contracts)
 
     def close(self) -> None:
+        """Close the store, which makes its records durable. The caller stops the reading by
+        ``Source.drop``.
+        """
         self._note_position()
         self._fetch.pause(is_paused=False)  # the client would remember it for the next lane
         self.store.close()

@@ -14,14 +14,14 @@ import structlog
 
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.ports import Bounds, Source
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import OWNED, Slice
 from delayservice.slices.state import LogEndQuery, LogEndsFound, LogFound, LoopState
 
 _log = structlog.get_logger(__name__)
 
 
-def is_short(slice_: Slice, lane: AnyLane, bounds: Bounds, stored: int) -> bool:
+def is_short(slice_: Slice, lane: Lane, bounds: Bounds, stored: int) -> bool:
     """Return whether a log ends below H of the last checkpoint, or S when its end was queried."""
     return bounds.end < max(stored, slice_.passed_of(lane))
 
@@ -29,20 +29,20 @@ def is_short(slice_: Slice, lane: AnyLane, bounds: Bounds, stored: int) -> bool:
 # --- ends --------------------------------------------------------------------------------------
 
 
-def await_end(state: LoopState, lane: AnyLane) -> None:
+def await_end(state: LoopState, lane: Lane) -> None:
     """Query the end of a lane's log after a pause, if the lane awaits an offset."""
     if lane.awaited_end:
         _ask_later(state, lane)
 
 
-def _ask_later(state: LoopState, lane: AnyLane) -> None:
+def _ask_later(state: LoopState, lane: Lane) -> None:
     log_ends = state.log_ends
     if not log_ends.waiting:
         log_ends.ask_after_s = state.clock.monotonic_s() + state.edges.limits.rest_s
     log_ends.waiting[lane] = None
 
 
-def ask(state: LoopState, lanes: list[AnyLane], short: Iterable[AnyLane] = ()) -> None:
+def ask(state: LoopState, lanes: list[Lane], short: Iterable[Lane] = ()) -> None:
     """Query these logs now; those of ``short`` were too short by a first answer."""
     log_ends = state.log_ends
     log_ends.short.update(short)
@@ -65,7 +65,7 @@ def ask_again(state: LoopState) -> None:
             ask(state, asked)
 
 
-def judged(state: LoopState, found: LogEndsFound) -> Iterator[tuple[Slice, AnyLane, Bounds, int]]:
+def judged(state: LoopState, found: LogEndsFound) -> Iterator[tuple[Slice, Lane, Bounds, int]]:
     """Yield the lanes of owned slices whose log ends are known, with S when they were queried:
     added ones, to be taken over, and owned ones, whose log was truncated. Others are asked again.
     """
@@ -97,7 +97,7 @@ def judged(state: LoopState, found: LogEndsFound) -> Iterator[tuple[Slice, AnyLa
 
 # The log was truncated: below what was read of it before a take-over, or, on its owner, below what
 # it awaits now and awaited when the query was sent.
-def _is_too_short(query: LogEndQuery, slice_: Slice, lane: AnyLane, bounds: Bounds) -> bool:
+def _is_too_short(query: LogEndQuery, slice_: Slice, lane: Lane, bounds: Bounds) -> bool:
     if not lane.shard.owned:
         return is_short(slice_, lane, bounds, query.stored[lane.place])
     return bounds.end < min(lane.awaited_end, query.awaited[lane.place])
@@ -107,7 +107,7 @@ def _is_too_short(query: LogEndQuery, slice_: Slice, lane: AnyLane, bounds: Boun
 
 
 def look_at_log(
-    state: LoopState, slice_: Slice, lane: AnyLane, why: str, *, is_truncated: bool | None
+    state: LoopState, slice_: Slice, lane: Lane, why: str, *, is_truncated: bool | None
 ) -> None:
     """Ask what became of a log that no longer holds what is to be read next. ``is_truncated`` None:
     the client has lost its position, which retention may have deleted.
@@ -123,7 +123,7 @@ def look_at_log(
     )
 
 
-def _log_now(source: Source, lane: AnyLane, passed: int) -> tuple[str | None, Bounds]:
+def _log_now(source: Source, lane: Lane, passed: int) -> tuple[str | None, Bounds]:
     topic_id, bounds = source.topic_id(lane.topic), source.bounds(lane.place)
     if bounds.end < passed:  # asked twice before it is called lost
         bounds = source.bounds(lane.place)

@@ -20,9 +20,9 @@ from delayservice.base.errors import OwnershipLostError, WriterEndedError
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.slices import commit, ingest, log_ends, ownership
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.follow import Follower
+from delayservice.slices.lane import Lane
 from delayservice.slices.settle import settle
 from delayservice.slices.slice import Phase, Slice
 from delayservice.slices.state import (
@@ -130,7 +130,7 @@ class WorkerLoop:
         upkeep.behind[number] = None
         return slice_
 
-    def add_lanes(self, number: int, lanes: Iterable[AnyLane]) -> None:
+    def add_lanes(self, number: int, lanes: Iterable[Lane]) -> None:
         """Add lanes as replicas; if this node owns the slice, start to take over their shards."""
         state = self.state
         slice_ = self.slices.get(number) or self.add_slice(number)

@@ -17,8 +17,8 @@ from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterE
 from delayservice.contract.contracts import Contract
 from delayservice.engine.ports import Bounds, Place, Role
 from delayservice.slices import log_ends
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.commit import abort, discard
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import ON_THE_WAY, SERVED, Phase, Slice, Step, Taken
 from delayservice.slices.state import (
     Commit,
@@ -256,7 +256,7 @@ def _take(state: LoopState, slice_: Slice, taken: Taken, stored: Mapping[Place, 
     state.transaction.changing.add(slice_.number)
 
 
-def join(state: LoopState, slice_: Slice, lanes: list[AnyLane]) -> None:
+def join(state: LoopState, slice_: Slice, lanes: list[Lane]) -> None:
     """Take over added shards if the slice is served; the next iteration applies all roles again."""
     if slice_.phase in SERVED:
         log_ends.ask(state, lanes)
@@ -284,7 +284,7 @@ def log_ends_found(state: LoopState, event: LogEndsFound) -> None:
 # Records that were stored after ``bounds`` were queried, with S at ``stored_before``, may lie above
 # ``bounds.end``, unless they were read of an earlier leader: then the log was truncated.
 def _take_lane(
-    state: LoopState, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int
+    state: LoopState, slice_: Slice, lane: Lane, bounds: Bounds, stored_before: int
 ) -> None:
     if stored_before <= bounds.end and lane.is_read_by(bounds.leader_epoch):
         bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
@@ -302,7 +302,7 @@ def _take_lane(
 
 
 # The number of home partitions stays: pending ids would not be found any more.
-def _with_homes(state: LoopState, lane: AnyLane, wanted: Contract) -> Contract:
+def _with_homes(state: LoopState, lane: Lane, wanted: Contract) -> Contract:
     lanes = [s.lanes[lane.topic] for s in state.slices.values() if lane.topic in s.lanes]
     count = max(one.contracts.id_partitions for one in [lane, *lanes])
     if count in (0, wanted.id_partitions) or wanted.level_ms:
@@ -382,7 +382,7 @@ def step_down(state: LoopState, slice_: Slice) -> None:
 
 
 def log_moved(
-    state: LoopState, slice_: Slice, lane: AnyLane, why: str, *, is_truncated: bool | None
+    state: LoopState, slice_: Slice, lane: Lane, why: str, *, is_truncated: bool | None
 ) -> None:
     """Look at a log that has lost what this node read of it, or is to read next. An owner settles
     nothing of it any more: it releases the slice, and takes it over anew.

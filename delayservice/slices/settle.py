@@ -8,8 +8,8 @@ from typing import Final
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.engine.ports import Role
 from delayservice.slices import ownership
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.commit import send
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import Slice
 from delayservice.slices.state import LoopState
 
@@ -62,7 +62,7 @@ def settle(state: LoopState) -> None:
 
 # Shards with a due record come first, earliest first, then those whose H has to move. While a
 # log that has moved is looked at, nothing of it is settled.
-def _lanes_to_settle(state: LoopState, now_ms: int) -> list[tuple[Slice, AnyLane]]:
+def _lanes_to_settle(state: LoopState, now_ms: int) -> list[tuple[Slice, Lane]]:
     agenda, roles, moved = state.agenda, state.roles, state.log_ends.moved
     lanes = []
     for place in agenda.take(now_ms):
@@ -80,7 +80,7 @@ def _lanes_to_settle(state: LoopState, now_ms: int) -> list[tuple[Slice, AnyLane
 def _settle_lane(
     state: LoopState,
     slice_: Slice,
-    lane: AnyLane,
+    lane: Lane,
     now_ms: int,
     limit: int,
     bytes_max: int,

@@ -16,9 +16,9 @@ from delayservice.engine.claims import Tenure
 from delayservice.engine.flow import Flow
 from delayservice.engine.outcome import OutputCounters
 from delayservice.engine.ports import Bounds, Place
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.follow import Follower
+from delayservice.slices.lane import Lane
 
 
 class Phase(Enum):
@@ -117,7 +117,7 @@ class Slice:
         self.flow = flow
         self.follower = follower
         self.copies = copies
-        self.lanes: dict[str, AnyLane] = {}
+        self.lanes: dict[str, Lane] = {}
         self.phase = Phase.REPLICA
         self.epoch = 0
         self.turn = -1
@@ -217,7 +217,7 @@ class Slice:
         """Return the shard's part of the checkpoint that this node took over from."""
         return self._unserved.get(topic)
 
-    def passed_of(self, lane: AnyLane) -> int:
+    def passed_of(self, lane: Lane) -> int:
         """Return H of a shard as last committed: by this owner, or by the one before."""
         if lane.shard.owned:
             return lane.standing[0].offset

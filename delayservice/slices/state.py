@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from delayservice.engine.pacing import Pacer
 from delayservice.engine.ports import Background, Bounds, Place, Role
 from delayservice.slices.agenda import Agenda
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import Slice, Taken
 from delayservice.slices.writer import Writer
 
@@ -57,7 +57,7 @@ class LogEndsFound(NamedTuple):
 class LogFound(NamedTuple):
     """A log that had moved: the id of its topic now, and its bounds."""
 
-    lane: AnyLane
+    lane: Lane
     is_truncated: bool | None
     found: Future[tuple[str | None, Bounds]]
 
@@ -186,7 +186,7 @@ class Roles:
 class LogEndQuery:
     """``stored`` and ``awaited``: S and awaited end of each shard when the query was sent."""
 
-    lanes: list[AnyLane]
+    lanes: list[Lane]
     stored: Mapping[Place, int]
     awaited: Mapping[Place, int]
 
@@ -202,10 +202,10 @@ class LogEnds:
     """
 
     asked: set[LogEndQuery] = field(default_factory=set)
-    waiting: dict[AnyLane, None] = field(default_factory=dict)
-    short: set[AnyLane] = field(default_factory=set)
+    waiting: dict[Lane, None] = field(default_factory=dict)
+    short: set[Lane] = field(default_factory=set)
     ask_after_s: float = -math.inf
-    moved: set[AnyLane] = field(default_factory=set)
+    moved: set[Lane] = field(default_factory=set)
 
     def clear(self) -> None:
         """Drop all queries, because the writer was lost."""
@@ -256,7 +256,7 @@ class LoopState:
         self.has_backlog = False
         self.may_store = True
 
-    def find(self, place: Place) -> tuple[Slice, AnyLane] | None:
+    def find(self, place: Place) -> tuple[Slice, Lane] | None:
         topic, number = place
         slice_ = self.slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)

@@ -5,8 +5,7 @@ One JSON object::
     {"contracts": […], "secrets": ["9f0c…"], "refused": false,
      "last": [leader_epoch, offset], "read_to": offset, "epochs": [[leader_epoch, offset], …]}
 
-``last``, ``read_to`` and ``epochs`` are missing if they are not known. A store with a label of an
-earlier format, a list of contracts, is rebuilt, because its secret is not known.
+``last``, ``read_to`` and ``epochs`` are missing if they are not known.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from delayservice.slices.log_proof import LogProof
 from delayservice.store.base import DeliveryStore
 
 
-class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
+class Label(msgspec.Struct, frozen=True, omit_defaults=True, rename={"has_refused": "refused"}):
     """Contracts, fingerprints of secrets and log by which a store's records were read.
 
-    ``has_refused``: a requeued record is missing because none of the secrets signed it.
-    ``last`` reveals a truncation of the log; no
-    record lies between it and ``read_to``. ``epochs`` has the first record of each leader epoch,
-    noted before a record of it is stored.
+    ``has_refused``: a requeued record is missing because none of the secrets signed it. ``last``
+    reveals a truncation of the log; no record lies between it and ``read_to``. ``epochs`` has the
+    first record of each leader epoch, noted before a record of it is stored.
     """
 
     contracts: Contracts
@@ -50,15 +48,7 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
         return ""
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(
-            {
-                "contracts": self.contracts.to_json(),
-                "secrets": sorted(self.secrets),
-                "refused": self.has_refused,
-                **({"last": self.last, "read_to": self.read_to} if self.last.offset >= 0 else {}),
-                **({"epochs": self.epochs} if self.epochs else {}),
-            }
-        )
+        return _encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Label:
@@ -76,6 +66,7 @@ def _contracts(_: type, data: object) -> Contracts:
 
 
 _decode = msgspec.json.Decoder(Label, dec_hook=_contracts).decode
+_encode = msgspec.json.Encoder(enc_hook=Contracts.to_json, order="deterministic").encode
 
 
 _log = structlog.get_logger(__name__)

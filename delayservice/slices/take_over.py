@@ -23,7 +23,7 @@ from delayservice.engine.checkpoint import (
 from delayservice.engine.claims import Tenure, names_to_fence
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Place, TakeOverClient
-from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
 from delayservice.slices.slice import Slice, Taken
 
 # JSON of a shard's contracts in a checkpoint: about 200 contracts.
@@ -78,7 +78,7 @@ def _own_checkpoint(
 
 
 def take_over_lane(
-    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
+    lane: Lane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
     """Make ``lane`` the owner of its shard. ``known`` None: the shard was never served.
     ``wanted``: the contract that settings ask for.
@@ -102,7 +102,7 @@ def take_over_lane(
 # replicas know it before they store a record that it applies to. If it makes the checkpoint too
 # large, it is left out until expired contracts can be dropped.
 def _agreed(
-    lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
+    lane: Lane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
     if known is None:
         return Contracts([(0, wanted)])

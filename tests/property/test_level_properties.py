@@ -17,11 +17,13 @@ from delayservice.contract.input_headers import RULES
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.outcome import DELIVERED, EXPIRED, Output, Routes
+from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
+from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import QuietSource, window_of
 
 TOPIC = "delay_topic_1"
 ROUTES = Routes(
@@ -74,27 +76,28 @@ class World:
         self._own(Cursor())
 
     def _own(self, cursor: Cursor) -> None:
-        settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets(writable=WRITABLE))
-        settler.requeuer.contracts = self.contracts
-        reader = RecordReader(TOPIC, 0, self.contracts, (b"secret",))
-        self.shard = LevelShard(5, 10_000)
-        records = LevelRecords(reader, self.contracts, settler)
-        self.shard.take_over(cursor, 0, records)
+        targets = KnownTargets(writable=WRITABLE)
+        source = cast("Source", QuietSource())
+        self.lane = Lane(TOPIC, 0, "id", window_of(5, 10_000), source, ROUTES, targets)
+        self.lane.adopt(self.contracts)
+        self.lane.take_over(cursor, Bounds(0, self.end))
+        self.shard = self.lane.shard
 
     def read(self, count: int) -> None:
         start = self.shard.read
         stop = min(start + count, self.end)
-        self.shard.ingest([row for row in self.rows if start <= row[0] < stop], stop)
+        rows = [row for row in self.rows if start <= row[0] < stop]
+        self.lane.ingest(PolledBatch((TOPIC, 0), start, rows, stop))
 
     def wait(self, ms: int) -> None:
         self.now_ms += ms
 
     def wait_nearly(self) -> None:
-        self.now_ms = max(self.now_ms, (self.shard.next_due_ms() or 0) - 1)
+        self.now_ms = max(self.now_ms, (self.lane.next_due_ms() or 0) - 1)
 
     def settle(self, limit: int) -> None:
         written_ms = {row[0]: row[1] for row in self.rows}
-        outputs = self.shard.advance(self.now_ms, limit)
+        outputs = list(chain.from_iterable(self.lane.settle_due(self.now_ms, limit, 10**9)))
         for output in outputs:
             offset = output[7]
             assert written_ms[offset] + self.contracts.at(offset).level_ms <= self.now_ms
@@ -103,7 +106,7 @@ class World:
     def go_on(self) -> None: ...
 
     def commit(self) -> None:
-        self.shard.commit()
+        self.lane.committed()
         self.committed += self.staged
         self.staged = []
 
@@ -113,7 +116,7 @@ class World:
 
 
 def expected(rows: list[PolledRecord], contracts: Contracts) -> list[Output]:
-    """Each record by itself, the long way, and with the settler that the precise lane uses."""
+    """Each record by itself, the long way, and with the settler of other topics."""
     settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets())
     settler.requeuer.contracts = contracts
     outputs = []

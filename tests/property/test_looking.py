@@ -25,7 +25,6 @@ from delayservice.inspection.query import (
     count_within,
     merged,
 )
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
@@ -192,7 +191,7 @@ def test_what_is_ahead_is_counted_where_it_is_due(
         world = World(stack, kind, shards, far_ids=False)
         horizon = BacklogCounts()
         for lane in world.lanes:
-            lanes: dict[str, AnyLane] = {lane.topic: lane}
+            lanes: dict[str, Lane] = {lane.topic: lane}
             horizon.add(looking.ahead(lanes, NOW_MS))
         assert horizon.total == len(world.due)
         for hours in widths:  # whole hours: that is as fine as what is far is counted

@@ -63,7 +63,8 @@ from delayservice.engine.shard import Shard
 from delayservice.slices import commit as commit_module
 from delayservice.slices import ownership
 from delayservice.slices.lane import Lane
-from delayservice.slices.log_proof import LevelProof, LogProof
+from delayservice.slices.log_proof import LogProof
+from delayservice.slices.log_window import LevelProof
 from delayservice.slices.slice import Phase, Slice
 from delayservice.slices.state import CommitEnded, LoopState, Roles, Timing
 from delayservice.slices.store_label import Label, StoreLabel

@@ -25,10 +25,9 @@ from delayservice.engine.cancels import MayRead
 from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output, Routes
 from delayservice.engine.ports import Place, Role
-from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
-from delayservice.slices.level_lane import FetchAhead, LevelLane
+from delayservice.slices.log_window import LogWindow
 from delayservice.slices.loop import WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError
@@ -347,26 +346,30 @@ class Node:
 
     def _add_lanes(self, places: Iterable[Place]) -> None:
         assert self.loop is not None
-        lanes: dict[int, list[AnyLane]] = {}
+        lanes: dict[int, list[Lane]] = {}
         for place in places:
             make = self._level_lane if place[0] in LEVELS_MS else self._lane
             lanes.setdefault(place[1], []).append(make(place))
         for number, added in lanes.items():
             self.loop.add_lanes(number, added)
 
-    def _level_lane(self, place: Place) -> LevelLane:
+    def _level_lane(self, place: Place) -> Lane:
         assert self.loop is not None
         (topic, number), plan = place, self.world.plan
         slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
         lanes = slice_.lanes
-        return LevelLane(
+        window = LogWindow(
+            plan.queue_max,
+            plan.batch_bytes,
+            lambda: next((name for name in plan.topics if name in lanes), None),
+        )
+        return Lane(
             topic,
             number,
             self.world.log.topics[topic].topic_id,
+            window,
             self._source,
             self._routes(),
-            FetchAhead(plan.queue_max, plan.batch_bytes),
-            lambda: next((name for name in plan.topics if name in lanes), None),
             self.targets,
             slice_.flow,
         )

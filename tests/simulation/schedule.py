@@ -55,8 +55,7 @@ def silenced() -> Iterator[None]:
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
     )
     with (
-        patch("delayservice.slices.level_lane._log", quiet),
-        patch("delayservice.slices.any_lane._log", quiet),
+        patch("delayservice.slices.fetch._log", quiet),
         patch("delayservice.slices.repair._log", quiet),
         patch("delayservice.slices.store_label._log", quiet),
         patch("delayservice.slices.loop._log", quiet),

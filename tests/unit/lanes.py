@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from delayservice.engine.outcome import Routes
 from delayservice.engine.ports import Place, Source
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
+from delayservice.slices.log_window import LogWindow
 from delayservice.store.base import Store
 from tests.unit.known_targets import KnownTargets, any_target
 
@@ -36,3 +38,12 @@ def routes_of(window_ms: int = 3_600_000, *parks_ms: int, **more: Any) -> Routes
 def lane_of(store: Store, source: object, routes: Routes, place: Place = (TOPIC, 0)) -> Lane:
     """A lane, to which a contract has to be given."""
     return Lane(*place, "id", store, cast("Source", source), routes, KnownTargets())
+
+
+def window_of(
+    records_max: int = 100,
+    bytes_max: int = 100_000,
+    park_topic: Callable[[], str | None] = lambda: None,
+) -> LogWindow:
+    """The store of a level topic, whose records are dead-lettered when their targets fail."""
+    return LogWindow(records_max, bytes_max, park_topic)

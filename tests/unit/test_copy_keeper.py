@@ -27,7 +27,7 @@ class Keeper:
         self.digests.is_reading = False
         self.lane = create_autospec(Lane, instance=True)
         self.lane.topic_id = TOPIC_ID
-        self.lane.precise = self.lane
+        self.lane.window = None
         self.lanes: dict[str, Any] = {TOPIC: self.lane}
         clock = SimpleNamespace(wall_ms=lambda: NOW_MS)
         self.keeper = CopyKeeper(self.digests, self.said.append, cast("Any", clock))

@@ -31,7 +31,7 @@ def lane() -> SimpleNamespace:
     store.open()
     store.append(ALL, [(b"id", *ALL[21][:2])], [(b"id", *ALL[21][:2], 55)], 60)
     made = SimpleNamespace(topic=TOPIC, topic_id="id", store=store)
-    made.precise = made
+    made.window = None
     return made
 
 

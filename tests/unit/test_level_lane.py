@@ -1,4 +1,4 @@
-"""A level lane and its log: what it fetches, when it holds back, and what it can't serve."""
+"""The lane of a level topic: what it fetches, when it holds back, and what it can't serve."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from delayservice.engine.checkpoint import LastRead, Lost
 from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.engine.outcome import PARKED, Output, Routes
 from delayservice.engine.ports import Bounds, Place, PolledBatch, Source, Targets
-from delayservice.slices.level_lane import FetchAhead, LevelLane
+from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets, any_target
+from tests.unit.lanes import window_of
 
 TOPIC = "delay_topic_1"
 NOW_MS = 1_800_000_000_000
 LEVEL_MS = 5_000
 LEVEL = Contracts([(0, Contract(level_ms=LEVEL_MS))])
-AHEAD = FetchAhead(records=10, bytes=100_000)
 OLD, NEW, MARKER = 3, 5, -2
 """Leader epochs."""
 
@@ -65,12 +65,11 @@ class Stage:
             allowlist=any_target,
         )
         self.targets = KnownTargets()
-        self.lane = LevelLane(
+        self.lane = Lane(
             *(TOPIC, 0, "id"),
+            window_of(10, park_topic=lambda: park_topic),
             cast("Source", self.log),
             routes,
-            AHEAD,
-            lambda: park_topic,
             targets=cast("Targets", self.targets),
         )
         self.lane.follow(Cursor())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, cast
 
 import pytest
@@ -17,15 +18,14 @@ from delayservice.contract.codes import (
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import UNREADABLE, Headers, PolledRecord
 from delayservice.contract.provenance import Provenance
-from delayservice.contract.record import RecordReader
 from delayservice.contract.requeue import read_copy, write_copy
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor
-from delayservice.engine.level import LevelRecords, LevelShard
 from delayservice.engine.outcome import Output, Routes
-from delayservice.engine.settle import Settler
-from delayservice.engine.undelivered import Verdicts
+from delayservice.engine.ports import Bounds, PolledBatch, Source
+from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets, any_target
+from tests.unit.lanes import QuietSource, window_of
 
 TOPIC = "delay_topic_1"
 ANY = "delay_topic_any"
@@ -57,26 +57,26 @@ class Owned:
             cast("Any", None),
             allowlist=any_target,
         )
-        read_by = Contracts(contracts or [(0, LEVEL)])
-        self.verdicts = Verdicts()
+        self.park_topic: str | None = ANY
         self.targets = KnownTargets()
-        self.settler = Settler(TOPIC, 0, routes, self.verdicts, targets=self.targets)
-        self.settler.requeuer.topic = ANY
-        self.settler.requeuer.contracts = read_by
-        self.reader = RecordReader(TOPIC, 0, read_by, (SECRET,))
-        records = LevelRecords(self.reader, read_by, self.settler)
-        self.shard = LevelShard(records_max, bytes_max)
-        self.shard.take_over(Cursor(), 0, records)
+        self.window = window_of(records_max, bytes_max, lambda: self.park_topic)
+        self.lane = Lane(
+            TOPIC, 0, "id", self.window, cast("Source", QuietSource()), routes, self.targets
+        )
+        self.lane.adopt(Contracts(contracts or [(0, LEVEL)]))
+        self.lane.take_over(Cursor(), Bounds(0, 0))
+        self.shard = self.lane.shard
 
     def take(self, *rows: PolledRecord, stop: int | None = None) -> None:
-        self.shard.ingest(rows, rows[-1][0] + 1 if stop is None else stop)
+        stop = rows[-1][0] + 1 if stop is None else stop
+        self.lane.ingest(PolledBatch((TOPIC, 0), self.shard.read, list(rows), stop))
 
     @property
     def room(self) -> tuple[bool, bool]:
-        return self.shard.is_full, self.shard.has_room
+        return self.window.is_full, self.window.is_half_empty
 
     def settle(self, now_ms: int, limit: int = 1_000) -> list[Output]:
-        return self.shard.advance(now_ms, limit)
+        return list(chain.from_iterable(self.lane.settle_due(now_ms, limit, 10**9)))
 
 
 def offsets(outputs: list[Output]) -> list[int]:
@@ -111,7 +111,7 @@ def test_whoever_is_behind_the_head_waits_for_it_when_the_broker_s_clock_stepped
     owned = Owned()
     owned.take(row(0, NOW_MS), row(1, NOW_MS + 700), row(2, NOW_MS + 50), row(3, NOW_MS + 60))
     assert offsets(owned.settle(NOW_MS + LEVEL_MS + 100)) == [0]
-    assert owned.shard.next_due_ms() == NOW_MS + LEVEL_MS + 700
+    assert owned.lane.next_due_ms() == NOW_MS + LEVEL_MS + 700
     assert offsets(owned.settle(NOW_MS + LEVEL_MS + 699)) == []
     assert offsets(owned.settle(NOW_MS + LEVEL_MS + 700)) == [1, 2, 3]
     assert owned.shard.staged == Cursor((NOW_MS + LEVEL_MS + 700, 3), 4)
@@ -159,7 +159,7 @@ def test_it_is_full_by_number_or_size_and_has_room_again_below_half() -> None:
     assert owned.room == (True, False)
     owned.settle(NOW_MS + LEVEL_MS)
     assert owned.room == (True, False), "what is staged may come back, so its bytes count"
-    owned.shard.commit()
+    owned.lane.committed()
     assert owned.room == (False, True)
 
 
@@ -203,7 +203,7 @@ def test_a_bad_record_is_dead_lettered_in_its_turn(headers: Headers, why: str) -
 def test_a_timestamp_that_can_t_be_holds_nothing_up(written_ms: int) -> None:
     owned = Owned()
     owned.take(row(0, written_ms), row(1, NOW_MS - LEVEL_MS))
-    assert owned.shard.next_due_ms() == 0
+    assert owned.lane.next_due_ms() == 0
     outputs = owned.settle(NOW_MS)
     assert code(outputs[0]) == TIME_INVALID
     assert offsets(outputs) == [0, 1]
@@ -242,7 +242,7 @@ def test_what_can_t_be_delivered_now_is_parked_in_the_precise_topic_and_says_whe
 
 def test_without_a_precise_topic_it_is_dead_lettered_with_the_target_s_code() -> None:
     owned = Owned()
-    owned.settler.requeuer.topic = None
+    owned.park_topic = None
     owned.targets.why["orders", -1] = BLOCKED
     owned.take(row(0))
     (letter,) = owned.settle(NOW_MS + LEVEL_MS)
@@ -251,11 +251,14 @@ def test_without_a_precise_topic_it_is_dead_lettered_with_the_target_s_code() ->
 
 def test_what_the_broker_refused_is_dead_lettered_and_the_next_is_not() -> None:
     owned = Owned()
-    owned.verdicts.refuse([(1, ("too-large", "more than it takes"))])
+    owned.lane.verdicts.refuse([(1, ("too-large", "more than it takes"))])
     owned.take(row(0), row(1), row(2))
     outputs = owned.settle(NOW_MS + LEVEL_MS)
     assert [output[0] for output in outputs] == [0, outcome.DEAD_LETTERED, 0]
     assert code(outputs[1]) == "too-large"
+    assert owned.lane.verdicts.refused
+    owned.lane.committed()
+    assert not owned.lane.verdicts.refused, "it is forgotten with the commit that settles it"
 
 
 def test_what_expired_while_nobody_served_it_is_expired() -> None:

@@ -192,6 +192,19 @@ def test_under_another_leader_nothing_is_settled_before_the_client_has_checked_t
     assert log.settle() == [(offset, OLD) for offset in range(10)]
 
 
+def test_a_log_cut_before_the_client_has_fetched_is_told_by_what_is_read_again_below_s() -> None:
+    """The position H is assigned without an epoch, so the client can't compare it."""
+    checkpoint = owner_of(Log([OLD] * 6)).lane.checkpoint()
+    log = Log([OLD] * 10)
+    log.lane.follow(Cursor())
+    log.read()
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    assert log.seeks[-1] == (6, NOTHING_READ)
+    rows = [_row(offset, NEW) for offset in range(6, 12)]
+    with pytest.raises(LogTruncatedError, match="offset 6 was written after it had been stored"):
+        log.lane.ingest(PolledBatch(PLACE, 6, rows, 12, NEW))
+
+
 def test_under_the_same_leader_nothing_is_read_again() -> None:
     checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
     log = Log([OLD] * 10)

@@ -25,8 +25,9 @@ from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
 from delayservice.process.cron import cron_time
-from delayservice.slices.level_lane import FetchAhead, LevelLane
+from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets, any_target, some
+from tests.unit.lanes import window_of
 
 TOPIC, PARTITION = "delay_topic_any", 3
 SECRET = b"secret"
@@ -326,12 +327,11 @@ def test_targets_and_seconds_that_have_passed_are_forgotten() -> None:
 
 def test_a_level_topic_sends_its_copies_to_the_precise_one_and_without_one_knows_no_limit() -> None:
     for park_topic, delivered in ((TOPIC, 1), (None, 10)):
-        lane = LevelLane(
+        lane = Lane(
             *("delay_topic_1", PARTITION, "id"),
+            window_of(park_topic=partial(next, repeat(park_topic))),
             create_autospec(Source, instance=True),
             routes(),
-            FetchAhead(records=100, bytes=100_000),
-            partial(next, repeat(park_topic)),
             KnownTargets(),
             limited(1),
         )

@@ -10,7 +10,6 @@ from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
 from delayservice.engine import outcome
-from delayservice.engine.cancels import _Flights
 from delayservice.engine.cursor import Additions, Cursor, Key
 from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import Bounds
@@ -106,23 +105,18 @@ def test_an_owner_that_fills_its_store_again_keeps_only_marks_that_h_has_not_pas
 def test_a_copy_in_flight_is_found_by_its_id(
     changes: list[tuple[bool, bytes, int]], asked: bytes, offset: int
 ) -> None:
-    flights, pairs = _Flights(), set[tuple[bytes, int]]()
+    walk, pairs = shard().walk, set[tuple[bytes, int]]()
+    copy: Output = (outcome.ROLLED, "delay_topic_any", 0, None, None, [], 0, 0)
     for is_new, record_id, base in changes:
         if is_new:
-            flights.add(record_id, base)
+            walk._flying([copy], record_id, base)
             pairs.add((record_id, base))
         else:
-            flights.discard(record_id, base)
+            walk.came_back(record_id, base)
             pairs.discard((record_id, base))
-    merged = _Flights()
-    merged.update(flights)
-    for one in (flights, merged):
-        assert bool(one) == bool(pairs)
-        found = any(name == asked and base <= offset for name, base in pairs)
-        assert one.has(asked, offset) == found
-    flights.clear()
-    assert not flights
-    assert bool(merged) == bool(pairs)
+    assert walk.waits == bool(pairs)
+    found = any(name == asked and base <= offset for name, base in pairs)
+    assert walk._awaits_copy(asked, offset) == found
 
 
 # --- the two walks ------------------------------------------------------------------------------
