@@ -13,7 +13,7 @@ from connectors.spark.reconcile.digests import (
     choose,
 )
 from delayservice.engine.cursor import Cursor
-from delayservice.store.wheel.reading import Damage
+from delayservice.store.offline import Damage
 
 TOPIC_ID = "id"
 PLACE = ("any", 0)

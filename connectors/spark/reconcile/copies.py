@@ -24,7 +24,7 @@ from connectors.spark.reconcile.store_source import StoreOptions, reach_of, read
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import SLOT_MS
 from delayservice.store.folder import shard_name
-from delayservice.store.wheel.reading import ReadBounds
+from delayservice.store.offline import ReadBounds
 
 _FOUND: Final = (
     "node string, topic string, partition int, key_ms bigint, offset bigint, mark bigint, "

@@ -17,7 +17,7 @@ from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutRow, Re
 from connectors.spark.reconcile.repair_plan import Copy
 from connectors.spark.reconcile.stored import signed
 from delayservice.engine.cursor import Cursor
-from delayservice.store.wheel.reading import Damage
+from delayservice.store.offline import Damage
 
 SUMS: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, hash bigint"

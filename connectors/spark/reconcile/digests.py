@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from connectors.spark.common.topics import Place
 from connectors.spark.reconcile.repair_plan import Copy
 from delayservice.engine.cursor import Cursor
-from delayservice.store.wheel.reading import Damage
+from delayservice.store.offline import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
