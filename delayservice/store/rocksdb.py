@@ -309,9 +309,12 @@ class RocksStore(ShardStore[RocksShard]):
     ) -> None:
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
+        # Rows below are not read again, and those there were are counted and deleted as one range.
+        if self._pruned_ms:
+            frames = [frame for frame in frames if frame[0] >= self._pruned_ms]
         rows = self._put_frames(batch, frames)
         for _, key_ms, offset, mark in marks:
-            if key_ms >= self._pruned_ms:  # else its record is not read again, and may be deleted
+            if key_ms >= self._pruned_ms:
                 batch.put(self._pack_key(key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
                 rows += 1
         if named or marks:

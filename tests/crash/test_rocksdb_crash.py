@@ -29,8 +29,9 @@ from delayservice.store.rocks import (
     read_keys,
 )
 from delayservice.store.rocksdb import RocksDatabase
-from tests.crash.model_log import ModelLog, read_all
+from tests.crash.model_log import START_MS, ModelLog, read_all
 from tests.rocks import LoneRocks, opens_for_ever, records_in
+from tests.wheels import LoneStore
 
 LONG = os.environ.get("CRASH_MODE") == "long"
 COUNT = 300
@@ -260,6 +261,28 @@ def test_rows_are_counted_unless_the_database_was_closed(tmp_path: Path) -> None
         store.open()
         store.close()
     assert len(counted) == 1
+
+
+@pytest.mark.parametrize("make", [LoneRocks, LoneStore])
+def test_no_number_of_rows_is_wrong_after_marks_prunes_and_rebuilds(
+    make: type[LoneRocks | LoneStore], tmp_path: Path
+) -> None:
+    log = ModelLog(COUNT, seed=7)
+    store = make(tmp_path)
+    store.open()
+    with patch("delayservice.store.rocksdb._SINGLES_MAX", 5):
+        for start in range(0, COUNT, 10):
+            log.feed(store, start, start + 10)
+            k_ms = START_MS + start * 20
+            store.prune(Cursor((k_ms, 0), start))
+            held = log.held(start + 10, (k_ms + 2_000, 0))
+            store.rebuild(k_ms + 2_000, k_ms + 3_000, held)
+            store.sync()
+    store.abandon()
+    store = make(tmp_path)
+    assert store.open() == COUNT
+    assert read_all(store, (k_ms, 0)) == log.held(COUNT, (k_ms, 0))
+    store.close()
 
 
 @pytest.mark.parametrize("kind", [b"f", b"n", b"d", b"m"])
