@@ -53,7 +53,7 @@ _INSPECT_EPILOG: Final = (
 _VERIFY_EPILOG: Final = (
     "Examples: [bold]delayservice verify /var/lib/delayservice[/]"
     "\n\n[bold]delayservice verify STATE_DIR/wheel/0 --json[/]"
-    "\n\nExit status: 0 sound (remarks are no damage), 1 a store can't be read or is of another "
+    "\n\nExit status: 0 sound, 1 a store can't be read or is of another "
     "format, 2 wrong usage, 3 damaged."
 )
 _LIMIT: Final = 100
@@ -227,7 +227,7 @@ def inspect(
 def verify(path: _StorePath, *, as_json: JsonOption = False) -> None:
     """Check a whole store folder, read-only and without a lock: a node may be running.
 
-    Checks checksums, counts and order of all blocks, the horizon, the id index and file names.
+    Opens a snapshot as a node would, reads all records, and counts the rows of databases.
     Explains each damage: what, where, due times and offsets, what a node does, what to do.
     """
     from delayservice.commands import verify as verifying

@@ -266,14 +266,15 @@ class Ensemble:
             _log.warning("epoch_not_readable", node=path, hint="the epoch is counted from 0 again")
         return 0
 
-    def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
+    def announce_all(self, heirs: Mapping[int, str]) -> None:
         # Only in owner nodes that this session holds.
 
-        def write(slice_no: int, transaction: Any) -> None:  # noqa: ANN401
-            transaction.set_data(self._owner_path(slice_no), encode(owners[slice_no]))
+        def write(slice_no: int, held: Held, transaction: Any) -> None:  # noqa: ANN401
+            note = msgspec.structs.replace(held.note, heir=heirs[slice_no])
+            transaction.set_data(self._owner_path(slice_no), encode(note))
 
         with self.session.batch() as batch:
-            self._change_owners(batch, owners, lambda held: held.is_mine, write)
+            self._change_owners(batch, heirs, lambda held: held.is_mine, write)
 
     def resign_all(self, slice_nos: Iterable[int]) -> None:
         with self.session.batch() as batch:
@@ -288,7 +289,7 @@ class Ensemble:
         with self.session.batch() as batch:
             self._change_owners(batch, slice_nos, is_old, self._delete_owner)
 
-    def _delete_owner(self, slice_no: int, transaction: Any) -> None:  # noqa: ANN401
+    def _delete_owner(self, slice_no: int, _held: Held, transaction: Any) -> None:  # noqa: ANN401
         transaction.delete(self._owner_path(slice_no))
 
     def _change_owners(
@@ -296,7 +297,7 @@ class Ensemble:
         batch: Pipeline,
         slice_nos: Iterable[int],
         is_meant: Callable[[Held], bool],
-        change: Callable[[int, Any], None],
+        change: Callable[[int, Held, Any], None],
     ) -> None:
         """Change each owner node for which ``is_meant`` holds, unless the slice is claimed
         meanwhile. The epoch node's version shows that; the owner node's version can't, for it
@@ -312,7 +313,7 @@ class Ensemble:
             changes[slice_no] = self.session.client.transaction()
             if epochs[slice_no] is not None:
                 changes[slice_no].check(paths[slice_no], epochs[slice_no].version)
-            change(slice_no, changes[slice_no])
+            change(slice_no, held, changes[slice_no])
         batch.commit_all(changes)
 
     def _life_path(self, life: LifeNote) -> str:

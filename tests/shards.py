@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from delayservice.engine.cursor import START_KEY
 from delayservice.store.base import NO_MARK, Frame, Store
-from delayservice.store.rocksdb import RocksDatabase, RocksStore
-from delayservice.store.wheel import Wheel, WheelStore
+from delayservice.store.rocksdb import RocksDatabase
+from delayservice.store.wheel import Wheel
 from tests.wheels import TOPIC
 
 Shards: TypeAlias = Wheel | RocksDatabase
@@ -19,9 +19,7 @@ SLOT_MS = 10_000
 
 
 def unopened(shards: Shards, partition: int) -> Store:
-    if isinstance(shards, Wheel):
-        return WheelStore(shards, TOPIC, partition)
-    return RocksStore(shards, TOPIC, partition)
+    return shards.store(TOPIC, partition)
 
 
 def opened(shards: Shards, partition: int, stop_offset: int | None = None) -> Store:
@@ -30,13 +28,6 @@ def opened(shards: Shards, partition: int, stop_offset: int | None = None) -> St
     found = store.open()
     assert stop_offset in (None, found)
     return store
-
-
-def remove(shards: Shards, partition: int) -> None:
-    if isinstance(shards, Wheel):
-        shards.remove(TOPIC, partition)
-    else:
-        shards.remove((TOPIC, partition))
 
 
 def rows_of(partition: int, count: int = 12, slots: int = 6) -> list[Frame]:

@@ -30,8 +30,10 @@ from connectors.kafka.scan import (
     scan_partition,
     why_damaged,
 )
+from connectors.kafka.sink import WriterOptions
 from delayservice.base.clock import NodeClock
 from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import PolledRecord
 from delayservice.engine.checkpoint import ForeignRecordError, Standing, standing_of
 from delayservice.engine.claims import Claimed, ClaimLog, slice_no_of
 from delayservice.engine.ports import NO_TIME, Place, ReadBack
@@ -87,10 +89,7 @@ class KafkaCheckpoints:
 
     def __init__(
         self,
-        topic: str,
-        partitions: int,
-        claims: str,
-        client: Mapping[str, str],
+        options: WriterOptions,
         clock: NodeClock,
         name: str,
         # Length of the intervals in each of which one checkpoint of a slice is a cut; 0: there are
@@ -98,12 +97,13 @@ class KafkaCheckpoints:
         cut_interval_ms: int = 0,
         clients: Clients = KAFKA,
     ) -> None:
-        self._topic = topic
-        self._partitions = partitions
-        self._claims_topic = claims
+        self._partition = options.checkpoint_partition
+        self._topic = options.checkpoint_topic
+        self._partitions = options.checkpoint_partitions
+        self._claims_topic = options.claims_topic
         self._cuts = Cuts(cut_interval_ms)
         self._clock = clock
-        self._config = consumer_config(client, f"checkpoints-{name}") | {
+        self._config = consumer_config(options.consumer, f"checkpoints-{name}") | {
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 1_000,
         }
@@ -160,9 +160,6 @@ class KafkaCheckpoints:
     def close(self) -> None:
         self._is_closed.set()
         self._thread.join()
-
-    def partition(self, slice_no: int) -> int:
-        return slice_no % self._partitions
 
     def follow(self, slice_no: int) -> None:
         """Request a search for a slice's newest checkpoint, in the whole topic if necessary."""
@@ -247,7 +244,7 @@ class KafkaCheckpoints:
             return True
         if slice_no not in self._foreign:
             return False
-        place = (self._topic, self.partition(slice_no))
+        place = (self._topic, self._partition(slice_no))
         runs = scan_partition(self._config, *place, offset, offset + 1, self._clients)
         return not any(row[0] == offset for run in runs for row in run.rows)
 
@@ -340,8 +337,9 @@ class KafkaCheckpoints:
                 continue
             place = (self._topic, number)
             for run in scan_partition(self._config, *place, low, began, self._clients):
-                for offset, broker_ms, key, value, _ in run.rows:
-                    self._note_checkpoint(place, key, value, offset, broker_ms, is_new=False)
+                with self._changed:
+                    for row in run.rows:
+                        self._note_checkpoint(place, row, is_new=False)
         with self._changed:
             self._is_searched = True
             self._changed.notify_all()
@@ -378,26 +376,18 @@ class KafkaCheckpoints:
         kind, broker_ms = message.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             broker_ms = NO_TIME  # a clock can't be compared with what it said itself
-        place, offset = (message.topic(), message.partition()), message.offset()
-        self._note_checkpoint(place, message.key(), message.value(), offset, broker_ms)
+        row = (message.offset(), broker_ms, message.key(), message.value(), None)
+        self._note_checkpoint((message.topic(), message.partition()), row)
 
-    def _note_checkpoint(
-        self,
-        place: Place,
-        key: bytes | None,
-        value: bytes | None,
-        offset: int,
-        broker_ms: int,
-        *,
-        is_new: bool = True,
-    ) -> None:
+    def _note_checkpoint(self, place: Place, row: PolledRecord, *, is_new: bool = True) -> None:
+        offset, broker_ms, key, value, _ = row
         slice_no = slice_no_of(key)
         if slice_no is None:
             return
         before = self._tailed.get(slice_no)
         if not is_new and before is not None and before.offset >= offset:
             return
-        is_misplaced = place[1] != self.partition(slice_no)
+        is_misplaced = place[1] != self._partition(slice_no)
         if is_misplaced and value is None:  # it was removed when the record was moved to its place
             self._misplaced.pop(slice_no, None)
             return
@@ -447,7 +437,7 @@ class KafkaCheckpoints:
         known = self._misplaced.get(slice_no)
         why = (
             f"a checkpoint of slice {slice_no} lies in {place[0]}:{place[1]}, and belongs in "
-            f"partition {self.partition(slice_no)}: partitions were added to that topic, or "
+            f"partition {self._partition(slice_no)}: partitions were added to that topic, or "
             "something else writes to it"
         )
         self._misplaced[slice_no] = (standing, why)

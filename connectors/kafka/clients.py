@@ -166,15 +166,32 @@ def connect(producer: Producer, topic: str, timeout_s: float) -> None:
         producer.list_topics(topic, timeout_s)
 
 
-def produce_patiently(producer: Producer, *args: object, **options: object) -> None:
+# Error code of a record for which the client's queue had no room in time.
+QUEUE_FULL: Final = KafkaError._TIMED_OUT_QUEUE  # noqa: SLF001 (its public name)
+# Longest wait for room in the client's queue, in s: a producer gives its records up before.
+_ROOM_S: Final = 120.0
+
+
+def produce_patiently(
+    producer: Producer,
+    *record: object,
+    timeout_s: float = _ROOM_S,
+    monotonic_s: Callable[[], float] = time.monotonic,
+    **options: object,
+) -> None:
     """Queue a record, with the arguments of ``Producer.produce``; while the client's queue is full,
-    wait until it drains, at most for ``message.timeout.ms``.
+    wait until it drains. ``KafkaException`` with ``QUEUE_FULL``: it had no room for ``timeout_s``
+    seconds.
     """
     queue: Callable[..., None] = producer.produce  # its stubs know no null header
+    until_s = monotonic_s() + timeout_s
     while True:
         try:
-            queue(*args, **options)
-        except BufferError:
+            queue(*record, **options)
+        except BufferError as exc:
+            if monotonic_s() >= until_s:
+                why = "the client's queue is full, and no record of it is acknowledged"
+                raise KafkaException(KafkaError(QUEUE_FULL, why)) from exc
             producer.poll(0.01)
         else:
             return

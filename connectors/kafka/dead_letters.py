@@ -26,9 +26,10 @@ from connectors.kafka.clients import (
     producer_client,
 )
 from connectors.kafka.errors import FENCED, PURGED, Meaning, error_of, meaning_of
-from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
+from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.target_limits import RECORD_BYTES_MAX
+from connectors.kafka.topic_facts import list_topics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.dead_letters import (
     DeadLetter,
@@ -64,11 +65,8 @@ READ_UNCOMMITTED: Final = IsolationLevel.READ_UNCOMMITTED
 
 
 def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
-    try:
-        found = admin.list_topics(timeout=ASK_TIMEOUT_S)
-    except KafkaException as exc:
-        raise KafkaEdgeError(f"the cluster's topics can't be listed: {admin.explain(exc)}") from exc
-    return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
+    topics = list_topics(admin).topics
+    return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
 
 @dataclass(frozen=True, slots=True)

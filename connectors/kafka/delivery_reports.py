@@ -11,7 +11,6 @@ from typing import Final
 from confluent_kafka import KafkaError, Message, ThrottleEvent
 
 from connectors.kafka.errors import PURGED, Meaning, meaning_of, refusal_code
-from connectors.kafka.target_limits import RecordLimits
 from connectors.kafka.targets import TargetTopics
 from delayservice.engine.outcome import Target
 from delayservice.engine.ports import Place
@@ -43,11 +42,8 @@ class Stall:
 class DeliveryReports:
     """Collector of the failed records of the open transaction."""
 
-    def __init__(
-        self, targets: TargetTopics, limits: RecordLimits, monotonic_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, targets: TargetTopics, monotonic_s: Callable[[], float]) -> None:
         self._targets = targets
-        self._limits = limits
         self._monotonic_s = monotonic_s
         # Errors of records, without those that were purged by an abort.
         self.failed: list[KafkaError] = []
@@ -95,8 +91,6 @@ class DeliveryReports:
             self.purged.add((topic, -1 if partition is None else partition))
             return
         self.failed.append(error)
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._limits.note_refused(topic)
         meaning = meaning_of(error)
         if meaning is Meaning.REFUSED:
             self.suspects.add(topic)

@@ -26,6 +26,17 @@ class Meaning(Enum):
     WRITER = "the producer can't go on, and has nothing to abort: it is fenced or forgotten"
 
 
+# Codes by which a producer learns that another one has its transactional id now.
+FENCED: Final = frozenset(
+    {
+        KafkaError._FENCED,  # noqa: SLF001  # librdkafka's local codes have this spelling
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+    }
+)
+
 # Errors that Produce, AddPartitionsToTxn or EndTxn may be answered with, and those that the client
 # gives records itself (``ProduceResponse``, KIP-98, KIP-890; ``rd_kafka_handle_Produce_error``).
 _CODES: Final[Mapping[Meaning, Sequence[int]]] = {
@@ -43,7 +54,7 @@ _CODES: Final[Mapping[Meaning, Sequence[int]]] = {
         KafkaError.INVALID_REQUIRED_ACKS,
         KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
         KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
-        KafkaError._BAD_COMPRESSION,  # noqa: SLF001  # librdkafka's local codes have this spelling
+        KafkaError._BAD_COMPRESSION,  # noqa: SLF001
     ),
     Meaning.LOST: (
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
@@ -78,11 +89,7 @@ _CODES: Final[Mapping[Meaning, Sequence[int]]] = {
         KafkaError.TRANSACTION_ABORTABLE,
     ),
     Meaning.WRITER: (
-        KafkaError._FENCED,  # noqa: SLF001
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_ID_MAPPING,
-        KafkaError.UNKNOWN_PRODUCER_ID,
+        *FENCED,
         KafkaError.DUPLICATE_SEQUENCE_NUMBER,
         KafkaError.INVALID_TXN_STATE,
         KafkaError.TRANSACTION_COORDINATOR_FENCED,
@@ -94,17 +101,6 @@ _CODES: Final[Mapping[Meaning, Sequence[int]]] = {
 MEANINGS: Final[Mapping[int, Meaning]] = {
     code: meaning for meaning, codes in _CODES.items() for code in codes
 }
-
-# Codes by which a producer learns that another one has its transactional id now.
-FENCED: Final = frozenset(
-    {
-        KafkaError._FENCED,  # noqa: SLF001
-        KafkaError.INVALID_PRODUCER_EPOCH,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_ID_MAPPING,
-        KafkaError.UNKNOWN_PRODUCER_ID,
-    }
-)
 
 # Codes of a topic or partition that does not exist or may not be described.
 LOST_TARGETS: Final = frozenset(_CODES[Meaning.LOST])

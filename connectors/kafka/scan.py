@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from operator import methodcaller
 from typing import Any, Final
 
-import structlog
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from connectors.kafka.clients import KAFKA, RECONNECT_MS_MAX, Clients
-from connectors.kafka.errors import LOST_TARGETS, answer_of, error_of
 from connectors.kafka.headers import headers_of
-from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.entry import PolledRecord
 from delayservice.engine.ports import Place, PolledBatch
 
-_log = structlog.get_logger(__name__)
-
 # Time without records after which a scan fails, in s.
 SCAN_STALL_S: Final = 60.0
+# Longest time that a scan waits for records at once, in s.
+SCAN_STEP_S: Final = 0.2
 # Largest number of records that a scan yields together.
 SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
@@ -87,22 +79,6 @@ def and_more(
     return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
-def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
-    """Return Kafka's ids of those of ``topics`` that exist and may be described; a recreated topic
-    has a new id.
-    """
-    described = admin.describe_topics(TopicCollection(list(topics)))
-    found = {}
-    for name, future in described.items():
-        try:
-            found[name] = str(answer_of(future, ASK_TIMEOUT_S).topic_id)
-        except KafkaException as exc:
-            if error_of(exc).code() not in LOST_TARGETS:
-                raise KafkaEdgeError(f"topic {name} can't be described: {exc}") from exc
-            _log.warning("topic_not_described", topic=name, why=str(exc))
-    return found
-
-
 def _check_event(place: Place, at: int, message: Any) -> None:  # noqa: ANN401  # as in ``row_of``
     code = message.error().code()
     if code in MOVED:
@@ -120,11 +96,13 @@ def scan_partition(
     start: int,
     stop: int,
     clients: Clients = KAFKA,
+    close: Callable[[Consumer], object] = methodcaller("close"),
 ) -> Iterator[PolledBatch]:
     """Yield the records with offsets in ``[start, stop)`` in batches, read with a new consumer;
-    ``stop`` must not be above the log's end. ``KafkaEdgeError``: nothing came for a minute, for
-    example because a transaction stays open; the log no longer holds the range, or is damaged; or
-    the right to read is missing.
+    ``stop`` must not be above the log's end. After ``SCAN_STEP_S`` without a record, yield a batch
+    without any, so that the caller may go on with something else. ``KafkaEdgeError``: nothing came
+    for a minute, for example because a transaction stays open; the log no longer holds the range,
+    or is damaged; or the right to read is missing.
     """
     # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
     own = {**config, "fetch.wait.max.ms": SCAN_WAIT_MS}
@@ -134,7 +112,7 @@ def scan_partition(
         heard_s = monotonic_s()
         at = start
         while at < stop:
-            messages = take(consumer, 0.2, SCAN_BATCH)
+            messages = take(consumer, SCAN_STEP_S, SCAN_BATCH)
             if not messages and monotonic_s() - heard_s > SCAN_STALL_S:
                 raise KafkaEdgeError(f"{topic}:{partition} gave nothing from offset {at} on")
             rows: list[PolledRecord] = []
@@ -151,7 +129,12 @@ def scan_partition(
                     _check_event((topic, partition), at, message)
             if reached > at:
                 heard_s = monotonic_s()
-                yield PolledBatch((topic, partition), at, rows, min(reached, stop))
-                at = reached
+            yield PolledBatch((topic, partition), at, rows, min(reached, stop))
+            at = reached
     finally:
-        consumer.close()
+        close(consumer)
+
+
+def close_aside(consumer: Consumer) -> None:
+    # It takes a while when a broker does not answer, and the worker's loop must not wait for it.
+    threading.Thread(target=consumer.close, name="closing", daemon=True).start()

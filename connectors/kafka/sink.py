@@ -29,20 +29,21 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from connectors.kafka.clients import (
     KAFKA,
+    QUEUE_FULL,
     RECONNECT_MS_MAX,
     Clients,
     CoordinatorLog,
     connect,
     connection_failure,
     flush,
+    produce_patiently,
 )
 from connectors.kafka.delivery_reports import DeliveryReports, Stall
 from connectors.kafka.errors import FENCED, MEANINGS, Meaning, error_of
-from connectors.kafka.target_limits import BATCH_BYTES, RECORD_BYTES_MAX, RecordLimits, compresses
+from connectors.kafka.target_limits import BATCH_BYTES, RECORD_BYTES_MAX
 from connectors.kafka.targets import TargetTopics
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
-from delayservice.contract.codes import TOO_LARGE
 from delayservice.engine.claims import WRITER, encode_key
 from delayservice.engine.outcome import DELIVERED, Output, Target
 from delayservice.engine.ports import Control, Place
@@ -54,17 +55,23 @@ CONNECT_TIMEOUT_S: Final = 5.0
 UNKNOWN_AFTER_MS: Final = 1_500
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """What the sink, the reader of checkpoints and claims, and the take-over of a worker share."""
+
     # Prefix of the transactional ids: the service's prefix, the node and the worker.
     name_prefix: str
     checkpoint_topic: str
+    checkpoint_partitions: int
     claims_topic: str
-    checkpoint_partition: Callable[[int], int]
-    exactly_once: bool
-    partitioner: str
+    exactly_once: bool = True
+    partitioner: str = "murmur2_random"
     # librdkafka options from the settings, bootstrap servers included.
-    client: Mapping[str, str]
+    producer: Mapping[str, str]
+    consumer: Mapping[str, str]
+
+    def checkpoint_partition(self, slice_no: int) -> int:
+        return slice_no % self.checkpoint_partitions
 
     def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
         return {
@@ -88,13 +95,13 @@ class SinkOptions:
             "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
             "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
             "delivery.report.only.error": True,
-            **self.client,
+            **self.producer,
             "partitioner": self.partitioner,
             "acks": "all",
         }
 
 
-def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
+def initialise(producer: Producer, writer: str, options: WriterOptions) -> None:
     connect(producer, options.checkpoint_topic, CONNECT_TIMEOUT_S)
     try:
         producer.init_transactions(INIT_TIMEOUT_S)
@@ -137,14 +144,13 @@ class KafkaSink:
     """Sink of one worker's outputs."""
 
     def __init__(
-        self, options: SinkOptions, targets: TargetTopics, clients: Clients = KAFKA
+        self, options: WriterOptions, targets: TargetTopics, clients: Clients = KAFKA
     ) -> None:
         self._options = options
         self._targets = targets
         self._clients = clients
         self._monotonic_s = clients.monotonic_s
-        self._limits = RecordLimits(targets.record_bytes_max, compresses=compresses(options.client))
-        self._reports = DeliveryReports(targets, self._limits, clients.monotonic_s)
+        self._reports = DeliveryReports(targets, clients.monotonic_s)
         self._producer: Producer | None = None
         # Producer of target records for ``at_least_once``; None: ``exactly_once``.
         self._direct: Producer | None = None
@@ -153,6 +159,8 @@ class KafkaSink:
         # Headers of the service's own records, which name the writer of the transaction.
         self._headers: list[tuple[str, bytes]] = []
         self._open = False
+        # Time for which the open transaction has waited for room in the client's queue, in s.
+        self._awaited_s = 0.0
         # Topics of the outputs in the open transaction.
         self._sent_to: set[str] = set()
         # Topics of all outputs of the writer.
@@ -191,11 +199,11 @@ class KafkaSink:
 
     def _forget(self) -> None:
         self._open = False
+        self._awaited_s = 0.0
         self._sent_to.clear()
         self._slices = set()
         self._reports.forget()
-        self._limits.flushed()
-        self._targets.flushed()
+        self._targets.limits.end_transaction()
 
     @property
     def _fenced_producer(self) -> Producer:
@@ -220,7 +228,6 @@ class KafkaSink:
         return f"topic {remade[0]} was deleted and created again" if remade else ""
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        self._targets.counted(outputs)
         if not outputs:
             return
         self._begin()
@@ -247,42 +254,40 @@ class KafkaSink:
 
     def _produce(self, producer: Producer, place: Place, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
-        for offset, topic in self._limits.outgrown(outputs).items():
-            reason = (TOO_LARGE, f"larger than max.message.bytes of {topic}")
-            self._reports.refuse(place, offset, topic, reason)
-        if self._reports.refusals:
-            return
-        suspects, limits = self._reports.suspects, self._limits
-        is_careful = bool(suspects or limits)
+        suspects, small = self._reports.suspects, self._targets.small
+        is_careful = bool(suspects or small)
         for output in outputs:
             _, topic, partition, key, value, headers, _, offset = output
-            if is_careful and (topic in suspects or topic in limits):
-                if not self._produce_with_care(producer, place, output):
-                    return
-                continue
             try:
-                try:
-                    produce(topic, value, key, partition, headers=headers)
-                except BufferError:  # seldom: let the queue drain
-                    self._produce_patiently(producer, topic, value, key, partition, headers=headers)
+                if is_careful and (topic in suspects or topic in small):
+                    self._produce_with_care(producer, place, output)
+                else:
+                    try:
+                        produce(topic, value, key, partition, headers=headers)
+                    except BufferError:  # seldom: let the queue drain
+                        self._await_room(producer, topic, value, key, partition, headers=headers)
             except KafkaException as exc:
                 if not self._takes_on(place, offset, topic, exc):
                     return
+            if is_careful and self._reports.failed:
+                return
         producer.poll(0)
 
-    def _produce_patiently(self, producer: Producer, *args: object, **options: object) -> None:
-        until_s = self._monotonic_s() + UNACKNOWLEDGED_S
-        queue: Callable[..., None] = producer.produce  # its stubs know no null header
-        while True:
-            try:
-                queue(*args, **options)
-            except BufferError:
-                if self._monotonic_s() > until_s:
-                    why = "the client's queue is full, and no record of it is acknowledged"
-                    self._fail(why, is_stalled=True)
-                producer.poll(0.01)
-            else:
-                return
+    def _await_room(self, producer: Producer, *record: object, **options: object) -> None:
+        # All waits of one transaction together, as the loop stands still meanwhile.
+        started_s = self._monotonic_s()
+        left_s = UNACKNOWLEDGED_S - self._awaited_s
+        try:
+            produce_patiently(
+                producer, *record, timeout_s=left_s, monotonic_s=self._monotonic_s, **options
+            )
+        except KafkaException as exc:
+            error = error_of(exc)
+            if error.code() == QUEUE_FULL:
+                self._fail(error.str(), is_stalled=True)
+            raise
+        finally:
+            self._awaited_s += self._monotonic_s() - started_s
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
         error = error_of(exc)
@@ -293,30 +298,24 @@ class KafkaSink:
         self._reports.note_record(place, offset, topic, error, None)
         return True
 
-    def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> bool:
+    def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> None:
         # A batch must not become too large; a record of a topic that has just refused one is sent
         # alone.
         _, topic, partition, key, value, headers, _, offset = output
-        if self._limits.must_flush(output):
+        if self._targets.limits.begins_batch(output):
             self._await_sent(producer)
-        self._limits.sent(output)
         note = partial(self._reports.note_record, place, offset, topic)
-        try:
-            self._produce_patiently(
-                producer, topic, value, key, partition, headers=headers, on_delivery=note
-            )
-        except KafkaException as exc:
-            return self._takes_on(place, offset, topic, exc)
+        self._await_room(producer, topic, value, key, partition, headers=headers, on_delivery=note)
         if topic in self._reports.suspects:
             self._await_sent(producer)
-        return not self._reports.failed
 
     def _await_sent(self, producer: Producer) -> None:
-        self._limits.flushed()
-        deadline_s, reports = self._monotonic_s() + UNACKNOWLEDGED_S, self._reports
-        while self._flush_step(producer) and self._monotonic_s() < deadline_s:
-            if reports.failed:
-                break
+        until_s = self._monotonic_s() + UNACKNOWLEDGED_S
+        while left := self._flush_step(producer):
+            if self._reports.failed:
+                return
+            if self._monotonic_s() > until_s:
+                self._fail(f"{left} records were not acknowledged", is_stalled=True)
 
     def commit(self, controls: Sequence[Control]) -> float:
         self._begin()
@@ -350,9 +349,7 @@ class KafkaSink:
         else:
             key = b"%d" % number
             topic, partition = options.checkpoint_topic, options.checkpoint_partition(number)
-        self._produce_patiently(
-            producer, topic, control.value, key, partition, headers=self._headers
-        )
+        self._await_room(producer, topic, control.value, key, partition, headers=self._headers)
 
     def _flush(self, producer: Producer) -> None:
         # In steps: after a failed record the client sends no others of the transaction.
@@ -412,7 +409,6 @@ class KafkaSink:
             if MEANINGS.get(error.code()) is Meaning.WRITER:
                 raise lost("delivery", KafkaException(error))
         sent_to, slices = set(self._sent_to), set(self._slices)
-        self._limits.learn()
         waiting = self._abort()
         stuck: frozenset[int] = frozenset()
         if is_stalled and not failed and not refusals:

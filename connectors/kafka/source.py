@@ -7,7 +7,6 @@ it stops, which may lie beyond its last record.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -32,13 +31,14 @@ from connectors.kafka.scan import (
     MOVED,
     READ_HINT,
     and_more,
+    close_aside,
     consumer_config,
     row_of,
     scan_partition,
     take,
-    topic_ids,
     why_damaged,
 )
+from connectors.kafka.topic_facts import topic_ids
 from delayservice.contract.entry import PolledRecord
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Bounds, PartitionError, Place, PolledBatch
@@ -165,8 +165,8 @@ class KafkaSource:
         for place, position in self._positions.items():
             if place not in self._damaged:
                 self._assign(place, position)
-        for consumer in before:  # that takes a while when a broker does not answer
-            threading.Thread(target=consumer.close, name="closing", daemon=True).start()
+        for consumer in before:
+            close_aside(consumer)
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         if place in self._positions:
@@ -372,7 +372,7 @@ class KafkaSource:
         return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
-        return scan_partition(self._config, *place, start, stop, self._clients)
+        return scan_partition(self._config, *place, start, stop, self._clients, close_aside)
 
     def close(self) -> None:
         self._head.close()

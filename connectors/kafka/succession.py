@@ -19,8 +19,8 @@ from connectors.kafka.clients import KAFKA, Clients, connect
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
+from connectors.kafka.sink import CONNECT_TIMEOUT_S, WriterOptions
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.entry import PolledRecord
 from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
 
@@ -30,7 +30,6 @@ FENCE_TIMEOUT_S: Final = 20.0
 OWN_FENCE_TIMEOUT_S: Final = 1.0
 # Wait for a fence before it is asked for again, in s; it doubles each time.
 FENCE_RETRY_S: Final = 0.05
-CONNECT_TIMEOUT_S: Final = 5.0
 # Longest wait for another writer's open transaction before that writer is fenced, in s.
 PATIENCE_S: Final = 1.0
 # Longest wait of a take-over for each of its reads, in s.
@@ -41,39 +40,23 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaTakeOverClient:
-    """Kafka's part of a take-over (``ports.TakeOverClient``). Any helper thread may call it.
-
-    Args:
-        checkpoints: reader of checkpoints and claims.
-        admin: client to ask for the ends of logs.
-        consumer: librdkafka options from the settings, for consumers.
-        producer: librdkafka options from the settings, for producers.
-        checkpoint_topic: name of the checkpoint topic.
-        claims_topic: name of the claims topic.
-        confirm: returns which of the given slices this node is certain to own.
-        clients: makes producers and consumers.
-        fencing: threads that fence in parallel; None: ``FENCES_AT_ONCE`` threads of its own.
-    """
+    """Kafka's part of a take-over (``ports.TakeOverClient``). Any helper thread may call it."""
 
     def __init__(
         self,
+        options: WriterOptions,
         checkpoints: KafkaCheckpoints,
         admin: AdminClient,
-        *,
-        consumer: Mapping[str, str],
-        producer: Mapping[str, str],
-        checkpoint_topic: str,
-        claims_topic: str,
+        # Returns which of the given slices this node is certain to own.
         confirm: Callable[[Collection[int]], frozenset[int]],
         clients: Clients = KAFKA,
+        # Threads that fence in parallel; None: ``FENCES_AT_ONCE`` threads of its own.
         fencing: Executor | None = None,
     ) -> None:
         self._checkpoints = checkpoints
         self._admin = admin
-        self._consumer = consumer_config(consumer, "succession")
-        self._producer = producer
-        self._checkpoint_topic = checkpoint_topic
-        self._claims_topic = claims_topic
+        self._options = options
+        self._consumer = consumer_config(options.consumer, "succession")
         self._confirm = confirm
         self._clients = clients
         self._fencing = fencing or ThreadPoolExecutor(FENCES_AT_ONCE, "fence")
@@ -101,7 +84,7 @@ class KafkaTakeOverClient:
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
         deadline_s = self._clients.monotonic_s() + ANSWER_S
-        place, me, stood_at = (self._claims_topic, 0), self._me, -1
+        place, me, stood_at = (self._options.claims_topic, 0), self._me, -1
         while True:
             found = self._checkpoints.await_claims(slices, PATIENCE_S)
             if me != self._me:
@@ -111,7 +94,7 @@ class KafkaTakeOverClient:
             if self._clients.monotonic_s() > deadline_s:
                 raise KafkaEdgeError(
                     f"own claims of slices {sorted(slices.keys() - found.keys())[:10]} did not "
-                    f"come back from {self._claims_topic} in {ANSWER_S:.0f} s"
+                    f"come back from {self._options.claims_topic} in {ANSWER_S:.0f} s"
                 )
             stood_at = self._fence_blocker(place, stood_at)
 
@@ -154,9 +137,9 @@ class KafkaTakeOverClient:
         # which takes milliseconds. The client asks again after half a second, and has no setting
         # for that, but asks at once when it is called again.
         producer = self._clients.producer(
-            {**self._producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
+            {**self._options.producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
         )
-        connect(producer, self._claims_topic, CONNECT_TIMEOUT_S)
+        connect(producer, self._options.claims_topic, CONNECT_TIMEOUT_S)
         wait_s = FENCE_RETRY_S
         while True:
             left_s = deadline_s - self._clients.monotonic_s()
@@ -172,8 +155,8 @@ class KafkaTakeOverClient:
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         # Writers whose open transactions block reading are fenced.
         deadline_s = self._clients.monotonic_s() + ANSWER_S
-        numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
-        places = [(self._checkpoint_topic, number) for number in sorted(numbers)]
+        numbers = {self._options.checkpoint_partition(slice_no) for slice_no in slices}
+        places = [(self._options.checkpoint_topic, number) for number in sorted(numbers)]
         ends = log_ends(self._admin, places)
         for place in places:
             if place not in ends:
@@ -209,9 +192,6 @@ class KafkaTakeOverClient:
         config: dict[str, Any] = self._consumer | {"isolation.level": "read_uncommitted"}
         for run in scan_partition(config, *place, offset, end, self._clients):
             for row in run.rows:
-                return self._writer_of(row)
+                named = dict(row[4] or ()).get(WRITER)
+                return None if named is None else named.decode(errors="replace")
         return None
-
-    def _writer_of(self, row: PolledRecord) -> str | None:
-        named = dict(row[4] or ()).get(WRITER)
-        return None if named is None else named.decode(errors="replace")

@@ -7,7 +7,7 @@ Sizes are those of record batches of version 2, which ``max.message.bytes`` limi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from connectors.kafka.headers import varint_size
@@ -56,23 +56,24 @@ class Terms(NamedTuple):
         return self.batch_bytes_max >= BATCH_BYTES and not self.needs_key
 
 
-class TopicTerms:
+class TargetLimits:
     """Limits of topics, and the bytes in the open transaction for topics that take small batches.
 
     librdkafka never splits a batch that is larger than its topic allows. So a transaction contains
-    at most one batch for such a topic, over all its partitions; its other records go into later
-    transactions.
+    about one batch for such a topic, over all its partitions; its other records go into later
+    transactions. Outputs that settle one record together may exceed that, and are sent as several
+    batches (``begins_batch``).
     """
 
     def __init__(self, *, compresses: bool) -> None:
         self._compresses = compresses
         self._terms: dict[str, Terms] = {}
-        # Bytes in the open transaction, by topic.
-        self._batched: dict[str, int] = {}
-        # Bytes of records that may become part of it, as ``refusal`` let them pass, by topic.
+        # Size of the largest batch of each topic that takes less than ``BATCH_BYTES``.
+        self.small: dict[str, int] = {}
+        # Bytes in the open transaction, by topic in ``small``.
         self._reserved: dict[str, int] = {}
-        # Topics to which nothing was sent although ``refusal`` had let records pass.
-        self._dropped: set[str] = set()
+        # Bytes that may share a batch with the next record, by topic in ``small``.
+        self._batched: dict[str, int] = {}
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
         """Store the settings of a topic; return whether its limits have changed."""
@@ -80,12 +81,17 @@ class TopicTerms:
         terms = Terms(limit, "compact" in config.get("cleanup.policy", ""))
         before = self._terms.get(topic)
         self._terms[topic] = terms
-        return before is not None and before != terms
+        if limit < BATCH_BYTES:
+            self.small[topic] = limit
+        else:
+            self.small.pop(topic, None)
+        # Unknown limits count as usual.
+        return before != terms and not (before is None and terms.is_usual)
 
     def forget(self, topics: Iterable[str]) -> None:
         for topic in topics:
             self._terms.pop(topic, None)
-            self._dropped.discard(topic)
+            self.small.pop(topic, None)
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._terms
@@ -101,123 +107,43 @@ class TopicTerms:
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
         """Return why a topic does not take this record now, as code and detail; None: it does, or
-        its limits are unknown. If the topic takes only small batches, a record that it takes counts
-        as part of the open transaction until ``counted`` is called.
+        its limits are unknown.
         """
-        size, terms = batch_bytes(key, value, headers), self._terms.get(topic)
-        found = self._never(topic, size, terms, has_key=key is not None)
-        if found is not None or terms is None or terms.batch_bytes_max >= BATCH_BYTES:
-            return found
-        batched = self._batched.get(topic, 0)
-        # Outputs that settle one record may exceed the limit together, and are dropped together: if
-        # they counted when it is tried again, it would wait for ever. The broker then refuses them
-        # as one batch, and ``RecordLimits`` sends them one after the other.
-        if topic not in self._dropped:
-            batched += self._reserved.get(topic, 0)
-        if batched and batched + size > terms.batch_bytes_max:
-            return TARGET_LATER, f"the transaction has as much for {topic} as it takes at once"
-        self._reserved[topic] = self._reserved.get(topic, 0) + size
-        return None
-
-    def _never(
-        self, topic: str, size: int, terms: Terms | None, *, has_key: bool
-    ) -> tuple[str, str] | None:
+        size = batch_bytes(key, value, headers)
         if size > RECORD_BYTES_MAX:
             return TOO_LARGE, f"{size} bytes, and the service takes at most {RECORD_BYTES_MAX}"
+        terms = self._terms.get(topic)
         if terms is None:
             return None
-        if terms.needs_key and not has_key:
+        if terms.needs_key and key is None:
             return TARGET_REFUSED, f"topic {topic} is compacted and takes no record without a key"
         limit = terms.batch_bytes_max
         if size > limit and not self._compresses:
             return TOO_LARGE, f"{size} bytes, and max.message.bytes of {topic} is {limit}"
+        reserved = self._reserved.get(topic, 0)
+        if reserved and reserved + size > limit:
+            return TARGET_LATER, f"the transaction has as much for {topic} as it takes at once"
         return None
 
-    def counted(self, outputs: Iterable[Output]) -> None:
-        """Count ``outputs`` as part of the open transaction, and no other records that ``refusal``
-        has let pass since the last call: those were dropped.
-        """
-        if not self._reserved:
-            return
+    def reserve(self, outputs: Iterable[Output]) -> None:
+        """Count ``outputs`` as part of the open transaction, which they will be sent in."""
         for output in outputs:
             topic = output[1]
-            if topic in self._reserved:
-                self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
-        self._dropped |= self._reserved.keys() - self._batched.keys()
-        self._reserved.clear()
+            if topic in self.small:
+                self._reserved[topic] = self._reserved.get(topic, 0) + _bytes_of(output)
 
-    def flushed(self) -> None:
-        self._batched.clear()
-        self._reserved.clear()
-
-
-# Number of topics whose limits are kept; beyond, all are dropped and learned anew.
-_LIMITS_MAX: Final = 1_000
-_NO_LIMIT: Final = 2**31
-
-
-class RecordLimits:
-    """Limits of batch sizes, in bytes, for topics that refused a batch.
-
-    librdkafka never splits a batch that is larger than its topic allows. Without a limit here,
-    small records would be refused together again and again.
-    """
-
-    def __init__(self, bytes_max: Callable[[str], int | None], *, compresses: bool) -> None:
-        self._bytes_max = bytes_max
-        self._compresses = compresses
-        self._limits: dict[str, int] = {}
-        # Bytes that were sent since the last flush and may share a batch with the next record, by
-        # topic.
-        self._batched: dict[str, int] = {}
-        self._refused: set[str] = set()
-
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._limits
-
-    def __bool__(self) -> bool:
-        return bool(self._limits)
-
-    def note_refused(self, topic: str) -> None:
-        # May be called in a delivery report.
-        self._refused.add(topic)
-
-    def learn(self) -> None:
-        for topic in self._refused:
-            self._learn(topic)
-        self._refused.clear()
-
-    def _learn(self, topic: str) -> None:
-        limit = self._bytes_max(topic)
-        if limit is not None:
-            if len(self._limits) >= _LIMITS_MAX:
-                self._limits.clear()
-            self._limits[topic] = limit
-
-    def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
-        """Return the topic of each output that is larger than its topic allows, by source offset.
-        Limits that seem exceeded are looked up again first, as they may have been raised. If the
-        client compresses, sizes are unknown and the result is empty.
+    def begins_batch(self, output: Output) -> bool:
+        """Note that an output is sent; return whether those before it must be flushed first, as
+        its topic does not take them in one batch.
         """
-        if not self._limits or self._compresses:
-            return {}
-        suspects = [output for output in outputs if self._exceeds(output)]
-        for topic in {output[1] for output in suspects}:
-            self._learn(topic)
-        return {output[7]: output[1] for output in suspects if self._exceeds(output)}
+        topic, size = output[1], _bytes_of(output)
+        batched = self._batched.get(topic, 0)
+        is_over = bool(batched) and batched + size > self.small.get(topic, BATCH_BYTES)
+        self._batched[topic] = size if is_over else batched + size
+        return is_over
 
-    def _exceeds(self, output: Output) -> bool:
-        return _bytes_of(output) > self._limits.get(output[1], _NO_LIMIT)
-
-    def must_flush(self, output: Output) -> bool:
-        topic = output[1]
-        return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)
-
-    def sent(self, output: Output) -> None:
-        topic = output[1]
-        self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
-
-    def flushed(self) -> None:
+    def end_transaction(self) -> None:
+        self._reserved.clear()
         self._batched.clear()
 
 

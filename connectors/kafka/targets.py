@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import structlog
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.target_limits import TopicTerms
-from connectors.kafka.topic_facts import WRITE, Access, ask_access, read_configs
+from connectors.kafka.target_limits import TargetLimits
+from connectors.kafka.topic_facts import WRITE, Access, ask_access, ask_configs
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
     TARGET_ASKED,
@@ -217,7 +213,9 @@ class TargetTopics:
         self._wanted_s: dict[str, float] = {}
         # Number of copies in sync that a topic needs, by topic that lacks them.
         self._in_sync_needed: dict[str, int] = {}
-        self._terms = TopicTerms(compresses=compresses)
+        # Limits of topics, and what the open transaction has of those that take little.
+        self.limits = TargetLimits(compresses=compresses)
+        self.small = self.limits.small
         # Time at which a shard began to wait for metadata, monotonic seconds, by topic.
         self._awaited_s: dict[str, float] = {}
         self._down: dict[Target, _Down] = {}
@@ -242,7 +240,7 @@ class TargetTopics:
         now_s = self._monotonic_s()
         if found is None:
             self._log.fits(target)
-            if not self._terms.are_usual(topic):
+            if not self.limits.are_usual(topic):
                 if now_s - self._asked_s.get(topic, _NEVER_S) >= _TERMS_S:
                     self._seek(topic, now_s)
                 return None
@@ -303,23 +301,14 @@ class TargetTopics:
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic does not take this record now, as code and sentence; None: it does,
-        and the record counts as part of the open transaction until ``counted`` is called.
-        """
-        found = self._terms.refusal(topic, key, value, headers)
+        found = self.limits.refusal(topic, key, value, headers)
         # A letter that is refused with its content is tried without.
         if found is not None and found[0] != TARGET_LATER and value is None and topic in self._own:
             self._waited_for[topic] = found[1], self._monotonic_s()
         return found
 
-    def counted(self, outputs: Collection[Output]) -> None:
-        """Count ``outputs`` as part of the open transaction, and no other records that ``refusal``
-        has let pass since the last call.
-        """
-        self._terms.counted(outputs)
-
-    def flushed(self) -> None:
-        self._terms.flushed()
+    def reserve(self, outputs: Iterable[Output]) -> None:
+        self.limits.reserve(outputs)
 
     def expect(self, targets: Collection[Target]) -> None:
         for topic in {topic for topic, _ in targets} - self._known.keys():
@@ -374,7 +363,7 @@ class TargetTopics:
         with self._lock:
             self._known.pop(topic, None)
             self._asked_s.pop(topic, None)
-            self._terms.forget([topic])
+            self.limits.forget([topic])
         self.changed()
 
     def contradicted(self, topic: str) -> None:
@@ -433,16 +422,11 @@ class TargetTopics:
         if is_news:
             self.changed()
 
-    def record_bytes_max(self, topic: str) -> int | None:
-        found = self._settings([topic], ASK_TIMEOUT_S)
-        value = found.get(topic, {}).get("max.message.bytes")
-        return None if value is None else int(value)
-
-    def serve(self, stopping: threading.Event) -> None:
-        while not stopping.is_set():
-            self._wake.wait(1.0)
-            self._wake.clear()
-            self.look_up()
+    def serve(self) -> None:
+        """Wait up to a second until a look-up is requested, and do it."""
+        self._wake.wait(1.0)
+        self._wake.clear()
+        self.look_up()
 
     def look_up(self) -> None:
         with self._lock:
@@ -481,7 +465,7 @@ class TargetTopics:
                 self._known.get(topic, access) != access for topic, access in found.items()
             )
             for topic, config in configs.items():
-                changed = self._terms.learn(topic, config) or changed
+                changed = self.limits.learn(topic, config) or changed
             self._note_ids(found)
             self._known |= found
             self._asked_s |= dict.fromkeys(found, now_s)
@@ -496,13 +480,8 @@ class TargetTopics:
 
     def _settings(self, topics: Collection[str], timeout_s: float) -> dict[str, dict[str, str]]:
         """Return the configuration of each topic; those that can't be read are left out."""
-        if not topics:
-            return {}
         settings = {}
-        asked = self._admin.describe_configs(
-            [ConfigResource(ResourceType.TOPIC, t) for t in topics]
-        )
-        for topic, found in read_configs(asked, timeout_s):
+        for topic, found in ask_configs(self._admin, topics, timeout_s):
             if isinstance(found, KafkaException):
                 self._log.not_read(topic, str(found))
             else:
@@ -521,7 +500,7 @@ class TargetTopics:
         """
         if not access.partitions or access.lacks(WRITE):
             return False
-        is_usual = topic in self._terms and self._terms.are_usual(topic)
+        is_usual = topic in self.limits and self.limits.are_usual(topic)
         return not is_usual or min(access.in_sync, default=0) < access.copies
 
     def _forget_some(self) -> bool:
@@ -535,7 +514,7 @@ class TargetTopics:
         )
         extra = order[: len(order) - int(KNOWN_MAX * _KEPT)]
         is_any_good = is_good(self._known[extra[-1]])
-        self._terms.forget(extra)
+        self.limits.forget(extra)
         for topic in extra:
             del self._known[topic]
             self._ids.pop(topic, None)

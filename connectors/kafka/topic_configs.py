@@ -8,19 +8,18 @@ nobody but the operator can change them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import Future
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-    ConfigResource,
     ResourceType,
 )
 
-from connectors.kafka.topic_facts import brokers_of, copies_of, read_configs
+from connectors.kafka.clients import KafkaAdmin
+from connectors.kafka.topic_facts import ask_configs, brokers_of, copies_of, list_topics
+from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 
 # Largest size of the headers that a dead letter adds to its record, in bytes.
@@ -132,30 +131,32 @@ def too_small(
 TRANSACTION_STATE: Final = "__transaction_state"
 _VERIFICATION: Final = "transaction.partition.verification.enable"
 _NAMED_MAX: Final = 6
-_TIMEOUT_S: Final = 15.0
 
 _log = structlog.get_logger(__name__)
 
 
-def warn_of_losses(admin: AdminClient, settings: Settings) -> int:
+def warn_of_losses(admin: KafkaAdmin, settings: Settings) -> int:
     """Log a warning with all settings by which the cluster may lose what it acknowledged, or leave
     a transaction open; return their number. What can't be read is left out: nothing depends on it.
     """
     try:
-        found = admin.list_topics(timeout=_TIMEOUT_S)
-    except KafkaException as exc:
+        found = list_topics(admin)
+    except KafkaEdgeError as exc:
         _log.info("settings_not_readable", resource="the cluster", why=str(exc))
         return 0
     copies = {
         name: copies_of(brokers_of(topic))
         for name, topic in sorted(found.topics.items())
-        if topic.error is None and _is_asked_for(name, settings)
+        if topic.error is None
+        and (name in (TRANSACTION_STATE, *settings.topics.own) or is_delay_topic(name, settings))
     }
-    asked = [ConfigResource(ResourceType.TOPIC, name) for name in copies]
-    topics = _configs(admin.describe_configs(asked)) if asked else {}
+    topics = _configs(ask_configs(admin, copies.keys()))
     # A broker answers only for itself, so each is asked alone.
-    resources = [ConfigResource(ResourceType.BROKER, str(n)) for n in sorted(found.brokers)]
-    brokers = _configs({one: admin.describe_configs([one])[one] for one in resources})
+    brokers = _configs(
+        one
+        for number in sorted(found.brokers)
+        for one in ask_configs(admin, [str(number)], kind=ResourceType.BROKER)
+    )
     problems = [*topic_problems(copies, topics), *broker_problems(brokers)]
     if problems:
         _log.warning("acknowledged_may_be_lost", problems=problems)
@@ -194,16 +195,18 @@ def broker_problems(configs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
         )
 
 
-def _is_asked_for(name: str, settings: Settings) -> bool:
+def is_delay_topic(name: str, settings: Settings) -> bool:
     topics = settings.topics
-    is_delay = name in topics.delay or name in settings.levels.by_topic
-    is_found = topics.discover and fnmatchcase(name, topics.pattern)
-    return name == TRANSACTION_STATE or name in topics.own or is_delay or is_found
+    is_named = name in topics.delay or name in settings.levels.by_topic
+    is_found = topics.discover and fnmatchcase(name, topics.pattern) and name not in topics.own
+    return is_named or is_found
 
 
-def _configs(asked: Mapping[ConfigResource, Future[Any]]) -> dict[str, dict[str, str]]:
+def _configs(
+    answers: Iterable[tuple[str, dict[str, str] | KafkaException]],
+) -> dict[str, dict[str, str]]:
     configs = {}
-    for name, found in read_configs(asked, _TIMEOUT_S):
+    for name, found in answers:
         if isinstance(found, KafkaException):
             _log.info("settings_not_readable", resource=name, why=str(found))
         else:

@@ -11,10 +11,13 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AclOperation,
     AdminClient,
+    ClusterMetadata,
     ConfigResource,
+    ResourceType,
     TopicMetadata,
 )
 
+from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import UNKNOWN_TARGETS, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.base.errors import KafkaEdgeError
@@ -162,6 +165,13 @@ def ask_access(
     return found
 
 
+def topic_ids(admin: AdminClient, topics: Collection[str]) -> dict[str, str]:
+    """Return Kafka's ids of those of ``topics`` that exist and may be described; a recreated topic
+    has a new id.
+    """
+    return {name: one.topic_id for name, one in ask_access(admin, topics).items() if one.topic_id}
+
+
 def _without_answer(name: str, error: KafkaError) -> Access:
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return _HIDDEN
@@ -184,12 +194,26 @@ def complaints(
     return told
 
 
-def read_configs(
-    asked: Mapping[ConfigResource, Future[Any]], timeout_s: float
+def list_topics(admin: KafkaAdmin) -> ClusterMetadata:
+    """Return the cluster's brokers, and the topics that this client may describe."""
+    try:
+        return admin.list_topics(timeout=ASK_TIMEOUT_S)
+    except KafkaException as exc:
+        raise KafkaEdgeError(f"the cluster's topics can't be listed: {admin.explain(exc)}") from exc
+
+
+def ask_configs(
+    admin: AdminClient,
+    names: Collection[str],
+    timeout_s: float = ASK_TIMEOUT_S,
+    kind: ResourceType = ResourceType.TOPIC,
 ) -> Iterator[tuple[str, dict[str, str] | KafkaException]]:
     """Yield name and configuration of each topic or broker, or the error of its request. Settings
-    without a value are left out. ``asked``: result of ``AdminClient.describe_configs``.
+    without a value are left out.
     """
+    asked: Mapping[ConfigResource, Future[Any]] = (
+        admin.describe_configs([ConfigResource(kind, name) for name in names]) if names else {}
+    )
     for resource, future in asked.items():
         try:
             entries = answer_of(future, timeout_s)
@@ -198,3 +222,11 @@ def read_configs(
         else:
             values = {name: entry.value for name, entry in entries.items()}
             yield resource.name, {n: value for n, value in values.items() if value is not None}
+
+
+def record_bytes_max(admin: AdminClient, topic: str) -> int | None:
+    """Return the size of the largest batch that a topic takes, in bytes; None: it can't be read."""
+    for _, found in ask_configs(admin, [topic]):
+        if not isinstance(found, KafkaException) and "max.message.bytes" in found:
+            return int(found["max.message.bytes"])
+    return None

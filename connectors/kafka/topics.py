@@ -8,19 +8,17 @@ records would be late.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    ConfigResource,
     NewTopic,
-    ResourceType,
 )
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.errors import answer_of, error_of
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.topic_configs import (
     CHECKPOINT_CONFIG,
     DELAY_CONFIG,
@@ -32,6 +30,7 @@ from connectors.kafka.topic_configs import (
     SHORT_CONFIG,
     cursor_problems,
     delay_topic_problems,
+    is_delay_topic,
     outlet_problems,
     too_small,
 )
@@ -44,15 +43,14 @@ from connectors.kafka.topic_facts import (
     ServedTopic,
     TopicsSnapshot,
     ask_access,
+    ask_configs,
     brokers_of,
     complaints,
     copies_of,
-    read_configs,
+    list_topics,
 )
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
-
-REQUEST_TIMEOUT_S: Final = 15.0
 
 _log = structlog.get_logger(__name__)
 
@@ -188,18 +186,11 @@ class TopicKeeper:
                 why = "a cursor that is lost with its broker has everything delivered again"
                 found.append((f"{few}: {why}; raise its replication factor", False))
         partitions = len(existing.get(topics.checkpoint, ()))
-        if layout is not None and 0 < partitions < layout.checkpoint_partitions:
-            shrunk = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
-            why = "the cursors of slices without a partition can't be written; add partitions"
-            found.append((f"{shrunk} and has {partitions}: {why}", False))
-        if layout is not None and partitions > layout.checkpoint_partitions:
-            grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
-            why = (
-                "a node that starts now looks for checkpoints in other partitions, and takes over "
-                "no slice whose checkpoint lies elsewhere; move these, as "
-                "docs/internals/procedures.md says"
-            )
-            found.append((f"{grown} and has {partitions}: {why}", False))
+        before = partitions if layout is None else layout.checkpoint_partitions
+        if partitions not in (0, before):
+            why = _GROWN if partitions > before else _SHRUNK
+            changed = f"{topics.checkpoint} had {before} partitions and has {partitions}"
+            found.append((f"{changed}: {why}", False))
         if len(existing.get(topics.claims_topic, ())) > 1:
             found.append((f"{topics.claims_topic} must have one partition, for one order", True))
         return found
@@ -212,15 +203,7 @@ class TopicKeeper:
         return PartitionCounts(len(existing[name]), places)
 
     def _names(self, existing: Collection[str]) -> list[str]:
-        topics = self._settings.topics
-        own = set(topics.own)
-        return [
-            name
-            for name in sorted(existing)
-            if name in topics.delay
-            or name in self._levels
-            or (topics.discover and fnmatchcase(name, topics.pattern) and name not in own)
-        ]
+        return [name for name in sorted(existing) if is_delay_topic(name, self._settings)]
 
     def _delay_config(self, name: str) -> dict[str, str]:
         retention_ms = max(self._retention_ms_needed(name), RETENTION_MS)
@@ -242,7 +225,7 @@ class TopicKeeper:
         ]
         for name, future in self._admin.create_topics(requests).items():
             try:
-                answer_of(future, REQUEST_TIMEOUT_S)
+                answer_of(future, ASK_TIMEOUT_S)
                 _log.info("topic_created", topic=name, partitions=missing[name][0])
             except KafkaException as exc:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -334,10 +317,9 @@ class TopicKeeper:
                 "(delivery.id_partitions): records of the missing ones wait; add partitions"
             )
 
-    def _configs(self, names: Iterable[str]) -> _Configs:
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    def _configs(self, names: Collection[str]) -> _Configs:
         configs: dict[str, dict[str, str] | None] = {}
-        for name, found in read_configs(self._admin.describe_configs(resources), REQUEST_TIMEOUT_S):
+        for name, found in ask_configs(self._admin, names):
             if not isinstance(found, KafkaException):
                 configs[name] = found
             elif error_of(found).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -349,11 +331,7 @@ class TopicKeeper:
         return configs
 
     def _list(self) -> dict[str, Brokers]:
-        try:
-            found = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S)
-        except KafkaException as exc:
-            why = self._admin.explain(exc)
-            raise KafkaEdgeError(f"the cluster's topics can't be listed: {why}") from exc
+        found = list_topics(self._admin)
         self._brokers = len(found.brokers)
         return {n: brokers_of(t) for n, t in found.topics.items() if t.error is None}
 
@@ -362,6 +340,13 @@ _COPIES_FOR_TWO: Final = 3
 
 _UNREADABLE: Final = (
     "its configuration can't be read: give the service DescribeConfigs on the topic"
+)
+
+_SHRUNK: Final = "the cursors of slices without a partition can't be written; add partitions"
+
+_GROWN: Final = (
+    "a node that starts now looks for checkpoints in other partitions, and takes over no slice "
+    "whose checkpoint lies elsewhere; move these, as docs/internals/procedures.md says"
 )
 
 MADE_AGAIN: Final = (

@@ -26,6 +26,10 @@ class StoreError(DelayServiceError):
     """Failure of a store: a failed fsync, a folder that is in use, a format of a newer version."""
 
 
+class StoreDamagedError(StoreError):
+    """Store whose files are damaged: its node starts it over from the log."""
+
+
 class SlotDamagedError(StoreError):
     """Records of a store that are missing, or damaged and moved to quarantine.
 

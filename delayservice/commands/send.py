@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from connectors.kafka.clients import FORCED, UNREACHABLE, admin_client, partitions_of
 from connectors.kafka.controls import ControlClient
 from connectors.kafka.outcomes import RecordPlace
-from connectors.kafka.scan import topic_ids
+from connectors.kafka.topic_facts import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.commands.console import instant
 from delayservice.config.contract import allowlist_for, contract_for, reserved_topics

@@ -21,13 +21,15 @@ from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.cursor import NO_MARK, Frame
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import (
+    Damage,
+    ReadBounds,
     StoreFacts,
-    find_shards,
+    ViewedStore,
+    each_store,
     look,
-    read_records,
+    read,
     user_of,
 )
-from delayservice.store.wheel.reading import Damage, ReadBounds
 
 _HOURS_SHOWN: Final = 24
 _TEXT_SHOWN: Final = 60
@@ -71,19 +73,22 @@ def show_facts(path: Path, *, as_json: bool) -> bool:
     """Print facts about each store in a folder: format, horizon, contracts, counts by hour of due
     time. Return whether all stores could be read.
     """
-    shards = find_shards(path)
     seen: list[dict[str, object]] = []
     is_whole = True
-    for shard in track(shards, "reading", console=err, transient=True, disable=not err.is_terminal):
+    stores = each_store(path)
+    for shard, store in track(
+        stores, "reading", console=err, transient=True, disable=not err.is_terminal
+    ):
+        user = user_of(shard.path)
         try:
-            facts = look(shard)
+            facts = look(_readable(store))
         except StoreError as exc:
             is_whole = False
             seen.append({**shard_names(shard), "error": str(exc)})
             if not as_json:
                 print_error(str(exc))
             continue
-        user = user_of(shard.path)
+        is_whole = is_whole and not facts.damages
         seen.append(_as_json(shard, facts, user))
         if not as_json:
             _print_facts(shard, facts, user)
@@ -92,11 +97,16 @@ def show_facts(path: Path, *, as_json: bool) -> bool:
     return is_whole
 
 
+def _readable(store: ViewedStore | StoreError) -> ViewedStore:
+    if isinstance(store, StoreError):
+        raise store
+    return store
+
+
 def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[str, object]:
     return {
         **shard_names(shard),
         "store": facts.kind,
-        "format": facts.version,
         "in_use_by": user,
         "stop_offset": facts.stop_offset,
         "label": _label(facts),
@@ -105,6 +115,7 @@ def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[st
         "oldest_due_ms": facts.first_ms,
         "newest_due_ms": facts.last_ms,
         "hours": [asdict(hour) for hour in facts.hours],
+        "damaged": [damage._asdict() for damage in facts.damages],
     }
 
 
@@ -134,13 +145,10 @@ def _label(facts: StoreFacts) -> object:
 def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> None:
     out.print(escape(shard_text(shard)), style="bold")
     rows = {
-        "store": f"{facts.kind}, format {facts.version}"
-        + (f", open in process {user}" if user is not None else ""),
+        "store": facts.kind + (f", open in process {user}" if user is not None else ""),
         "shard": f"{shard.shard} (hash of the topic id), "
         + (f"partition {shard.partition}" if shard.partition >= 0 else "partition not known"),
-        "horizon S": "unknown: a node rebuilds the store from Kafka"
-        if facts.stop_offset is None
-        else f"{facts.stop_offset:,}: all records below it are stored",
+        "horizon S": f"{facts.stop_offset:,}: all records below it are stored",
         "read by": escape(json.dumps(_label(facts))),
         "records": f"{facts.records:,} in {len(facts.hours):,} hours, {facts.bytes:,} bytes",
         "oldest due": time_text(facts.first_ms),
@@ -152,16 +160,18 @@ def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> Non
         out.print(_hours_table(facts))
     if len(facts.hours) > _HOURS_SHOWN:
         out.print(f"  and {len(facts.hours) - _HOURS_SHOWN:,} more hours; --json has them all")
+    for damage in facts.damages:
+        _tell_damage(damage)
 
 
 def _hours_table(facts: StoreFacts) -> Table:
     table = Table(box=None, pad_edge=True, header_style="bold")
     table.add_column("hour", no_wrap=True)
-    for name in ("slots", "records", "bytes", "damaged slots"):
+    for name in ("records", "bytes"):
         table.add_column(name, justify="right")
     for hour in facts.hours[:_HOURS_SHOWN]:
-        counts = (hour.slots, hour.records, hour.bytes, hour.damaged)
-        table.add_row(time_text(hour.hour_ms)[:16] + "Z", *(f"{count:,}" for count in counts))
+        text = time_text(hour.hour_ms)[:16] + "Z"
+        table.add_row(text, f"{hour.records:,}", f"{hour.bytes:,}")
     return table
 
 
@@ -182,14 +192,21 @@ def show_records(
     """
     show = _print_json_record if as_json else _print_record
     is_whole = True
-    for shard in find_shards(path):
+    for shard, store in each_store(path):
+        left = limit
         try:
-            for found in read_records(shard, wanted.bounds, wanted, limit):
+            for found in read(_readable(store), wanted.bounds):
                 if isinstance(found, Damage):
                     is_whole = False
                     _tell_damage(found)
-                else:
-                    show(_Row(shard, found, decode_payload(found[3])), values)
+                    continue
+                for frame in filter(wanted, found):
+                    if not left:
+                        break
+                    left -= 1
+                    show(_Row(shard, frame, decode_payload(frame[3])), values)
+                if not left:
+                    break
         except StoreError as exc:
             is_whole = False
             print_error(str(exc))

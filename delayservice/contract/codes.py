@@ -2,8 +2,8 @@
 
 Codes are part of the contract with users (``delay-error``): they are added, never renamed.
 Explanations that end in *(target)* belong to codes found at delivery only. Of the other codes,
-``control-lost`` is found when a stored record is settled, ``target-denied``, ``cron-invalid`` and
-``zone-invalid`` then or when the record is read, and the rest when it is read.
+``target-denied``, ``cron-invalid`` and ``zone-invalid`` are found then or when the record is read,
+and the rest when it is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ ZONE_INVALID = "zone-invalid"
 HEADER_TOO_LARGE = "header-too-large"
 HEADER_INVALID = "header-invalid"
 COPY_FORGED = "copy-forged"
-CONTROL_LOST = "control-lost"
 SLOT_FULL = "slot-full"
 
 EXPLANATIONS: dict[str, str] = {
@@ -61,7 +60,6 @@ EXPLANATIONS: dict[str, str] = {
     HEADER_TOO_LARGE: "An input header or the id is over its size limit.",
     HEADER_INVALID: "A header's name is not UTF-8.",
     COPY_FORGED: "The record claims to be the service's own copy, and its signature is wrong.",
-    CONTROL_LOST: "Retention deleted, unread, what may have cancelled, replaced or fired it.",
 }
 
 

@@ -17,7 +17,7 @@ INVALID = 3
 FIRE = 4
 # Stands for a cancel, replacement or fire that retention has deleted from the log after a stored
 # record was marked with its offset.
-CONTROL_LOST = 5
+CONTROL_EXPIRED = 5
 # A user's valid record whose id has its home in another partition, to which it is sent.
 HOMEBOUND = 6
 
@@ -38,17 +38,17 @@ Foreign: TypeAlias = tuple[int, int, int]
 Entry: TypeAlias = tuple[int, int, int, bytes | None, Any, Any]
 """Decoded source record: ``(offset, kind, key_ms, id, payload, extra)``.
 
-============  ===================  =============  ============  ==============
-kind          key_ms               id             payload       extra
-============  ===================  =============  ============  ==============
-SCHEDULE      min(due, roll time)  bytes or None  ``Payload``   None
-COPY          time in its header   bytes or None  ``Payload``   base
-CANCEL        0                    bytes          ``Original``  source or None
-FIRE          0                    bytes          ``Original``  source or None
-HOMEBOUND     0                    bytes          ``Original``  ``Foreign``
-INVALID       0                    None           ``Original``  ``Refusal``
-CONTROL_LOST  0                    None           ``Original``  None
-============  ===================  =============  ============  ==============
+===============  ===================  =============  ============  ==============
+kind             key_ms               id             payload       extra
+===============  ===================  =============  ============  ==============
+SCHEDULE         min(due, roll time)  bytes or None  ``Payload``   None
+COPY             time in its header   bytes or None  ``Payload``   base
+CANCEL           0                    bytes          ``Original``  source or None
+FIRE             0                    bytes          ``Original``  source or None
+HOMEBOUND        0                    bytes          ``Original``  ``Foreign``
+INVALID          0                    None           ``Original``  ``Refusal``
+CONTROL_EXPIRED  0                    None           ``Original``  None
+===============  ===================  =============  ============  ==============
 
 ``key_ms`` is in epoch ms. ``id`` is the ``delay-id``. ``source`` is the ``delay-source`` of a
 record that came in an envelope, else None. ``base`` is the first offset at which a record of the

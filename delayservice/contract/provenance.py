@@ -45,12 +45,6 @@ class Provenance:
             return meta[1]
         return self._prefix + b"%d" % offset
 
-    def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the user wrote the record elsewhere: it was requeued or came in an
-        envelope.
-        """
-        return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
-
     def elsewhere(self, meta: Meta | None) -> bytes | None:
         """Return ``delay-source``, without an occurrence's number, if written to another shard."""
         source = None if meta is None else meta[1]

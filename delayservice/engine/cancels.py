@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from delayservice.contract.codec import Payload
 from delayservice.contract.entry import (
     CANCEL,
-    CONTROL_LOST,
+    CONTROL_EXPIRED,
     COPY,
     FIRE,
     HOMEBOUND,
@@ -29,11 +29,9 @@ from delayservice.contract.home import SETTLES_NOTHING, Group, waiting_group
 from delayservice.contract.recurrence import recurs
 from delayservice.engine import outcome
 from delayservice.engine.cursor import NO_MARK, Key
-from delayservice.engine.losses import Gap
 from delayservice.engine.outcome import Output
 from delayservice.engine.settle import Settler
 from delayservice.engine.to_home import ToHome, WaitingForHome
-from delayservice.engine.undelivered import doubt
 
 _OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
 
@@ -50,7 +48,6 @@ class OffsetAdvance:
     ``victims`` are by the offset of the user record that settles them. ``canceller_of`` holds, by a
     requeued record's offset, that of the first user record of its id in ``[base, offset)``, or
     ``NO_MARK``. ``in_flight`` are committed, ``in_flight_staged`` in the open transaction.
-    ``doubts`` are gaps whose records may have settled records of this store.
     """
 
     def __init__(self, settler: Settler) -> None:
@@ -62,7 +59,6 @@ class OffsetAdvance:
         self.canceller_of: dict[int, int] = {}
         self.in_flight = _Flights()
         self.in_flight_staged = _Flights()
-        self.doubts: tuple[Gap, ...] = ()
         self.reads = 0
 
     def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
@@ -108,9 +104,13 @@ class OffsetAdvance:
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
             return _took([self._settler.undelivered.dead_letter(offset, payload, *extra)], outputs)
-        if kind == CONTROL_LOST:
+        if kind == CONTROL_EXPIRED:
+            # With their mark they would count as settled. Key time 0: requeued unless due.
             victims = self._pending_victims(offset, k)
-            told = [self._undecided(victim[1], self._content(victim), offset) for victim in victims]
+            told = [
+                self.settle(victim[1], 0, self._content(victim), now_ms, offset + 1)
+                for victim in victims
+            ]
             return _took_all(told, outputs)
         settled: list[Output] | None = []
         if record_id is not None and kind != COPY:
@@ -188,12 +188,9 @@ class OffsetAdvance:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output] | None:
-        """Return the outputs for a record whose key time has passed; None: it waits. It is
-        dead-lettered if an unread record may have settled it. ``base``: base if it is requeued
-        now.
+        """Return the outputs for a record whose key time has passed; None: it waits.
+        ``base``: base if it is requeued now.
         """
-        if self._is_doubtful(offset, payload):
-            return self._undecided(offset, payload, None)
         if self._to_home.is_waiting(payload):
             sent = self._to_home.go_on(WaitingForHome(offset, payload), now_ms, base)
             record_id = None if payload[6] is None else payload[6][0]
@@ -221,11 +218,6 @@ class OffsetAdvance:
         if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
             self.in_flight_staged.add(record_id, base)
         return outputs
-
-    def _undecided(self, offset: int, payload: Payload, by: int | None) -> list[Output] | None:
-        if self._to_home.is_waiting(payload):
-            return self._to_home.refused(WaitingForHome(offset, payload), *doubt(by))
-        return _one(self._settler.undelivered.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
         return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
@@ -263,10 +255,7 @@ class OffsetAdvance:
         for victim in victims:
             found = self._content(victim)
             payload = self._settler.pending_occurrence(victim[1], found)
-            if self._is_doubtful(victim[1], payload):
-                output = self._settler.undelivered.undecided(victim[1], payload, None)
-            else:
-                output = self._settler.fire(victim[1], payload, now_ms, offset)
+            output = self._settler.fire(victim[1], payload, now_ms, offset)
             if output is None:
                 return None
             fired.append((output, victim[1], payload))
@@ -274,13 +263,6 @@ class OffsetAdvance:
         for output, victim_offset, payload in fired:
             outputs += self._with_following(output, victim_offset, payload, now_ms, offset + 1)
         return outputs
-
-    def _is_doubtful(self, offset: int, payload: Payload) -> bool:
-        meta = payload[6]
-        if not self.doubts or meta is None or meta[0] is None:
-            return False
-        is_copy = self._settler.provenance.is_copy(offset, meta)
-        return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
 
     def _content(self, victim: Key) -> Payload:
         queued = self._queued(victim[1])

@@ -7,7 +7,7 @@ One JSON object, written in the transaction that carries the outputs it accounts
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
                                     "contracts": [[from_offset, {…}], …],
                                     "last": [leader_epoch, offset],
-                                    "lost": [[first, unread, stop], …]}}}
+                                    "lost": [[first, stop], …]}}}
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one ownership, so each
 checkpoint is unique and names its commit. ``secret`` is a fingerprint of the secret by which its
@@ -15,8 +15,8 @@ writer signs requeued records: a node without this secret can't verify them, so 
 nothing of the slice. ``writer`` and ``claim`` name the writer and its claim (see ``claims``).
 ``last`` is the newest record that the owner had read of the log, which may lie above ``h``: a log
 that was truncated and has grown again holds another record there, or no record. ``lost`` are
-offsets that H skipped because retention had deleted them (see ``losses``). Both are optional. It is
-JSON because Spark, metrics and people read it.
+offsets that H skipped because retention had deleted them. Both are optional. It is JSON because
+Spark, metrics and people read it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.contract.contracts import ContractError, Contracts
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.losses import Lost
 
 VERSION = 1
 _NO_CHECKPOINT = (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError)
@@ -59,6 +58,27 @@ class LastRead(NamedTuple):
 
 
 NOTHING_READ: Final = LastRead()
+
+
+class Lost(NamedTuple):
+    """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them."""
+
+    first: int
+    stop: int
+
+
+# The oldest ranges are dropped.
+RANGES_MAX: Final = 16
+
+
+def skipped(ranges: tuple[Lost, ...], h: int, log_start: int) -> tuple[Lost, ...]:
+    """Return the lost ranges with ``[h, log_start)`` added, which a new owner skips. An earlier
+    one that reaches beyond ``h`` is cut there.
+    """
+    if h >= log_start:
+        return ranges
+    before = [Lost(first, min(stop, h)) for first, stop in ranges if first < h]
+    return (*before, Lost(h, log_start))[-RANGES_MAX:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ class LevelRecords:
             output = self._settle_any(row, now_ms, plain_text=text if is_plain else b"")
             if output is None:
                 break
+            self._settler.targets.reserve([output])
             add(output)
         return outputs
 

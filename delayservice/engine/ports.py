@@ -5,7 +5,7 @@ clients and a model log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -126,8 +126,9 @@ class Source(Protocol):
         """Return the id of the topic that has this name now; None when the topic is missing."""
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
-        """Yield the records at ``[start, stop)``, without effect on the position of ``poll``.
-        Raise ``KafkaEdgeError`` if the log no longer holds them, or Kafka does not answer.
+        """Yield the records at ``[start, stop)``, without effect on the position of ``poll``; each
+        step waits 0.2 s at most, and yields a batch without records if none came. Raise
+        ``KafkaEdgeError`` if the log no longer holds them, or Kafka does not answer.
         """
 
 
@@ -192,9 +193,18 @@ class WritableTargets(Protocol):
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return code and detail of why the topic refuses this record; None: it accepts it, and
-        its bytes count in the open transaction. ``TARGET_LATER``: it can take it in a later one.
+        """Return code and detail of why the topic refuses this record; None: it accepts it.
+        ``TARGET_LATER``: beside what was reserved, it can take it in a later transaction.
         """
+
+    @property
+    def small(self) -> Container[str]:
+        """Return the topics that take only little in one transaction, none of which is in
+        ``writable``.
+        """
+
+    def reserve(self, outputs: Iterable[Output]) -> None:
+        """Count those of ``outputs``, all of which will be sent, that go to topics in ``small``."""
 
 
 class Targets(WritableTargets, Protocol):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from delayservice.contract.codec import decode_payload
-from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
+from delayservice.contract.entry import CONTROL_EXPIRED, COPY, FIRE, SCHEDULE, Entry, Original
 from delayservice.engine.cancels import MayRead, OffsetAdvance, PendingAt
 from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import (
@@ -87,8 +87,8 @@ class Shard:
         self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
     ) -> None:
         """Become the owner from ``cursor`` on (rule 7), both read after the old owner was
-        fenced. H skips the offsets below ``log_start``; pending records that a lost record has
-        marked are dead-lettered. ``marked``: marks that H has not passed yet. ``end``: L.
+        fenced. H skips the offsets below ``log_start``; what a record there was to cancel,
+        replace or fire is delivered. ``marked``: marks that H has not passed yet. ``end``: L.
         """
         self._forget_walk()
         self.owned = True
@@ -98,7 +98,7 @@ class Shard:
         self._log_start = log_start
         self.walk.mark(marked)
         expired = sorted(mark for mark in self.walk.victims if mark < log_start)
-        self._queue += [(mark, CONTROL_LOST, 0, None, _NO_CONTENT, None) for mark in expired]
+        self._queue += [(mark, CONTROL_EXPIRED, 0, None, _NO_CONTENT, None) for mark in expired]
 
     def _forget_walk(self) -> None:
         self.walk.forget()
@@ -243,8 +243,10 @@ class Shard:
                     break
                 if len(outputs) >= limit:
                     break
+                before = len(outputs)
                 if not walk.take(entry, k, now_ms, outputs):
                     break
+                self._settler.targets.reserve(outputs[before:])
                 passed.append(entry)
             walked += 1
         reached = queue[walked][0] if walked < len(queue) else self.read
@@ -281,7 +283,8 @@ class Shard:
         """
         outputs: list[Output] = []
         k, h = self.staged
-        settle = self._settler.settle
+        settle, targets = self._settler.settle, self._settler.targets
+        small = targets.small
         add = outputs.append
         self.is_held = False
         for key_ms, offset, mark, data in frames:
@@ -295,12 +298,15 @@ class Shard:
                         self.is_held = True
                         break
                     add(output)
+                    if output[1] in small:
+                        targets.reserve([output])
                 else:
                     told = self.walk.settle(offset, key_ms, payload, now_ms, h)
                     if told is None:
                         self.is_held = True
                         break
                     outputs += told
+                    targets.reserve(told)
             k = (key_ms, offset)
         self.staged = Cursor(k, h)
         return outputs

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from delayservice.contract.codec import Payload
-from delayservice.contract.codes import CONTROL_LOST, TARGET_LATER
+from delayservice.contract.codes import TARGET_LATER
 from delayservice.contract.entry import Original
 from delayservice.contract.names import (
     DELAY_OUTCOME,
@@ -144,12 +144,6 @@ class UndeliveredOutputs:
         ]
         return (kind, topic, partition, key, value, told, due_ms, offset)
 
-    def undecided(self, offset: int, payload: Payload, by: int | None) -> Output | None:
-        """Return the dead letter of a record that the deleted, unread one at ``by`` may have
-        settled; ``by`` None: not known.
-        """
-        return self.dead_letter_of(offset, payload, *doubt(by))
-
     def cancelled(
         self,
         kind: int,
@@ -238,13 +232,3 @@ class UndeliveredOutputs:
         if (topic, partition) in self._targets.writable and not is_large(value, headers):
             return None
         return self._targets.refusal(topic, key, value, headers)
-
-
-def doubt(by: int | None) -> tuple[str, str]:
-    detail = (
-        "records that were written after it expired before they were read here, and one of "
-        "them may have settled it before"
-        if by is None
-        else f"the record at offset {by} was to cancel, replace or fire it, and expired first"
-    )
-    return CONTROL_LOST, detail

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
-from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.clients import KafkaAdmin
-from connectors.kafka.sink import SinkOptions
+from connectors.kafka.sink import WriterOptions
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
@@ -21,48 +18,41 @@ from delayservice.process.stores import Stores
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_lane import FetchAhead, LevelLane
-from delayservice.slices.worker_loop import WorkerLoop
+from delayservice.slices.loop import WorkerLoop
 from delayservice.store.base import Store
 
 
+@dataclass(frozen=True, slots=True)
 class LaneMaker:
     """Factory of lanes: with a store for a shard of a normal delay topic, else for a level
     topic.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        stores: Stores,
-        source: KafkaSource,
-        routes: Routes,
-        targets: TargetTopics,
-    ) -> None:
-        self._settings = settings
-        self._stores = stores
-        self._source = source
-        self._routes = routes
-        self._targets = targets
+    settings: Settings
+    stores: Stores
+    source: KafkaSource
+    routes: Routes
+    targets: TargetTopics
 
     def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
         # The slice is added to ``loop`` if it is missing; the lane is not.
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
-        self._source.serve(topic.name, topic.topic_id)
-        flow, lanes, levels = slice_.flow, slice_.lanes, self._settings.levels
+        self.source.serve(topic.name, topic.topic_id)
+        flow, lanes, levels = slice_.flow, slice_.lanes, self.settings.levels
         if topic.name in levels.by_topic:
 
             def park_topic() -> str | None:
-                return next((name for name in self._settings.topics.delay if name in lanes), None)
+                return next((name for name in self.settings.topics.delay if name in lanes), None)
 
             ahead = FetchAhead(levels.fetch_ahead_records, int(levels.fetch_ahead_bytes))
             return LevelLane(
-                *place, self._source, self._routes, ahead, park_topic, self._targets, flow
+                *place, self.source, self.routes, ahead, park_topic, self.targets, flow
             )
-        store: Store = self._stores.shard(topic.topic_id, partition)
+        store: Store = self.stores.shard(topic.topic_id, partition)
         if slice_.copies is not None:
             store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
-        return Lane(*place, store, self._source, self._routes, self._targets, flow)
+        return Lane(*place, store, self.source, self.routes, self.targets, flow)
 
 
 def flow_rules(settings: Settings, slices: int) -> FlowRules:
@@ -95,32 +85,15 @@ def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
     )
 
 
-def sink_options(settings: Settings, name: str, checkpoints: KafkaCheckpoints) -> SinkOptions:
+def writer_options(settings: Settings, name: str, checkpoint_partitions: int) -> WriterOptions:
     topics, kafka = settings.topics, settings.kafka
-    return SinkOptions(
+    return WriterOptions(
         name_prefix=f"{kafka.transactional_id_prefix}-{name}",
         checkpoint_topic=topics.checkpoint,
+        checkpoint_partitions=checkpoint_partitions,
         claims_topic=topics.claims_topic,
-        checkpoint_partition=checkpoints.partition,
         exactly_once=settings.delivery.mode == "exactly_once",
         partitioner=settings.delivery.partitioner,
-        client=kafka.client_config("producer"),
-    )
-
-
-def succession_of(
-    settings: Settings,
-    checkpoints: KafkaCheckpoints,
-    admin: KafkaAdmin,
-    confirm: Callable[[Iterable[int]], frozenset[int]],
-) -> KafkaTakeOverClient:
-    topics, kafka = settings.topics, settings.kafka
-    return KafkaTakeOverClient(
-        checkpoints,
-        admin,
-        consumer=kafka.client_config("consumer"),
         producer=kafka.client_config("producer"),
-        checkpoint_topic=topics.checkpoint,
-        claims_topic=topics.claims_topic,
-        confirm=confirm,
+        consumer=kafka.client_config("consumer"),
     )

@@ -10,15 +10,21 @@ import logging
 import logging.config
 import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, Final, TextIO
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from delayservice.config.reference import HIDDEN
 from delayservice.config.settings import LogSettings
-from delayservice.process.log_hints import HINTS
+
+# Explanations of log events, by event.
+HINTS: Final[Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_name("log_hints.toml").read_text("utf-8")
+)
 
 _SECRET_NAME = re.compile(
     r"password|passwd|secret|token|credential|jaas|\bpem\b|(ssl|api|private)[._-]?key",

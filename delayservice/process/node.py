@@ -38,7 +38,7 @@ from delayservice.metrics.hub import MetricsHub
 from delayservice.process import fork_server, logs
 from delayservice.process.fork_server import CONTEXT
 from delayservice.process.stores import remove_strangers
-from delayservice.process.waiting import STOPPED, wait_for_kafka
+from delayservice.process.waiting import wait_for_kafka
 from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
 from ha.zookeeper_session import SharedSession
@@ -102,11 +102,12 @@ def _prepare_topics(settings: Settings, stopping: threading.Event, hub: MetricsH
     admin = admin_client(settings.kafka.client_config("admin"))
     keeper = TopicKeeper(admin, settings)
 
-    def prepare() -> None:
+    def prepare() -> bool:
         keeper.prepare()
         hub.unsafe_settings = warn_of_losses(admin, settings)
+        return True
 
-    return wait_for_kafka(prepare, stopping, hub.kafka_missing) is not STOPPED
+    return bool(wait_for_kafka(prepare, stopping, hub.kafka_missing))
 
 
 def _lock_state_dir(settings: Settings) -> IO[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -78,12 +78,11 @@ class SliceCopies:
 
         return RepairWatcher(self._settings.topics.repairs, self._settings.node.node_id, ask)
 
-    def forget(self, slice_no: int) -> None:
+    def retire(self, slice_no: int, topics: Iterable[str]) -> None:
         self._keepers.pop(slice_no, None)
-
-    def retire(self, topic: str, slice_no: int) -> None:
-        # Other nodes no longer compare their copies with it.
-        if self._log is not None:
+        if self._log is None:
+            return
+        for topic in topics:  # other nodes no longer compare their copies with it
             row = retired_row(self._settings.node.node_id, topic, slice_no)
             self._log.write(row, lambda: None)
 

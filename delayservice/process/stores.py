@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -12,14 +13,10 @@ from delayservice.config.settings import Settings
 from delayservice.store.base import Store
 from delayservice.store.folder import read_format, shard_name
 from delayservice.store.memory import MemoryStore
-from delayservice.store.offline import (
-    FORMATS,
-    kept_shards,
-    user_of,
-)
+from delayservice.store.offline import FORMATS, user_of
 from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocksdb import RocksDatabase, RocksStore
-from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
+from delayservice.store.rocksdb import RocksDatabase
+from delayservice.store.wheel import Wheel, WheelOptions
 
 _log = structlog.get_logger(__name__)
 
@@ -33,28 +30,32 @@ class Stores:
     """
 
     def __init__(self, settings: Settings, index: int) -> None:
-        self._settings = settings
-        self._kind = settings.node.store
-        self._path = settings.node.state_dir / self._kind / str(index)
-        self._wheel = Wheel(self._path, _wheel_options(settings))
-        self._rocks = RocksDatabase(self._path, _rocks_options(settings))
+        self._path = settings.node.state_dir / settings.node.store / str(index)
+        # None: in memory.
+        self._shards: Wheel | RocksDatabase | None = None
+        if settings.node.store == "wheel":
+            self._shards = Wheel(self._path, _wheel_options(settings))
+        elif settings.node.store == "rocksdb":
+            self._shards = RocksDatabase(self._path, _rocks_options(settings))
 
     def shard(self, topic_id: str, partition: int) -> Store:
-        if self._kind == "memory":
+        if self._shards is None:
             return MemoryStore()
-        if self._kind == "rocksdb":
-            return RocksStore(self._rocks, shard_name(topic_id), partition)
-        return WheelStore(self._wheel, shard_name(topic_id), partition)
+        return self._shards.store(shard_name(topic_id), partition)
 
     def remove(self, topic_id: str, partition: int) -> None:
         # Its records are still in Kafka.
-        if self._kind == "wheel":
-            self._wheel.remove(shard_name(topic_id), partition)
-        elif self._kind == "rocksdb":
-            self._rocks.remove((shard_name(topic_id), partition))
+        if self._shards is not None:
+            self._shards.remove(shard_name(topic_id), partition)
 
     def kept_slices(self) -> frozenset[int]:
-        return frozenset(shard.partition for shard in kept_shards(self._path))
+        if self._shards is None or not self._path.is_dir():
+            return frozenset()
+        with suppress(StoreError):  # met again, and told, when a lane opens its store
+            self._shards.open()
+        kept = frozenset(partition for _, partition in self._shards.shards)
+        self._shards.close()
+        return kept
 
 
 def remove_strangers(settings: Settings) -> None:

@@ -6,61 +6,40 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import structlog
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
-from tenacity.nap import sleep_using_event
-from tenacity.stop import stop_when_event_set
 
-from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.electability import WorkerFacts, electability
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 
 Answer = TypeVar("Answer")
 _REPORT_S: Final = 1.0
+_PAUSE_S_MIN: Final = 0.5
+_PAUSE_S_MAX: Final = 10.0
 
 _log = structlog.get_logger(__name__)
-
-
-class _Stopped(Enum):
-    STOPPED = "stopped"
-
-
-STOPPED: Final = _Stopped.STOPPED
 
 
 def wait_for_kafka(
     ask: Callable[[], Answer],
     stopping: threading.Event,
     waits: Callable[[str], None] = lambda _: None,
-) -> Answer | Literal[_Stopped.STOPPED]:
+) -> Answer | None:
     """Call ``ask`` until it no longer raises ``KafkaEdgeError``, with growing pauses; return its
-    result, or ``STOPPED`` once ``stopping`` is set. ``waits``: called with the reason for each
-    pause.
+    result, or None once ``stopping`` is set. ``waits``: called with the reason for each pause.
     """
-
-    def tell(state: RetryCallState) -> None:
-        why = state.outcome.exception() if state.outcome is not None else None
-        _log.warning("waiting_for_kafka", why=str(why))
-        waits(str(why))
-
-    retrying = Retrying(
-        retry=retry_if_exception_type(KafkaEdgeError),
-        wait=wait_exponential(multiplier=0.5, max=10),
-        stop=stop_when_event_set(stopping),
-        sleep=sleep_using_event(stopping),
-        before_sleep=tell,
-    )
-    try:
-        return retrying(ask)
-    except DelayServiceError:
-        raise
-    except Exception:
-        if stopping.is_set():
-            return STOPPED
-        raise
+    pause_s = _PAUSE_S_MIN
+    while True:
+        try:
+            return ask()
+        except KafkaEdgeError as exc:
+            _log.warning("waiting_for_kafka", why=str(exc))
+            waits(str(exc))
+        if stopping.wait(pause_s):
+            return None
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -18,25 +18,28 @@ from typing import Final
 import structlog
 
 from connectors.kafka.audits import AuditWatcher
+from connectors.kafka.broker_clock import BrokerClock
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
+from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.topic_facts import PartitionCounts, ServedTopic
 from connectors.kafka.topics import TopicKeeper
-from delayservice.base.clock import ClockWatch, SystemClock
+from delayservice.base.clock import NOT_COMPARED, ClockWatch, SystemClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.contract import contract_for
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
+from delayservice.engine.electability import ELECTABLE, Verdict, WorkerFacts
 from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.metrics.status import pause_facts
 from delayservice.process.answering import answer, hour_records
-from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, sink_options, succession_of
+from delayservice.process.lanes import LaneMaker, flow_rules, routes_of, writer_options
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
 from delayservice.process.stores import Stores
@@ -44,13 +47,11 @@ from delayservice.process.watches import (
     DiskWatch,
     TargetWatch,
     TopicWatcher,
-    WorkerWatch,
     used_percent,
 )
 from delayservice.process.worker_thread import Turns, WorkerThread
 from delayservice.slices.edges import Edges, limits_of
-from delayservice.slices.slice import Slice
-from delayservice.slices.worker_loop import WorkerLoop
+from delayservice.slices.loop import WorkerLoop
 from ha.ownership import Ownership
 from ha.placement import SliceFacts, StableLeaders
 
@@ -82,6 +83,9 @@ class GarbageCollector:
             gc.freeze()
 
 
+_JUDGED_EVERY_S: Final = 0.1
+_ASKED_EVERY_S: Final = 0.5
+_DISK_EVERY_S: Final = 1.0
 # Interval at which a worker checks its threads, assigns slices and reports its metrics, in s.
 TURN_S = 1.0
 # Number of slices whose metrics are reported per second; with more slices, reports are rarer.
@@ -129,7 +133,13 @@ class Worker:
         )
         self._targets = TargetWatch(settings, self._admin)
         self._name = f"{settings.node.node_id}-{index}"
-        self._checkpoints = self._make_checkpoints()
+        self._options = writer_options(settings, self._name, layout.checkpoint_partitions)
+        self._checkpoints = KafkaCheckpoints(
+            self._options,
+            self._clock,
+            self._name,
+            settings.digests.interval_ms if settings.digests.enabled else 0,
+        )
         self._copies = SliceCopies(
             settings,
             self._checkpoints,
@@ -142,7 +152,7 @@ class Worker:
         )
         hears_audits = settings.digests.enabled and index == 0
         self._audits = AuditWatcher(settings.topics.audit) if hears_audits else None
-        self._slices_there = range(0)
+        self._slices_there = 0
         self._published_s = float("-inf")
         # Slices kept, and topics served, as last passed to the loop; None: nothing yet.
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
@@ -158,18 +168,15 @@ class Worker:
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._asking: list[threading.Thread] = []
         self._thread = self._make_thread()
-        self._watch = WorkerWatch(
-            settings,
-            self._name,
-            self._targets.reach,
-            ownership,
-            self._clock,
-            self._clock_watch,
-            self._disk,
-            lambda: self._thread.turn_s,
-            lambda: self._thread.loop.writer_trouble,
-            crashes,
+        self._crashes = crashes
+        self._started_s = self._clock.monotonic_s()
+        producer: Mapping[str, str] = settings.kafka.client_config("producer")
+        self._broker_clock = BrokerClock(
+            producer, settings.topics.claims_topic, self._name, self._heard
         )
+        # Whether the worker may own slices.
+        self._verdict: Verdict = ELECTABLE
+        self._judge()
 
     def begin(self) -> None:
         self._checkpoints.start()
@@ -177,15 +184,12 @@ class Worker:
         self._thread.start()
         refresh_s = self._settings.topics.refresh_s
         self._repeat("topics", refresh_s, self._refresh, first_s=refresh_s)
-        looking = threading.Thread(
-            target=self._targets.topics.serve,
-            args=(threading.Event(),),
-            name="targets",
-            daemon=True,
-        )
-        looking.start()
-        self._asking.append(looking)
-        self._watch.start(self._repeat)
+        self._repeat("targets", 0.0, self._targets.topics.serve)
+        if self._settings.node.store != "memory":
+            self._repeat("disk", _DISK_EVERY_S, self._disk.look)
+        self._repeat("kafka-reach", _ASKED_EVERY_S, self._targets.reach.check)
+        self._repeat("broker-clock", _ASKED_EVERY_S, self._ask_the_time)
+        self._repeat("verdict", _JUDGED_EVERY_S, self._judge)
         client = self._settings.kafka.client_config("consumer")
         self._control = ControlReader(self._control_topics(), client, self._name)
 
@@ -210,6 +214,43 @@ class Worker:
         if isinstance(question, HeldTopics):
             return self._targets.pauses.keys()
         return answer(question, self._thread)
+
+    def _judge(self) -> None:
+        # From the latest facts, without waiting.
+        doubt, reach = self._clock_watch.doubt(), self._targets.reach
+        facts = WorkerFacts(
+            kafka=reach.trouble,
+            turn_s=self._thread.turn_s,
+            disk_s=self._disk.waiting_s,
+            writer=self._thread.loop.writer_trouble,
+            clock=doubt or "",
+            is_clock_known=doubt != NOT_COMPARED,
+            broker=reach.broker,
+            broker_s=reach.silent_s,
+            crashes=self._crashes,
+            lived_s=self._clock.monotonic_s() - self._started_s,
+        )
+        before, self._verdict = self._verdict, self._ownership.judge(facts)
+        if self._verdict.cause is before.cause:
+            return
+        cause, why = self._verdict.cause.value, self._verdict.reason
+        if self._verdict.may_own:
+            _log.info("worker_electable", was=before.cause.value)
+        else:
+            _log.warning("worker_not_electable", cause=cause, why=why)
+
+    def _ask_the_time(self) -> None:
+        """Query a broker's time if the wall clock is not trusted. If it is, close the client that
+        queries, because the boot clock is enough to check the wall clock.
+        """
+        if self._clock_watch.doubt() is None:
+            self._broker_clock.close()
+        else:
+            self._broker_clock.ask()
+
+    def _heard(self, broker_ms: int, sent_s: float, acknowledged_s: float) -> None:
+        boot_ms = int(self._clock.boot_s() * 1000)
+        self._clock_watch.heard_answer(broker_ms, boot_ms, sent_s, acknowledged_s)
 
     def _control_topics(self) -> list[ControlTopic]:
         topics: list[ControlTopic] = [self._targets.pauses]
@@ -243,7 +284,7 @@ class Worker:
             return
         self._published_s = now_s
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
-            verdict = self._watch.verdict
+            verdict = self._verdict
             snapshot = Snapshot(
                 os.getpid(),
                 problems=self._problems(),
@@ -289,7 +330,7 @@ class Worker:
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
-        self._slices_there = range(max((t.partitions for t in self._topics.served), default=0))
+        self._slices_there = max((t.partitions for t in self._topics.served), default=0)
         self._facts = self._make_facts(self._topics.topics)
         try:
             self._measure(self._topics.served)
@@ -360,25 +401,11 @@ class Worker:
 
     def _retired(self, slice_no: int) -> None:
         # A node that keeps the slice again fills its store from the log.
-        self._copies.forget(slice_no)
-        for topic in self._topics.topics:
-            if not topic.topic_id:  # the topic is gone
-                continue
+        there = [topic for topic in self._topics.topics if topic.topic_id]
+        for topic in there:
             self._stores.remove(topic.topic_id, slice_no)
-            self._copies.retire(topic.name, slice_no)
+        self._copies.retire(slice_no, [topic.name for topic in there])
         _log.info("slice_retired", slice=slice_no)
-
-    def _make_checkpoints(self) -> KafkaCheckpoints:
-        settings = self._settings
-        return KafkaCheckpoints(
-            settings.topics.checkpoint,
-            self._layout.checkpoint_partitions,
-            settings.topics.claims_topic,
-            settings.kafka.client_config("consumer"),
-            self._clock,
-            self._name,
-            settings.digests.interval_ms if settings.digests.enabled else 0,
-        )
 
     def _make_thread(self) -> WorkerThread:
         settings = self._settings
@@ -386,46 +413,42 @@ class Worker:
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
         self._source = source
-        options = sink_options(settings, self._name, self._checkpoints)
-        confirm = self._ownership.confirm_all
-        succession = succession_of(settings, self._checkpoints, self._admin, confirm)
+        succession = KafkaTakeOverClient(
+            self._options, self._checkpoints, self._admin, self._ownership.confirm_all
+        )
         observer = MetricsObserver()
         turns = Turns()
 
-        def make_loop(tended: Callable[[Slice], bool]) -> WorkerLoop:
-            edges = Edges(
-                node_id=settings.node.node_id,
-                source=source,
-                sink=KafkaSink(options, self._targets.topics),
-                checkpoints=self._checkpoints,
-                succession=succession,
-                background=ThreadPoolExecutor(HELPERS, "helper"),
-                writing=ThreadPoolExecutor(1, "writer"),
-                clock=self._clock,
-                gate=self._ownership,
-                clock_watch=self._clock_watch,
-                observer=observer,
-                routes=self._routes,
-                contract_of=partial(contract_for, settings),
-                limits=limits_of(self._settings),
-                flow_rules=lambda: flow_rules(settings, len(self._slices_there)),
-                disk_level=lambda: self._disk.level,
-                copies_of=self._copies.keeper_of,
-                pausing=turns.pausing,
-                is_held=self._targets.pauses.holds,
-                tended=tended,
-            )
-            return WorkerLoop(edges)
-
+        edges = Edges(
+            node_id=settings.node.node_id,
+            source=source,
+            sink=KafkaSink(self._options, self._targets.topics),
+            checkpoints=self._checkpoints,
+            succession=succession,
+            background=ThreadPoolExecutor(HELPERS, "helper"),
+            writing=ThreadPoolExecutor(1, "writer"),
+            clock=self._clock,
+            gate=self._ownership,
+            clock_watch=self._clock_watch,
+            observer=observer,
+            routes=self._routes,
+            contract_of=partial(contract_for, settings),
+            limits=limits_of(self._settings),
+            flow_rules=lambda: flow_rules(settings, self._slices_there),
+            disk_level=lambda: self._disk.level,
+            copies_of=self._copies.keeper_of,
+            pausing=turns.pausing,
+            is_held=self._targets.pauses.holds,
+        )
         return WorkerThread(
-            make_loop,
+            WorkerLoop(edges),
             observer,
             self._ownership,
             self._clock,
-            LaneMaker(settings, self._stores, source, self._routes, self._targets.topics).make,
-            source.close,
-            lambda: self._disk.alarm,
-            self._checkpoints.alarm,
+            LaneMaker(settings, self._stores, source, self._routes, self._targets.topics),
+            source,
+            self._disk,
+            self._checkpoints,
             self._retired,
             turns,
         )

@@ -21,7 +21,7 @@ from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.inspection.asking import answer_questions
 from delayservice.process import fork_server, logs
 from delayservice.process.stores import Stores
-from delayservice.process.waiting import STOPPED, reporting, wait_for_kafka
+from delayservice.process.waiting import reporting, wait_for_kafka
 from delayservice.process.worker import EXIT_FAILED, EXIT_ORPHANED, Worker
 from ha.elected_ownership import ElectedOwnership
 from ha.notes import NodeNote
@@ -61,7 +61,7 @@ def run_worker(
     try:
         with reporting(pipe.send_bytes) as waits:
             layout = wait_for_kafka(keeper.layout, stopping, waits)
-            if layout is STOPPED:
+            if layout is None:
                 return
             ownership = make_ownership(settings, instance, index, session.note)
             worker = Worker(settings, secrets, index, ownership, layout, crashes)

@@ -12,16 +12,20 @@ from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.source import KafkaSource
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.base.clock import NodeClock
 from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
+from delayservice.process.lanes import LaneMaker
 from delayservice.process.observer import MetricsObserver, Sampled
+from delayservice.process.watches import DiskWatch
 from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.loop import WorkerLoop
 from delayservice.slices.slice import Slice
-from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, SliceStanding
 
 
@@ -105,29 +109,27 @@ class WorkerThread:
 
     def __init__(
         self,
-        # Makes the loop. Its argument updates the metrics of a slice, and returns whether to call
-        # it again in a second.
-        make_loop: Callable[[Callable[[Slice], bool]], WorkerLoop],
+        loop: WorkerLoop,
         observer: MetricsObserver,
         ownership: Ownership,
         clock: NodeClock,
-        make_lane: Callable[[ServedTopic, int, WorkerLoop], AnyLane],
-        close_edges: Callable[[], None],
-        disk_alarm: Callable[[], str],
-        checkpoint_alarm: Callable[[int], str],
+        lanes: LaneMaker,
+        source: KafkaSource,
+        disk: DiskWatch,
+        checkpoints: KafkaCheckpoints,
         retired: Callable[[int], None],
         turns: Turns,
     ) -> None:
-        self.loop = make_loop(self._tended)
+        self.loop = loop
         self.failure: BaseException | None = None
         self._log_ends: dict[int, _LogEnds] = {}
         self._observer = observer
         self._ownership = ownership
         self._clock = clock
-        self._make_lane = make_lane
-        self._close_edges = close_edges
-        self._disk_alarm = disk_alarm
-        self._checkpoint_alarm = checkpoint_alarm
+        self._lanes = lanes
+        self._source = source
+        self._disk = disk
+        self._checkpoints = checkpoints
         self._retired = retired
         self._turns = turns
         self._worker_metrics = WorkerMetrics()
@@ -208,6 +210,7 @@ class WorkerThread:
                     self._turn_since_s = self._clock.monotonic_s()
                     self._serve_wanted()
                     self.loop.step()
+                    self._sample_slices()
                     self._sample_worker()
                 self._turn_since_s = None
                 self._end()
@@ -215,7 +218,7 @@ class WorkerThread:
                 self.failure = exc
                 _log.exception("loop_failed")
             finally:
-                self._close_edges()
+                self._source.close()
 
     def _end(self) -> None:
         self.loop.release_all()
@@ -235,7 +238,7 @@ class WorkerThread:
             if number not in wanted:
                 is_done = self._retire(number) and is_done
         for number, topics in wanted.items():
-            self._change_topics(number, topics)
+            is_done = self._change_topics(number, topics) and is_done
         if is_done:
             self._served = wanted
 
@@ -247,16 +250,19 @@ class WorkerThread:
         self._retired(number)
         return True
 
-    def _change_topics(self, number: int, topics: Mapping[str, ServedTopic]) -> None:
+    def _change_topics(self, number: int, topics: Mapping[str, ServedTopic]) -> bool:
         slice_ = self.loop.slices.get(number)
-        lanes = {} if slice_ is None else slice_.lanes
+        lanes, is_done = {} if slice_ is None else slice_.lanes, True
         for name, lane in list(lanes.items()):
             if name not in topics or topics[name].topic_id != lane.topic_id:
-                _log.warning("shard_dropped", slice=number, topic=name)
-                self.loop.drop_lane(number, name)
+                if self.loop.drop_lane(number, name):
+                    _log.warning("shard_dropped", slice=number, topic=name)
+                else:
+                    is_done = False
         added = [topic for name, topic in topics.items() if name not in lanes]
         if added or slice_ is None:
-            self.loop.add_lanes(number, [self._make_lane(t, number, self.loop) for t in added])
+            self.loop.add_lanes(number, [self._lanes.make(t, number, self.loop) for t in added])
+        return is_done
 
     # --- metrics -------------------------------------------------------------------------------
 
@@ -267,10 +273,15 @@ class WorkerThread:
             self._worker_metrics = taken = WorkerMetrics(process_time(), _memory_bytes())
             taken.add(self._observer.worker)
 
-    def _tended(self, slice_: Slice) -> bool:
+    def _sample_slices(self) -> None:
+        for slice_ in self.loop.take_tended():
+            self._tend(slice_)
+            if self._observer.sampled[slice_.number].lag_s >= CATCHING_UP_S:
+                self.loop.tend_again(slice_.number)
+
+    def _tend(self, slice_: Slice) -> None:
         """Update a slice's metrics and its standing for the ownership, and encode the metrics,
-        because other threads must not read what the loop writes. Return whether the copy is
-        catching up, so that this is to be repeated in a second.
+        because other threads must not read what the loop writes.
         """
         self._observer.of(slice_.number)
         sampled = self._observer.sampled[slice_.number]
@@ -283,7 +294,6 @@ class WorkerThread:
         sampled.is_quiet = seen == sampled.seen and not is_behind
         sampled.seen = seen
         self._tell_progress(slice_, sampled)
-        return sampled.lag_s >= CATCHING_UP_S
 
     def _recent_ends(self, slice_no: int) -> Mapping[str, int]:
         asked_s, ends = self._log_ends.get(slice_no, _NOT_ASKED)
@@ -338,12 +348,12 @@ class WorkerThread:
         metrics.cursor_age_s = self.loop.uncommitted_s(slice_)
         metrics.damaged = slice_.damaged
         metrics.lost_offsets = slice_.follower.lost_offsets
-        metrics.storing_stopped = bool(self._disk_alarm())
+        metrics.storing_stopped = bool(self._disk.alarm)
         metrics.counters.over_cap = slice_.flow.over_cap
-        foreign = self._checkpoint_alarm(slice_.number)
+        foreign = self._checkpoints.alarm(slice_.number)
         if foreign and is_owner:
             self.loop.rewrite_checkpoint(slice_.number)
-        metrics.alarm = slice_.alarm or foreign or self._disk_alarm()
+        metrics.alarm = slice_.alarm or foreign or self._disk.alarm
         sampled.published = encode_slice(metrics)
 
 

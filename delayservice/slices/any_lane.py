@@ -18,11 +18,10 @@ import structlog
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost, ShardCheckpoint, skipped
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelShard
-from delayservice.engine.losses import Lost, skipped
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.ports import Bounds, Place, PolledBatch, Source, Targets
 from delayservice.engine.settle import Settler
@@ -186,9 +185,8 @@ class AnyLane(ABC):
         """
 
     # Log the offsets that H skips now if ``lost``, from the last checkpoint, lacks them.
-    # ``stored``: this node has read all from H up to it.
-    def _skip_lost(self, lost: tuple[Lost, ...], h: int, stored: int, log_start: int) -> None:
-        self._lost = skipped(lost, h, stored, log_start)
+    def _skip_lost(self, lost: tuple[Lost, ...], h: int, log_start: int) -> None:
+        self._lost = skipped(lost, h, log_start)
         if self._lost != lost:
             report_lost(self.place, self._lost[-1])
 
@@ -289,8 +287,9 @@ class PreciseLane(AnyLane):
 
 _HINT: Final = (
     "retention deleted these offsets before they were settled: no node served the slice for longer "
-    "than the topic keeps its records. What was stored of them is delivered; the others, cancels "
-    "among them, are lost. Raise retention.ms, or outage.allowance_ms with it"
+    "than the topic keeps its records. What was stored of them is delivered, even if a record "
+    "among them was to cancel or replace it; the others are lost. Raise retention.ms, or "
+    "outage.allowance_ms with it"
 )
 
 _log = structlog.get_logger(__name__)
@@ -302,7 +301,6 @@ def report_lost(place: Place, lost: Lost) -> None:
         topic=place[0],
         partition=place[1],
         first_offset=lost.first,
-        stored_below=lost.unread,
         stop_offset=lost.stop,
         hint=_HINT,
     )
@@ -328,5 +326,6 @@ def report_expired(place: Place, first: int, stop: int) -> None:
         first_offset=first,
         start=stop,
         hint="retention deleted these offsets before they were stored here; records that were "
-        "still pending among them are lost to this copy: compare with a replica",
+        "still pending among them are lost to this copy, and so are cancels: what these have "
+        "settled may come again from this copy. Compare with a replica",
     )

@@ -23,7 +23,6 @@ from delayservice.engine.ports import (
     TakeOverClient,
 )
 from delayservice.slices.copies import CopyKeeper
-from delayservice.slices.slice import Slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ class Edges:
     trusted ``clock_watch`` nothing is delivered. ``contract_of`` takes delay topic and newest
     allowed contract version. ``copies_of`` takes a slice; None: digests are off. Within the context
     of ``pausing`` other threads may read the lanes. ``is_held``: an operator paused the delay
-    topic. ``tended`` updates a slice's metrics about once a second while it changes, and returns
-    whether to call it again in a second.
+    topic.
     """
 
     node_id: str
@@ -107,7 +105,6 @@ class Edges:
     copies_of: Callable[[int], CopyKeeper | None] = lambda _: None
     pausing: Callable[[], AbstractContextManager[None]] = nullcontext
     is_held: Callable[[str], bool] = lambda _: False
-    tended: Callable[[Slice], bool] = lambda _: False
 
     # Hashes of the cluster secrets; the first secret signs.
     @property

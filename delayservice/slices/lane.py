@@ -1,6 +1,6 @@
 """Lane of one shard with a store. It executes the decisions of ``engine.shard``.
 
-It never commits, because all lanes of a worker share one transaction (see ``worker_loop``).
+It never commits, because all lanes of a worker share one transaction (see ``loop``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, Entry
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead, fingerprint
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost, fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
-from delayservice.engine.losses import Gap, Lost, doubtful, stored_without_gap, with_gap
+from delayservice.engine.marking import CopyScan
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.pacing import Growth
 from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
@@ -26,7 +26,7 @@ from delayservice.engine.shard import Shard
 from delayservice.slices.any_lane import NOWHERE, PreciseLane, report_expired, report_truncated
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.repair import RepairingStore, ShardLog
-from delayservice.slices.requeued_scan import Cancellers
+from delayservice.slices.requeued_scan import cancellers
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
 
@@ -98,9 +98,6 @@ class Lane(PreciseLane):
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._growth = Growth()
         self.repairing = RepairingStore(store, self.shard, self._own_log)
-        self._cancellers = Cancellers(
-            self.shard, self._own_log, self.repairing.scan, self._note_gap
-        )
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -150,15 +147,12 @@ class Lane(PreciseLane):
         if self.shard.stored == 0 or last_read.offset >= bounds.end:
             last_read = LastRead(last_read.leader_epoch)  # the epoch shows what H has passed
         cursor = self._fit_to_log(cursor, bounds)
-        read_to = stored_without_gap(self._label.gaps, cursor.offset, self.shard.stored)
-        self._skip_lost(lost, cursor.offset, read_to, bounds.start)
+        self._skip_lost(lost, cursor.offset, bounds.start)
         proof.take_over(last_read, bounds)
         if proof.is_unproved:
             self._fetch.position = NOWHERE  # forces a seek, with which the client checks it
         marked = self.store.marked_from(cursor.offset)
         self.shard.take_over(cursor, marked, bounds.end, bounds.start)
-        self.shard.walk.doubts = doubtful(self._label.gaps, self._lost)
-        self._cancellers.take_over(marked)
         self._read_on()
 
     def clamp(self, cursor: Cursor, last_read: LastRead) -> Cursor:
@@ -207,7 +201,8 @@ class Lane(PreciseLane):
             self._fetch.position = NOWHERE  # forces a seek, or the log would seem to be truncated
         if self.shard.stored < bounds.start:
             report_expired(self.place, self.shard.stored, bounds.start)
-            self._go_on_at(bounds.start)
+            self.store.append([], [], [], bounds.start)
+            self.shard.stored = bounds.start
         return cursor
 
     def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
@@ -221,24 +216,13 @@ class Lane(PreciseLane):
         self.reset_store()
         self._proof.forget_last()
 
-    # The offsets between S and ``start`` are noted as never read.
-    def _go_on_at(self, start: int) -> None:
-        self._note_gap(Gap(self.shard.stored, start, start))
-        self.store.append([], [], [], start)
-        self.shard.stored = start
-
-    def _note_gap(self, gap: Gap) -> None:
-        self._label.write(self.contracts, gaps=with_gap(self._label.gaps, gap))
-        if self.shard.owned:
-            self.shard.walk.doubts = doubtful(self._label.gaps, self._lost)
-
     def reset_store(self) -> None:
         """Empty the store and set S to 0, so that it is filled from the start of the log."""
         self.store.reset()
         self.shard.stored = 0
         self._proof.start_over()
         if self._is_adopted:
-            self._label.write(self.contracts, has_refused=False, gaps=())
+            self._label.write(self.contracts, has_refused=False)
 
     def _read_on(self) -> None:
         # What the client has not checked yet is not read again: it may be gone.
@@ -268,10 +252,8 @@ class Lane(PreciseLane):
         self._prefetch.note(entries)
         shard, store = self.shard, self.store
         needed = shard.scans_needed(run.start, entries, run.stop)
-        scanned, doubtful_copies = self._cancellers.find(needed)
+        scanned = self._cancellers(needed)
         added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
-        if doubtful_copies:
-            self._cancellers.note_cut(doubtful_copies, {frame[1] for frame in added.frames})
         if added.frames or added.marks or shard.stored == run.stop:
             store.append(added.frames, added.named, added.marks, shard.stored)
         if run.rows:
@@ -353,7 +335,15 @@ class Lane(PreciseLane):
         self.follow(self._fit_to_log(self.shard.committed, bounds))
 
     def _own_log(self) -> ShardLog:
-        return ShardLog(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
+        return ShardLog(
+            self._fetch.source,
+            self.reader,
+            self.place,
+            lambda scan: self._cancellers([scan])[scan.copy_offset],
+        )
+
+    def _cancellers(self, scans: Sequence[CopyScan]) -> dict[int, int]:
+        return cancellers(self._fetch.source, self.reader, self.place, scans)
 
     def next_due_ms(self) -> int | None:
         return self.store.next_due_ms(self.shard.staged.key)

@@ -15,11 +15,10 @@ import structlog
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cancels import MayRead
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords, LevelShard
-from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
 from delayservice.slices.any_lane import AnyLane, report_truncated
@@ -128,7 +127,7 @@ class LevelLane(AnyLane):
         lost: tuple[Lost, ...] = (),
     ) -> None:
         self._claimed = cursor, last_read
-        self._skip_lost(lost, cursor.offset, cursor.offset, bounds.start)
+        self._skip_lost(lost, cursor.offset, bounds.start)
         cursor = self._fit_to_log(cursor, bounds)
         if not self._is_fit:
             _log.error(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
@@ -18,7 +18,7 @@ from delayservice.engine.outcome import OutputCounters
 from delayservice.engine.ports import Bounds, Place
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.copies import CopyKeeper
-from delayservice.slices.follower import Follower
+from delayservice.slices.follow import Follower
 
 
 class Phase(Enum):
@@ -46,10 +46,12 @@ class Step(Enum):
 
 
 class PhaseError(Exception):
-    """Step that is not allowed in the present phase of the slice: a bug in this program."""
+    """Step that is not allowed in the present phase of the slice or writer: a bug in this
+    program.
+    """
 
 
-_NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
+SLICE_STEPS: Final[Mapping[tuple[Phase, Step], Phase]] = {
     (Phase.REPLICA, Step.CLAIM): Phase.CLAIMING,
     (Phase.CLAIMING, Step.WITHDRAW): Phase.REPLICA,
     (Phase.CLAIMING, Step.FENCE): Phase.TAKING,
@@ -73,8 +75,14 @@ SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
 ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
 
 
-def next_phase(phase: Phase, step: Step) -> Phase:
-    found = _NEXT.get((phase, step))
+AnyPhase = TypeVar("AnyPhase", bound=Enum)
+AnyStep = TypeVar("AnyStep", bound=Enum)
+
+
+def next_phase(
+    table: Mapping[tuple[AnyPhase, AnyStep], AnyPhase], phase: AnyPhase, step: AnyStep
+) -> AnyPhase:
+    found = table.get((phase, step))
     if found is None:
         raise PhaseError(f"no step {step.name} leads from {phase.name}")
     return found
@@ -130,7 +138,7 @@ class Slice:
         """Enter the phase to which ``step`` leads; raise ``PhaseError`` and change nothing if it
         is not allowed.
         """
-        self.phase = next_phase(self.phase, step)
+        self.phase = next_phase(SLICE_STEPS, self.phase, step)
 
     @property
     def is_owner(self) -> bool:

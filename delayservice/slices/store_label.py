@@ -2,12 +2,11 @@
 
 One JSON object::
 
-    {"contracts": […], "secrets": ["9f0c…"], "refused": false, "gaps": [[first, stop, below], …],
+    {"contracts": […], "secrets": ["9f0c…"], "refused": false,
      "last": [leader_epoch, offset], "read_to": offset, "epochs": [[leader_epoch, offset], …]}
 
-``gaps`` is missing if there are none, ``last``, ``read_to`` and ``epochs`` if they are not known. A
-store with a label of an earlier format, a list of contracts, is rebuilt, because its secret is not
-known.
+``last``, ``read_to`` and ``epochs`` are missing if they are not known. A store with a label of an
+earlier format, a list of contracts, is rebuilt, because its secret is not known.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import structlog
 
 from delayservice.contract.contracts import Contract, ContractError, Contracts
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
-from delayservice.engine.losses import Gap
 from delayservice.engine.ports import Place
 from delayservice.slices.log_proof import LogProof
 from delayservice.store.base import DeliveryStore
@@ -28,8 +26,8 @@ from delayservice.store.base import DeliveryStore
 class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
     """Contracts, fingerprints of secrets and log by which a store's records were read.
 
-    ``has_refused``: a requeued record is missing because none of the secrets signed it. ``gaps``
-    were deleted by retention before they were read. ``last`` reveals a truncation of the log; no
+    ``has_refused``: a requeued record is missing because none of the secrets signed it.
+    ``last`` reveals a truncation of the log; no
     record lies between it and ``read_to``. ``epochs`` has the first record of each leader epoch,
     noted before a record of it is stored.
     """
@@ -37,7 +35,6 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
     contracts: Contracts
     secrets: frozenset[str]
     has_refused: bool
-    gaps: tuple[Gap, ...] = ()
     last: LastRead = NOTHING_READ
     read_to: int = 0
     epochs: tuple[LastRead, ...] = ()
@@ -58,7 +55,6 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
                 "contracts": self.contracts.to_json(),
                 "secrets": sorted(self.secrets),
                 "refused": self.has_refused,
-                **({"gaps": self.gaps} if self.gaps else {}),
                 **({"last": self.last, "read_to": self.read_to} if self.last.offset >= 0 else {}),
                 **({"epochs": self.epochs} if self.epochs else {}),
             }
@@ -109,23 +105,12 @@ class StoreLabel:
     def has_refused(self) -> bool:
         return self.known is not None and self.known.has_refused
 
-    @property
-    def gaps(self) -> tuple[Gap, ...]:
-        return () if self.known is None else self.known.gaps
-
-    def write(
-        self,
-        contracts: Contracts,
-        *,
-        has_refused: bool | None = None,
-        gaps: tuple[Gap, ...] | None = None,
-    ) -> None:
-        """Write the label with the last record read; None leaves a value unchanged."""
+    def write(self, contracts: Contracts, *, has_refused: bool | None = None) -> None:
+        """Write the label with the last record read. ``has_refused`` None: unchanged."""
         self.known = Label(
             contracts,
             self.fingerprints,
             self.has_refused if has_refused is None else has_refused,
-            self.gaps if gaps is None else gaps,
             *self._proof.position,
             self._proof.epochs,
         )

@@ -7,10 +7,7 @@ after it, without outputs. Only then are records of the slices settled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import structlog
@@ -27,10 +24,7 @@ from delayservice.engine.claims import Tenure, names_to_fence
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Place, TakeOverClient
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.edges import Edges
-from delayservice.slices.log_end_queries import stored_of
 from delayservice.slices.slice import Slice, Taken
-from delayservice.slices.transaction import LoopParts
 
 # JSON of a shard's contracts in a checkpoint: about 200 contracts.
 CONTRACTS_BYTES_MAX: Final = 64 << 10
@@ -142,107 +136,13 @@ def _agreed(
 _GROUP_MAX: Final = 4_096
 
 
-@dataclass(slots=True)
-class TakeOver:
-    """Take-over of several slices on a helper thread. ``stored``: S of each shard at its start."""
-
-    future: Future[dict[int, Taken]]
-    slices: tuple[int, ...]
-    stored: Mapping[Place, int]
-
-
-class TakeOvers:
-    """Take-overs that one worker has under way. Only the loop's thread uses it."""
-
-    def __init__(self, edges: Edges) -> None:
-        self._background = edges.background
-        self._succession = edges.succession
-        self._secrets = edges.fingerprints
-        self._jobs: list[TakeOver] = []
-
-    @property
-    def is_going(self) -> bool:
-        return bool(self._jobs)
-
-    def clear(self) -> None:
-        for job in self._jobs:
-            job.future.cancel()
-        self._jobs.clear()
-
-    def take_done(self) -> Iterator[TakeOver]:
-        for job in [job for job in self._jobs if job.future.done()]:
-            if job in self._jobs:  # else the one before has found the writer lost
-                self._jobs.remove(job)
-                yield job
-
-    def begin(self, slices: Iterable[Slice], writer: str) -> None:
-        for group in _grouped(slices):
-            turns = {slice_.number: slice_.turn - 1 for slice_ in group}
-            stored = stored_of(lane for slice_ in group for lane in slice_.lanes.values())
-            run = partial(
-                take_over,
-                self._succession,
-                writer,
-                turns,
-                stored.keys(),
-                self._secrets,
-            )
-            self._jobs.append(TakeOver(self._background.submit(run), tuple(turns), stored))
-
-
-# Slices whose last take-overs failed are in smaller groups: half the size for each failure.
-def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+def grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+    """Yield groups to be taken over together. Slices whose last take-overs failed are in smaller
+    groups: half the size for each failure.
+    """
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)
     for setbacks, group in by_setbacks.items():
         size = max(_GROUP_MAX >> setbacks, 1)
         yield from (group[at : at + size] for at in range(0, len(group), size))
-
-
-class LaneTaker:
-    """Take-over of single shards of claimed slices. ``await_end`` begins a query for the end of
-    a lane's log that may have lost what the lane waits for.
-    """
-
-    def __init__(self, parts: LoopParts, await_end: Callable[[AnyLane], None]) -> None:
-        self._parts = parts
-        self._edges = parts.edges
-        self._await_end = await_end
-
-    def take(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
-        """Make this node the owner of a shard. ``stored_before``: S before ``bounds`` were
-        queried. Records stored since may lie above ``bounds.end``, unless they were read of an
-        earlier leader: then the log was truncated.
-        """
-        if stored_before <= bounds.end and lane.is_read_by(bounds.leader_epoch):
-            bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
-        known, now_ms = slice_.known_of(lane.topic), self._edges.clock.wall_ms()
-        if known is not None and known.topic_id == lane.topic_id:
-            slice_.stated.setdefault(lane.topic, known.contracts)
-        version_max = self._edges.gate.contract_version()
-        if known is not None:  # nodes that do not know it can't follow the slice in any case
-            version_max = max(version_max, known.contracts.newest_version)
-        wanted = self._with_homes(lane, self._edges.contract_of(lane.topic, version_max))
-        take_over_lane(lane, known, bounds, wanted, now_ms)
-        self._await_end(lane)
-        self._parts.transaction.touched.add(slice_.number)
-        self._parts.agenda.look_again(lane)
-
-    # The number of home partitions stays: pending ids would not be found any more.
-    def _with_homes(self, lane: AnyLane, wanted: Contract) -> Contract:
-        slices = self._parts.slices.values()
-        lanes = [s.lanes[lane.topic] for s in slices if lane.topic in s.lanes]
-        count = max(one.contracts.id_partitions for one in [lane, *lanes])
-        if count in (0, wanted.id_partitions) or wanted.level_ms:
-            return wanted
-        _log.error(
-            "id_partitions_kept",
-            topic=lane.topic,
-            partition=lane.partition,
-            in_force=count,
-            asked_for=wanted.id_partitions,
-            hint="delivery.id_partitions was changed, which is ignored: pending ids would not be "
-            "found any more. Set it back to the value in_force",
-        )
-        return replace(wanted, id_partitions=count)

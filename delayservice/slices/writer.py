@@ -1,11 +1,14 @@
+"""Life of a worker's transactional producer, its *writer*, which ends with its first abort."""
+
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future
+from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
-from delayservice.base.errors import KafkaEdgeError
-from delayservice.slices.edges import Edges
+from delayservice.base.clock import Clock
+from delayservice.slices.slice import next_phase
 
 _OPEN_RETRY_S: Final = 1.0
 # After more losses in a row, slices are left to other nodes.
@@ -18,24 +21,65 @@ _SLOW_S: Final = 5.0
 _LOSSES_S: Final = 20.0
 
 
-class WriterOpener:
-    """Opener of a worker's transactional producer, one at a time, on the writer's thread.
-    ``losses`` counts those in a row.
+class WriterPhase(Enum):
+    NONE = "none"
+    # On the writer's thread.
+    OPENING = "opening"
+    # Open, and nothing was sent since the last commit.
+    IDLE = "idle"
+    # Outputs were sent that no commit includes yet.
+    SENDING = "sending"
+    # On the writer's thread. Nothing is sent meanwhile.
+    COMMITTING = "committing"
+
+
+class WriterStep(Enum):
+    OPEN = "a slice needs a writer"
+    OPENED = "it has a transactional id that was never used"
+    REFUSED = "Kafka opens none"
+    SEND = "outputs are sent"
+    COMMIT = "a commit begins"
+    COMMITTED = "the commit is acknowledged"
+    LOSE = "it was aborted or fenced, a commit has no known result, or its connection failed"
+
+
+WRITER_STEPS: Final[Mapping[tuple[WriterPhase, WriterStep], WriterPhase]] = {
+    (WriterPhase.NONE, WriterStep.OPEN): WriterPhase.OPENING,
+    (WriterPhase.OPENING, WriterStep.OPENED): WriterPhase.IDLE,
+    (WriterPhase.OPENING, WriterStep.REFUSED): WriterPhase.NONE,
+    (WriterPhase.IDLE, WriterStep.SEND): WriterPhase.SENDING,
+    (WriterPhase.SENDING, WriterStep.SEND): WriterPhase.SENDING,
+    (WriterPhase.IDLE, WriterStep.COMMIT): WriterPhase.COMMITTING,
+    (WriterPhase.SENDING, WriterStep.COMMIT): WriterPhase.COMMITTING,
+    (WriterPhase.COMMITTING, WriterStep.COMMITTED): WriterPhase.IDLE,
+    (WriterPhase.IDLE, WriterStep.LOSE): WriterPhase.NONE,
+    (WriterPhase.SENDING, WriterStep.LOSE): WriterPhase.NONE,
+    (WriterPhase.COMMITTING, WriterStep.LOSE): WriterPhase.NONE,
+}
+
+
+class Writer:
+    """State of the writer. ``name``: its transactional id; empty: there is none. ``losses`` counts
+    those in a row. ``outdated``: why it is to be replaced.
     """
 
-    def __init__(self, edges: Edges) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.phase = WriterPhase.NONE
+        self.name = ""
+        self.outdated = ""
         self.losses = 0
-        self._edges = edges
-        self._clock = edges.clock
-        self._opening: Future[str] | None = None
+        self._clock = clock
         self._began_s = math.inf
         self._refusal = ""
         self._open_after_s = -math.inf
         self._lost_s = -math.inf
 
+    def move(self, step: WriterStep) -> None:
+        self.phase = next_phase(WRITER_STEPS, self.phase, step)
+
     @property
-    def is_opening(self) -> bool:
-        return self._opening is not None
+    def may_send(self) -> bool:
+        return self.phase in (WriterPhase.IDLE, WriterPhase.SENDING)
 
     # Why no writer can be opened; empty: one can, or it is too early to tell. Any thread may call.
     @property
@@ -43,32 +87,26 @@ class WriterOpener:
         took_s = self._clock.monotonic_s() - self._began_s
         return self._refusal or (f"no answer for {took_s:.0f} s" if took_s > _SLOW_S else "")
 
-    def open_when_time(self) -> bool:
-        """Start to open a writer, unless a pause or an opening is going on; return whether it
-        did.
-        """
-        if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
-            return False
-        self._began_s = self._clock.monotonic_s()
-        self._opening = self._edges.writing.submit(self._edges.sink.open)
-        return True
+    @property
+    def may_open(self) -> bool:
+        return self.phase is WriterPhase.NONE and self._clock.monotonic_s() >= self._open_after_s
 
-    def hear(self) -> str | None:
-        """Return a newly opened writer's transactional id. Raise ``KafkaEdgeError`` if opening
-        failed.
-        """
-        opening = self._opening
-        if opening is None or not opening.done():
-            return None
-        self._opening, self._began_s = None, math.inf
-        try:
-            writer = opening.result()
-        except KafkaEdgeError as exc:
-            self._open_after_s = self._clock.monotonic_s() + _OPEN_RETRY_S
-            self._refusal = str(exc)
-            raise
-        self._refusal = ""
-        return writer
+    def open(self) -> None:
+        self.move(WriterStep.OPEN)
+        self._began_s = self._clock.monotonic_s()
+
+    def opened(self, name: str) -> None:
+        self.move(WriterStep.OPENED)
+        self.name, self._refusal, self._began_s = name, "", math.inf
+
+    def refused(self, why: str) -> None:
+        self.move(WriterStep.REFUSED)
+        self._refusal, self._began_s = why, math.inf
+        self._open_after_s = self._clock.monotonic_s() + _OPEN_RETRY_S
+
+    def lose(self) -> None:
+        self.move(WriterStep.LOSE)
+        self.name = self.outdated = ""
 
     def count_loss(self) -> None:
         """Count a lost writer. From the second in a row on, the next opening is delayed, twice

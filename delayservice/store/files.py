@@ -50,13 +50,14 @@ class Files:
 
     Args:
         handles_max: largest number of files kept open; the least recently used is closed first.
-        read_only: whether files are opened for reading only, because another process writes them.
     """
 
-    def __init__(self, handles_max: int = 256, *, read_only: bool = False) -> None:
+    # Flags with which files are opened to be read; a file is opened once for reading and writing.
+    read_flags = os.O_RDWR
+
+    def __init__(self, handles_max: int = 256) -> None:
         self._handles: OrderedDict[str, int] = OrderedDict()
         self._handles_max = handles_max
-        self._read_flags = os.O_RDONLY if read_only else os.O_RDWR
 
     def twin(self) -> Files:
         """Return another ``Files`` with open files of its own, for use by another thread."""
@@ -75,7 +76,7 @@ class Files:
 
     def read_at(self, path: str, position: int, size: int) -> bytes:
         """Return at most ``size`` bytes from byte ``position``, fewer at the end of the file."""
-        handle = self._handle(path, self._read_flags)
+        handle = self._handle(path, self.read_flags)
         data = os.pread(handle, size, position)
         while 0 < len(data) < size:
             more = os.pread(handle, size - len(data), position + len(data))

@@ -15,7 +15,8 @@ that number (u32)::
     'd' key_ms i64, offset i64          -> id                       the same, in key order
     'm' mark i64, key_ms i64, offset i64 -> id                      marks that H has not passed
     's'                                 -> stop offset i64          S of the last sync
-    'w'                                 -> stop offset i64          S of the last write
+    'w'                                 -> stop offset i64, rows i64    S, and number of rows 'n',
+                                                                    'd', 'm', at the last write
 
 A mark deletes the rows 'n' and 'd' of its record and keeps their content in row 'm'. So after a
 crash, an index that is ahead of the durable horizon can be cut back to it. This is needed because
@@ -29,7 +30,7 @@ from __future__ import annotations
 import shutil
 import sys
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from rocksdict import WriteBatch
@@ -38,21 +39,23 @@ from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.rocks import (
     Guarded,
-    ManifestGuard,
     Reclaimer,
     RocksOptions,
     all_rows,
     close_database,
+    count_keys,
     is_damage,
-    number_of,
+    mark_closed,
+    numbers_in,
     open_database,
     prefix_of,
     read_keys,
     read_rows,
+    was_closed,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -62,40 +65,24 @@ if TYPE_CHECKING:
 
 
 _PRUNE_ROWS_MAX = 4_000
-_END: Final = b"\xff" * 5
 _SYNCED = b"s"
 WRITTEN = b"w"
 
 
 _I64 = Struct(">q")
+_WRITTEN_ROW = Struct(">qq")
 _KEY = Struct(">qq")
 _DUE = Struct(">cqq")
 _MARKED = Struct(">cqqq")
 
 
-class IdFacts(NamedTuple):
-    """Record with an id and without a mark. ``stands_for`` is the key of the current record of the
-    id: the same key, or that of a later record; None: the id has no current record, which is an
-    inconsistency.
+def come_again(named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> bool:
+    """Return whether the log held the first of them below ``stop_offset``. A mark is as new as its
+    canceller, or as its record if that was requeued after the canceller.
     """
-
-    record_id: bytes
-    key: Key
-    stands_for: Key | None
-
-
-class MarkFacts(NamedTuple):
-    """Marked record: its key, its mark (source offset of its canceller), and its id."""
-
-    key: Key
-    mark: int
-    record_id: bytes
-
-
-def synced_offset(database: Rdict, prefix: bytes) -> int | None:
-    """Return S at the last sync of a shard's id index in a wheel; None: it was never synced."""
-    found = database.get(prefix + _SYNCED)
-    return None if found is None else int(_I64.unpack(found)[0])
+    if named and named[0][2] < stop_offset:
+        return True
+    return bool(marks) and max(marks[0][2:]) < stop_offset
 
 
 class IdRows:
@@ -107,9 +94,9 @@ class IdRows:
         self._names = prefix + b"n"
         self._due_floor = self._due(0, 0)
         self._mark_floor = self._marked(0, 0, 0)
-        # By id, what ``latest_unmarked`` has returned since rows were last added: the next marks
-        # are for the same ids.
-        self._asked: dict[bytes, Key] = {}
+        # By id, what ``latest_unmarked`` has found since rows were last added: the next records and
+        # marks are of the same ids.
+        self._asked: dict[bytes, Key | None] = {}
 
     def _due(self, key_ms: int, offset: int) -> bytes:
         return self._prefix + _DUE.pack(b"d", key_ms, offset)
@@ -121,40 +108,52 @@ class IdRows:
         _, key_ms, offset = _DUE.unpack_from(due, len(self._prefix))
         return key_ms, offset
 
-    def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
-        # A marked record is no longer the current record of its id.
+    def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> int:
+        """Add rows to ``batch``, and return how many rows there are more after it. A marked record
+        is no longer the current record of its id.
+        """
         put, delete = batch.put, batch.delete
-        marked = set()
+        marked = {offset for _, _, offset, _ in marks}
+        newest = {name: (key_ms, offset) for name, key_ms, offset in named if offset not in marked}
+        added = {offset for _, _, offset in named}
+        rows = len(marks)
         for record_id, key_ms, offset, mark in marks:
+            key = key_ms, offset
             put(self._marked(mark, key_ms, offset), record_id)
-            delete(self._due(key_ms, offset))
-            marked.add(offset)
-        newest: dict[bytes, Key] = {}
+            is_current = self._stands_for(record_id) == key
+            if is_current and record_id not in newest:
+                delete(self._names + record_id)
+                rows -= 1
+            due = self._due(key_ms, offset)
+            if is_current or (offset not in added and self._database.get(due) is not None):
+                delete(due)
+                rows -= 1
         for record_id, key_ms, offset in named:
             if offset not in marked:
                 put(self._due(key_ms, offset), record_id)
-                newest[record_id] = (key_ms, offset)
-        for record_id, key_ms, offset, _ in marks:
-            if record_id not in newest and self._stands_for(record_id) == (key_ms, offset):
-                delete(self._names + record_id)
+                rows += 1
         for record_id, key in newest.items():
+            rows += self._stands_for(record_id) is None
             put(self._names + record_id, _KEY.pack(*key))
         self._asked.clear()
+        return rows
 
     def _stands_for(self, record_id: bytes) -> Key | None:
-        key = self._asked.get(record_id)
-        return self._find(record_id) if key is None else key
+        if record_id not in self._asked:
+            self._asked[record_id] = self._find(record_id)
+        return self._asked[record_id]
 
     def _find(self, record_id: bytes) -> Key | None:
         found = self._database.get(self._names + record_id)
         return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        key = self._find(record_id)
-        if key is None or key[1] >= below:
-            return None
-        self._asked[record_id] = key
-        return key
+        key = self._stands_for(record_id)
+        return None if key is None or key[1] >= below else key
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return count_keys(self._database, self._prefix + b"d", self._prefix + b"o")
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
         """Return ``(mark, key)`` of records with marks in ``[mark, stop_offset)``, ascending."""
@@ -167,52 +166,51 @@ class IdRows:
         _, mark, key_ms, offset = _MARKED.unpack_from(row, len(self._prefix))
         return (key_ms, offset), mark
 
-    def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """Yield the unmarked records with an id and a key time in ``[start_ms, stop_ms)``, epoch
-        ms.
-        """
-        start, stop = self._due(start_ms, 0), self._due(stop_ms, 0)
-        for due, record_id in all_rows(self._database, start, stop):
-            yield IdFacts(record_id, self._key_of(due), self._find(record_id))
-
-    def marks(self) -> Iterator[MarkFacts]:
-        for row, record_id in all_rows(self._database, self._prefix + b"m", self._names):
-            yield MarkFacts(*self._mark_of(row), record_id)
-
-    def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
+    def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> int:
         """Delete rows of records with key times below ``key_ms``, and marks below the source offset
-        ``mark``; ``_PRUNE_ROWS_MAX`` of each at most in each call.
+        ``mark``; ``_PRUNE_ROWS_MAX`` of each at most in each call. Return how many rows there are
+        more after it: 0 or less.
         """
         self._asked.clear()
         stop = self._due(key_ms, 0)
         rows = read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX)
+        gone = len(rows)
         for due, record_id in rows:
             batch.delete(due)
             if self._find(record_id) == self._key_of(due):
                 batch.delete(self._names + record_id)
+                gone += 1
         self._due_floor = _passed(self._due_floor, stop, [row[0] for row in rows])
         stop = self._marked(max(mark, 0), 0, 0)
         keys = read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX)
         for row in keys:
             batch.delete(row)
         self._mark_floor = _passed(self._mark_floor, stop, keys)
+        return -gone - len(keys)
 
-    def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Undo all records and marks from ``stop_offset`` on; records that lose their marks are
-        current.
+    def cut(self, batch: WriteBatch, stop_offset: int) -> int:
+        """Undo all records and marks from ``stop_offset`` on, and return how many rows there are
+        more after it; records that lose their marks are current.
         """
+        rows = 0
         for row, value in all_rows(self._database, self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
                 batch.delete(row)
+                rows -= 1
         for row, _ in all_rows(self._database, self._prefix + b"d", self._prefix + b"e"):
             if stop_offset <= self._key_of(row)[1]:
                 batch.delete(row)
-        for (key_ms, offset), mark, record_id in self.marks():
+                rows -= 1
+        for row, record_id in all_rows(self._database, self._prefix + b"m", self._names):
+            (key_ms, offset), mark = self._mark_of(row)
             if stop_offset <= max(mark, offset):
-                batch.delete(self._marked(mark, key_ms, offset))
+                batch.delete(row)
+                rows -= 1
                 if offset < stop_offset:
                     batch.put(self._names + record_id, _KEY.pack(key_ms, offset))
                     batch.put(self._due(key_ms, offset), record_id)
+                    rows += 2
+        return rows
 
 
 def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
@@ -237,17 +235,19 @@ _REBUILT: Final = "it is removed, and shards with ids are rebuilt from Kafka"
 class IdDatabase:
     """RocksDB database of the ids of all shards of a wheel, created when the first id is stored."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, options: RocksOptions = IDS_OPTIONS) -> None:
         self._path = path
+        self._options = options
         self._what = f"the id index {path}"
         self._database: Rdict | None = None
-        self._manifest_guard: ManifestGuard | None = None
         self._reclaimer = Reclaimer(path)
 
     def shard(self, generation: int) -> IdIndex:
         return IdIndex(self, generation)
 
-    def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
+    def recover(
+        self, shards: Sequence[tuple[IdIndex, int, bool]], *, counted: bool = False
+    ) -> None:
         """Open the database, if there is one, cut all indexes back to the horizon, and set
         ``is_whole`` of each. A damaged database is removed; then the index of each shard that had
         ids is not whole. Rows of shards that are not listed are removed.
@@ -255,16 +255,17 @@ class IdDatabase:
         Args:
             shards: for each shard, its index, its horizon (a source offset), and whether it had ids
                 at that horizon.
+            counted: count the rows even if the database was closed.
 
         Raises:
             StoreError: the database can't be opened for lack of space, memory, files or rights.
         """
         try:
             if self._path.is_dir():
-                self.open()
+                counted = counted or not was_closed(self.open())
                 self._remove_others({ids.generation for ids, _, _ in shards})
                 for ids, stop_offset, expected in shards:
-                    ids.recover(stop_offset, expected=expected)
+                    ids.recover(stop_offset, expected=expected, counted=counted)
                 return
         except Exception as exc:
             if not is_damage(exc):
@@ -278,17 +279,14 @@ class IdDatabase:
 
     def open(self) -> Rdict:
         if self._database is None:
-            self._database = open_database(self._path, IDS_OPTIONS)
+            self._database = open_database(self._path, self._options)
         return self._database
 
     def _remove_others(self, generations: set[int]) -> None:
         batch = WriteBatch(raw_mode=True)
-        start = b"\0"
-        while keys := read_keys(self.open(), start, _END, 1):
-            generation = number_of(keys[0])
-            start = prefix_of(generation + 1)
-            if generation and generation not in generations:
-                batch.delete_range(prefix_of(generation), start)
+        for generation in numbers_in(self.open()):
+            if generation not in generations:
+                batch.delete_range(prefix_of(generation), prefix_of(generation + 1))
         if not batch.is_empty():
             self.write(batch)
 
@@ -307,12 +305,8 @@ class IdDatabase:
 
     def write(self, batch: WriteBatch) -> None:
         """Write the rows of ``batch``; they become durable with the next ``sync``."""
-        database = self.open()
         with self.guard("write"):
-            if self._manifest_guard is None:
-                self._manifest_guard = ManifestGuard(self._path, database)
-            self._manifest_guard.put(batch)
-            database.write(batch)
+            self.open().write(batch)
 
     def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
         """Make all rows durable, with S of each generation; the wheel writes its horizon after
@@ -327,11 +321,17 @@ class IdDatabase:
         with self.guard("fsync"):
             self.open().flush_wal(sync=True)
 
+    def seal(self) -> None:
+        """Note that all rows are written and synced, because the database is closed now."""
+        if self._database is not None:
+            with self.guard("write"):
+                mark_closed(self._database)
+
     def close(self) -> None:
         self._reclaimer.close()
         if self._database is not None:
             close_database(self._database, self._path)
-            self._database = self._manifest_guard = None
+            self._database = None
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
         """Return a context as ``Guarded``; ``deed``: verb of the operation, for the message."""
@@ -349,6 +349,8 @@ class IdIndex:
         self._prefix = prefix_of(generation)
         # Durable horizon of the store, a source offset. ``prune`` keeps all marks from it on.
         self.durable_offset = 0
+        # Content of row ``WRITTEN``.
+        self._written = self._count = 0
         self._rows: IdRows | None = None
 
     @property
@@ -356,43 +358,55 @@ class IdIndex:
         """Whether the shard has ids, or had ids since it was last emptied."""
         return self._rows is not None
 
-    def recover(self, stop_offset: int, *, expected: bool) -> None:
+    def recover(self, stop_offset: int, *, expected: bool, counted: bool) -> None:
         """Use the existing rows of source offsets below ``stop_offset``, and undo all later ones;
         ``is_whole`` becomes False if rows are missing. ``expected``: the shard had ids at that
-        horizon.
+        horizon; ``counted``: count the rows, and raise ``OSError`` if some are lost.
         """
         database = self._database.open()
-        synced = synced_offset(database, self._prefix)
+        synced = database.get(self._prefix + _SYNCED)
         if synced is None:
             self.discard()
             self.is_whole = not expected
-        elif synced < stop_offset:
+        elif _I64.unpack(synced)[0] < stop_offset:
             self.is_whole = False
         else:
             self._rows = IdRows(database, self._prefix)
-            self._cut(self._rows, stop_offset)
             self.durable_offset = stop_offset
+            written = database.get(self._prefix + WRITTEN)
+            if written is None:
+                raise OSError(f"the ids of shard {self.generation} have no number of rows")
+            self._written, self._count = _WRITTEN_ROW.unpack(written)
+            if counted and self._rows.count() != self._count:
+                raise OSError(f"the ids of shard {self.generation} are not {self._count} rows")
+            if self._written > stop_offset:
+                self._cut(self._rows, stop_offset)
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
         # All rows of the shard are read to find those from ``stop_offset`` on, so only if there may
         # be any.
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
-            written = self._database.open().get(self._prefix + WRITTEN)
-            if written is None or _I64.unpack(written)[0] <= stop_offset:
-                return
-            rows.cut(batch, stop_offset)
-        batch.put(self._prefix + WRITTEN, _I64.pack(stop_offset))
+            count = self._count + rows.cut(batch, stop_offset)
+        self._write(batch, stop_offset, count)
+
+    def _write(self, batch: WriteBatch, written: int, count: int) -> None:
+        batch.put(self._prefix + WRITTEN, _WRITTEN_ROW.pack(written, count))
         self._database.write(batch)
+        self._written, self._count = written, count
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)
         with self._database.guard("read"):
-            self._rows.put(batch, named, marks)
-        batch.put(self._prefix + WRITTEN, _I64.pack(stop_offset))
-        self._database.write(batch)
+            count = self._count + self._rows.put(batch, named, marks)
+        is_again = come_again(named, marks, self._written)
+        self._write(batch, stop_offset, count)
+        if is_again:  # their rows were there already
+            with self._database.guard("read"):
+                count = self._rows.count()
+            self._write(WriteBatch(raw_mode=True), stop_offset, count)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         if self._rows is None:
@@ -412,9 +426,9 @@ class IdIndex:
             batch = WriteBatch(raw_mode=True)
             mark = min(cursor.offset, self.durable_offset)
             with self._database.guard("read"):
-                self._rows.prune(batch, cursor.key[0], mark)
+                count = self._count + self._rows.prune(batch, cursor.key[0], mark)
             if not batch.is_empty():
-                self._database.write(batch)
+                self._write(batch, self._written, count)
 
     def discard(self) -> None:
         self._database.remove(self.generation)
@@ -423,4 +437,4 @@ class IdIndex:
     def forget(self) -> None:
         """Treat the shard as one without ids; its rows in the database are not deleted."""
         self._rows = None
-        self.durable_offset = 0
+        self.durable_offset = self._written = self._count = 0

@@ -1,57 +1,84 @@
-"""Inspection of the stores on a disk, wheel or RocksDB, by another process: the search for shards'
-folders, and the figures, the records and a check of all content of a shard's store.
+"""Reading of the stores on a disk, wheel or RocksDB, by another process: of a running node, of one
+that has stopped, or of a backup.
 
-Nothing is locked or written, so a node may have the store open. A wheel is read in the state of its
-last sync, RocksDB in its present state.
+A store is opened as its node opens it, in a snapshot: a temporary folder with links to the files
+that never change, or of which only the known part is read, and copies of the others. So nothing in
+the folder itself is locked or written. A wheel is read in the state of its last sync, RocksDB in
+its present state.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
-from heapq import nsmallest
-from itertools import groupby
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple, TypeAlias
 
-from delayservice.base.errors import StoreError
-from delayservice.store import findings
+import structlog
+
+from delayservice.base.errors import StoreDamagedError, StoreError
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.contract.times import DUE_STOP_MS
 from delayservice.store.base import Frame
-from delayservice.store.findings import CheckVerdict, Finding
-from delayservice.store.folder import ShardFolder, read_format
-from delayservice.store.rocks_view import RocksView, verify_rocks, viewed_database, viewed_store
-from delayservice.store.rocksdb import DATABASE
+from delayservice.store.files import Files
+from delayservice.store.folder import ShardFolder, read_format, unreadable
+from delayservice.store.ids import IDS_OPTIONS, IdDatabase
+from delayservice.store.rocks import RocksOptions, snapshot_database
+from delayservice.store.rocksdb import DATABASE, RocksDatabase, RocksStore
 from delayservice.store.rocksdb import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
-from delayservice.store.wheel.horizon import NAME
-from delayservice.store.wheel.reading import (
-    EVERYTHING,
-    HOUR_MS,
-    Damage,
-    Part,
-    ReadBounds,
-    hours_of,
-    load_state,
-    open_reader,
-    read_parts,
-    wheel_shards,
-)
-from delayservice.store.wheel.slots import RunReader
-from delayservice.store.wheel.verifying import verify_wheel
+from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
+from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_horizon
+from delayservice.store.wheel.slots import FOLDER
+from delayservice.store.wheel.wheel import IDS_FOLDER
 
 KINDS: Final = ("wheel", "rocksdb")
+FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
+HOUR_MS: Final = 3_600_000
 _LOCKS: Final = Path("/proc/locks")
+_TRIES: Final = 3
+_PAUSE_S: Final = 0.1
+_ROWS: Final = 4_096
+_VIEW_IDS: Final = replace(IDS_OPTIONS, open_files_max=-1, compacts=False)
+# All table files are opened at once, so that no file is missing while rows are read.
+_VIEW_ROCKS: Final = RocksOptions(open_files_max=-1, compacts=False)
+
+Shards: TypeAlias = Wheel | RocksDatabase
+ViewedStore: TypeAlias = WheelStore | RocksStore
 
 
-def find_shards(root: Path) -> list[ShardFolder]:
-    """Return the shards of all store folders in ``root``, as ``find_stores`` finds them. A folder
-    whose shards can't be listed gives one entry, with an empty topic and partition -1.
-    """
-    return [shard for folder in find_stores(root) for shard in _shards_of(folder)]
+class Damage(NamedTuple):
+    """Range of keys that could not be read."""
+
+    # First key time, epoch milliseconds.
+    start_ms: int
+    # Exclusive end of the key times, epoch milliseconds.
+    stop_ms: int
+    # Lowest source offset of the records in the range.
+    first_offset: int
+    # One above the highest source offset of its records and marks; None: the end of the log.
+    stop_offset: int | None
+    why: str
+
+
+class ReadBounds(NamedTuple):
+    """Range of key times to read: ``from_ms <= key_ms < to_ms``, epoch milliseconds."""
+
+    from_ms: int = 0
+    to_ms: int = DUE_STOP_MS
+
+
+EVERYTHING: Final = ReadBounds()
+
+
+# --- folders -------------------------------------------------------------------------------------
 
 
 def find_stores(root: Path) -> list[Path]:
@@ -75,20 +102,6 @@ def _may_be_store(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in names)
 
 
-def _shards_of(folder: Path) -> list[ShardFolder]:
-    return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
-
-
-def kept_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards in a worker's folder, sorted; none if it can't be read."""
-    found = read_format(str(folder))
-    if found is not None and found.kind == "rocksdb":
-        with suppress(StoreError), viewed_database(folder) as rocks:
-            return [ShardFolder(str(folder), *place) for place in rocks.places]
-        return []
-    return wheel_shards(folder)
-
-
 def user_of(path: str) -> int | None:
     """Return the id of the process that has the store open; None: it is closed, or unknown."""
     lock = Path(path, "LOCK")
@@ -101,62 +114,12 @@ def user_of(path: str) -> int | None:
     return None
 
 
-FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
-_BODIES_BYTES_MAX: Final = 64 << 20
-
-
-def _nothing(_done: int, _total: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class HourFacts:
-    """Figures of the records with key times in one hour; in a wheel, of slots that begin in it."""
-
-    hour_ms: int
-    # Number of slots with records of the shard in a wheel; 0 for RocksDB.
-    slots: int
-    records: int
-    # Bytes of the slots' files, with the records of other shards (wheel), or of the shard's
-    # payloads (RocksDB).
-    bytes: int
-    # Number of slots with damaged records that the node has found and not read again from the log
-    # yet; 0 for RocksDB.
-    damaged: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFacts:
-    """Figures of a shard's store."""
-
-    kind: str
-    version: int
-    # S, a source offset; None: the store is damaged, and a node that opens it would start it over
-    # from the log.
-    stop_offset: int | None
-    # Contracts and cluster secrets by which the records below S were read, as JSON; empty: there is
-    # no label.
-    label: bytes
-    hours: tuple[HourFacts, ...]
-    # Lowest key time, epoch milliseconds; None: no record is stored or readable.
-    first_ms: int | None
-    # Highest key time, epoch milliseconds; None as for ``first_ms``.
-    last_ms: int | None
-
-    @property
-    def records(self) -> int:
-        """Number of stored records, including settled ones not pruned yet."""
-        return sum(hour.records for hour in self.hours)
-
-    @property
-    def bytes(self) -> int:
-        return sum(hour.bytes for hour in self.hours)
-
-
-def check_format(path: str) -> str | None:
-    # Raises if the kind is unknown, or the format another.
+def check_format(path: str) -> str:
     found = read_format(path)
     if found is None:
-        return None
+        raise StoreDamagedError(
+            "VERSION is missing or damaged: a node rebuilds the store from Kafka"
+        )
     known = FORMATS.get(found.kind)
     if known is None:
         raise StoreError(
@@ -175,170 +138,203 @@ def check_format(path: str) -> str | None:
     return found.kind
 
 
-# --- facts ---------------------------------------------------------------------------------------
+# --- snapshots -----------------------------------------------------------------------------------
 
 
-def look(shard: ShardFolder) -> StoreFacts:
-    """Return the figures of a shard's store. Raises ``StoreError`` if it can't be read."""
-    kind = check_format(shard.path)
-    if kind is None:
-        raise StoreError(f"{shard.path} has no VERSION: a node rebuilds it from Kafka")
-    if kind == "wheel":
-        return _look_at_wheel(shard)
-    with viewed_store(shard) as store:
-        return _look_at_rocks(store)
+class _LinkedFiles(Files):
+    """Files of a wheel's snapshot, whose slot files are links to those of a node."""
+
+    read_flags = os.O_RDONLY
+
+    def cut(self, path: str, size: int) -> None:
+        """Do nothing: what follows is not read."""
+
+    def write_at(self, path: str, position: int, data: bytes) -> None:
+        if Path(path).is_symlink():
+            raise AssertionError(f"{path} is a file of a node")
+        super().write_at(path, position, data)
 
 
-def _look_at_wheel(shard: ShardFolder) -> StoreFacts:
-    state = load_state(shard)
-    if state is None:
-        return StoreFacts("wheel", WHEEL_FORMAT, None, b"", (), None, None)
-    parts = hours_of(state.parts, EVERYTHING)
-    ends = [_bounds(shard, part) for part in {*state.parts[:1], *state.parts[-1:]}]
-    return StoreFacts(
-        "wheel",
-        WHEEL_FORMAT,
-        state.stop_offset,
-        state.label,
-        tuple(_hour_of_wheel(hour, found) for hour, found in parts.items()),
-        min([first for first, _ in ends if first is not None], default=None),
-        max([last for _, last in ends if last is not None], default=None),
-    )
+@contextmanager
+def open_view(folder: Path) -> Iterator[Shards]:
+    """Open a snapshot of a worker's folder; its shards can be attached and read.
+
+    Raises:
+        StoreDamagedError: a node that opens the folder would start it over from the log.
+        StoreError: the folder holds no store of a known format, or it can't be read.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_silence())
+        for left in reversed(range(_TRIES)):
+            try:
+                shards = _view(folder, Path(stack.enter_context(TemporaryDirectory())))
+                break
+            except (StoreDamagedError, FileNotFoundError) as exc:
+                if not left:  # a running node removes files meanwhile, so this is tried again
+                    raise StoreDamagedError(f"{folder}: {exc}") from exc
+                time.sleep(_PAUSE_S)
+            except OSError as exc:
+                raise unreadable(str(folder), exc) from exc
+        stack.callback(shards.abandon)
+        yield shards
 
 
-def _hour_of_wheel(hour_ms: int, parts: tuple[Part, ...]) -> HourFacts:
-    return HourFacts(
-        hour_ms,
-        len(parts),
-        sum(part.records for part in parts),
-        sum(part.size for part in parts),
-        sum(part.lost is not None for part in parts),
-    )
+@contextmanager
+def _silence() -> Iterator[None]:
+    # What a store logs is for its node; readers return or raise what is damaged.
+    config = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**config)
 
 
-def _bounds(shard: ShardFolder, part: Part) -> tuple[int | None, int | None]:
-    keys = [
-        frame[0]
-        for rows in read_parts(shard, [part], EVERYTHING)
-        if not isinstance(rows, Damage)
-        for frame in (min(rows.frames), max(rows.frames))
-    ]
-    return min(keys, default=None), max(keys, default=None)
+def _view(folder: Path, view: Path) -> Shards:
+    kind = check_format(str(folder))
+    shutil.copyfile(folder / "VERSION", view / "VERSION")
+    shards: Shards
+    if kind == "rocksdb":
+        database = folder / DATABASE
+        if not database.is_dir():
+            raise StoreDamagedError("the database is missing")
+        snapshot_database(database, view / DATABASE)
+        shards = RocksDatabase(view, _VIEW_ROCKS)
+        shards.what = f"the store {folder}"
+    else:
+        shards = _wheel_view(folder, view)
+    shards.is_view = True
+    shards.open()
+    if isinstance(shards, Wheel):
+        _forget_pruned(shards)
+    return shards
 
 
-def _look_at_rocks(store: RocksView) -> StoreFacts:
+def _wheel_view(folder: Path, view: Path) -> Wheel:
+    ids = folder / IDS_FOLDER
+    try:
+        shutil.copyfile(folder / NAME, view / NAME)
+        slot_ms = read_horizon(str(view)).slot_ms
+    except (FileNotFoundError, HorizonDamagedError) as exc:
+        raise StoreDamagedError(
+            f"the horizon is missing or damaged; a node rebuilds the store from Kafka: {exc}"
+        ) from exc
+    (view / FOLDER).mkdir()
+    with suppress(FileNotFoundError):
+        for file in (folder / FOLDER).iterdir():
+            (view / FOLDER / file.name).symlink_to(file.resolve())
+    if ids.is_dir():  # after the horizon, so that they are not behind it
+        snapshot_database(ids, view / IDS_FOLDER)
+    options = WheelOptions(slot_ms=slot_ms)
+    make_ids = partial(IdDatabase, options=_VIEW_IDS)
+    return Wheel(view, options, _LinkedFiles(options.handles_max), make_ids=make_ids)
+
+
+def _forget_pruned(wheel: Wheel) -> None:
+    # A file that is missing and was due: its node has pruned it since the last sync.
+    now_ms = time.time_ns() // 1_000_000
+    for slot in wheel.missing:
+        if slot.stop_ms <= now_ms:
+            for shard in [one for one in wheel.shards.values() if slot.held_by(one.number)]:
+                wheel.slots.drop(shard, slot.start_ms)
+
+
+def each_store(
+    root: Path, *, checked: bool = False
+) -> Iterator[tuple[ShardFolder, ViewedStore | StoreError]]:
+    """Yield the shards of all stores that ``find_stores`` finds, with the open store of each, valid
+    until the next one is taken; or the error of a shard or of a folder that can't be read: the
+    latter has an empty shard and partition -1. ``checked``: count their rows before.
+    """
+    for folder in find_stores(root):
+        try:
+            with open_view(folder) as shards:
+                if checked:
+                    shards.check()
+                for name in sorted(shards.shards):
+                    yield ShardFolder(str(folder), *name), _opened(shards, name)
+        except StoreError as exc:
+            yield ShardFolder(str(folder), "", -1), exc
+
+
+def _opened(shards: Shards, name: tuple[str, int]) -> ViewedStore | StoreError:
+    store = shards.store(*name)
+    try:
+        store.open()
+    except StoreError as exc:
+        return exc
+    return store
+
+
+def read(store: ViewedStore, bounds: ReadBounds = EVERYTHING) -> Iterator[list[Frame] | Damage]:
+    """Yield the records of a shard in key order, each with its mark, some at a time; and the ranges
+    that can't be read. Raises ``StoreError`` if nothing more can be read.
+    """
+    scanner = store.scanner()
+    after, upto = (bounds.from_ms, -1), (bounds.to_ms - 1, OFFSET_MAX)
+    while after < upto:
+        frames, after, damage = scanner.read_on(after, upto, _ROWS)
+        if damage is not None:
+            span = damage.start_ms, damage.stop_ms, damage.first_offset, damage.stop_offset
+            yield Damage(*span, str(damage))
+        elif frames:
+            yield frames
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HourFacts:
+    """Figures of the records with key times in one hour; bytes are those of the payloads."""
+
+    hour_ms: int
+    records: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """Figures of a shard's store, and the ranges that can't be read."""
+
+    kind: str
+    # S, a source offset.
+    stop_offset: int
+    # Contracts and cluster secrets by which the records below S were read, as JSON; empty: there is
+    # no label.
+    label: bytes
+    hours: list[HourFacts]
+    # Lowest key time, epoch milliseconds; None: no record is stored or readable.
+    first_ms: int | None
+    # Highest key time, epoch milliseconds; None as for ``first_ms``.
+    last_ms: int | None
+    damages: list[Damage]
+
+    @property
+    def records(self) -> int:
+        """Number of readable records, including settled ones not pruned yet."""
+        return sum(hour.records for hour in self.hours)
+
+    @property
+    def bytes(self) -> int:
+        return sum(hour.bytes for hour in self.hours)
+
+
+def look(store: ViewedStore) -> StoreFacts:
+    """Read all records of a shard. Raises ``StoreError`` if that is not possible."""
     hours: list[HourFacts] = []
     first_ms = last_ms = None
-    for hour, frames in groupby(
-        store.scanner().frames((0, -1), EVERYTHING.to_ms), lambda f: f[0] // HOUR_MS
-    ):
-        records = size = 0
-        for last_ms, _, _, payload in frames:
-            first_ms = last_ms if first_ms is None else first_ms
-            records += 1
-            size += len(payload)
-        hours.append(HourFacts(hour * HOUR_MS, 0, records, size, 0))
-    return StoreFacts(
-        "rocksdb",
-        ROCKS_FORMAT,
-        store.stop_offset,
-        store.label,
-        tuple(hours),
-        first_ms,
-        last_ms,
-    )
-
-
-# --- records -------------------------------------------------------------------------------------
-
-
-def read_records(
-    shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
-) -> Iterator[Frame | Damage]:
-    """Yield at most ``limit`` wanted records in key order, and, for a wheel, the ranges that can't
-    be read, each before the other records of its slot; RocksDB raises ``StoreError`` for damage.
-    """
-    if check_format(shard.path) == "wheel":
-        yield from _wheel_records(shard, bounds, wanted, limit)
-        return
-    with viewed_store(shard) as store:
-        for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):
-            if limit <= 0:
-                return
-            if wanted(frame):
-                limit -= 1
-                yield frame
-
-
-def _wheel_records(
-    shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
-) -> Iterator[Frame | Damage]:
-    state = load_state(shard)
-    if state is None:
-        raise StoreError(
-            f"{shard.path} is damaged: a node rebuilds it from Kafka; "
-            "`delayservice verify` says why"
-        )
-    for part in state.parts:
-        if limit > 0 and bounds.meets(part.start_ms, part.stop_ms):
-            damages: list[Damage] = []
-            found = nsmallest(limit, _wanted(shard, part, bounds, wanted, damages))
-            yield from damages
-            yield from found
-            limit -= len(found)
-
-
-def _wanted(
-    shard: ShardFolder,
-    part: Part,
-    bounds: ReadBounds,
-    wanted: Callable[[Frame], bool],
-    damages: list[Damage],
-) -> Iterator[Frame]:
-    # A missing file of a slot that was due is not damage: a node has pruned it since its last sync.
-    now_ms = time.time_ns() // 1_000_000
-    for rows in read_parts(shard, [part], bounds):
-        if isinstance(rows, Damage):
-            if not (rows.is_missing and rows.stop_ms <= now_ms):
-                damages.append(rows)
-        else:
-            yield from filter(wanted, rows.frames)
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def wheel_reader(path: str) -> AbstractContextManager[RunReader]:
-    """Return a reader for ``verify``, with 64 MiB, and 500 bytes for each block and 20 for each
-    shard in it.
-    """
-    return open_reader(path, _BODIES_BYTES_MAX, sys.maxsize)
-
-
-def verify(
-    shard: ShardFolder,
-    now_ms: Callable[[], int],
-    on_progress: Callable[[int, int], None] = _nothing,
-    reader: RunReader | None = None,
-) -> CheckVerdict:
-    """Check all content of a shard's store, and return the findings.
-
-    Args:
-        shard: the shard's folder.
-        now_ms: returns the present time, epoch milliseconds; records due by then may have been
-            settled.
-        on_progress: takes the number of slots (wheel) or records (RocksDB) checked so far, and the
-            number of all.
-        reader: reader of the shard's wheel, which the checks of its shards share; None: a new one.
-    """
-    kind = check_format(shard.path)
-    if kind == "wheel":
-        with ExitStack() as stack:
-            reader = reader or stack.enter_context(wheel_reader(shard.path))
-            return verify_wheel(shard, now_ms, on_progress, reader)
-    if kind == "rocksdb":
-        return verify_rocks(shard, now_ms, on_progress)
-    what = "VERSION is missing or unreadable"
-    held = [name for name in ("horizon", "db") if Path(shard.path, name).exists()]
-    found = (Finding(findings.START_OVER, what, "VERSION"),) if held else ()
-    return CheckVerdict(0, 0, 0, found)
+    damages: list[Damage] = []
+    for found in read(store):
+        if isinstance(found, Damage):
+            damages.append(found)
+            continue
+        first_ms = found[0][0] if first_ms is None else first_ms
+        last_ms = found[-1][0]
+        for key_ms, _, _, payload in found:
+            if not hours or key_ms >= hours[-1].hour_ms + HOUR_MS:
+                hours.append(HourFacts(key_ms - key_ms % HOUR_MS))
+            hours[-1].records += 1
+            hours[-1].bytes += len(payload)
+    kind = "rocksdb" if isinstance(store, RocksStore) else "wheel"
+    return StoreFacts(kind, store.stop_offset, store.label, hours, first_ms, last_ms, damages)

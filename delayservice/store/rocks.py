@@ -1,5 +1,9 @@
-"""RocksDB for the RocksDB store and the wheel's id index: options, workarounds for rocksdict, and a
-check that MANIFEST and write-ahead logs are whole, which RocksDB omits when it opens a database.
+"""RocksDB for the RocksDB store and the wheel's id index: options, the mark of a clean close, and
+workarounds for rocksdict.
+
+RocksDB does not notice the loss of a write-ahead log if a newer one exists, nor of tables if the
+MANIFEST has lost its end. So the stores note how many rows a shard has, and count them when they
+open a database that was not closed by ``mark_closed``.
 
 Found by tests of rocksdict 0.3.29:
 
@@ -9,6 +13,8 @@ Found by tests of rocksdict 0.3.29:
 - ``items`` and ``keys`` end at a damaged block without an error. So the end of a scan is checked.
 - A closed or damaged database raises bare ``Exception``.
 - Synced writes hold the GIL. So writes are unsynced and ``flush_wal`` makes them durable.
+- Opening a database with a damaged MANIFEST may never end (a record of type 5). So a database is
+  marked as damaged while it is being opened.
 """
 
 from __future__ import annotations
@@ -16,19 +22,17 @@ from __future__ import annotations
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EACCES, EDQUOT, EMFILE, ENFILE, ENOMEM, ENOSPC, EPERM, EROFS
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-import google_crc32c
 import structlog
 from rocksdict import (
-    AccessType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -40,201 +44,21 @@ from rocksdict import (
     WriteOptions,
 )
 
-from delayservice.base.errors import StoreError
+from delayservice.base.errors import StoreDamagedError, StoreError
 from delayservice.store.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rocksdict import WriteBatch
-
-_BLOCK_BYTES: Final = 32 << 10
-_HEAD: Final = Struct("<IHB")
-_MASK_DELTA: Final = 0xA282EAD8
-_U32: Final = 0xFFFFFFFF
-# Types of a record of the MANIFEST: a whole one, and the first and last part of a divided one.
-_FULL, _FIRST, _LAST = 1, 2, 4
-# Tags of the fields with which a record of the MANIFEST begins: two texts (comparator, database
-# id), and the number of the oldest log that is still needed.
-_COMPARATOR, _LOG_NUMBER, _DATABASE_ID = 1, 2, 8193
-# Row key of ``ManifestGuard``: number 0, which no shard has, and ``w``.
-_ROW: Final = b"\0\0\0\0w"
-_MORE: Final = 0x80
-_GUARDED: Final = Struct(">QQQ")
-
-
-class Manifest(NamedTuple):
-    """State of a database's files before it is opened: number and size of the MANIFEST, number of
-    the oldest write-ahead log that is needed (older ones are in tables), and the existing logs.
-
-    The MANIFEST lists the valid tables. It is a log of records in blocks of 32 KiB::
-
-        crc u32, length u16, type u8        little endian; crc32c of type and content, masked
-        content                             length bytes
-
-    If a record reaches beyond the end of the file, RocksDB assumes that a crash cut it off, and
-    ignores everything from there on. So a damaged length can hide tables, while the newer
-    write-ahead log still contains the horizon. RocksDB also accepts a MANIFEST that was cut between
-    two records, and a missing write-ahead log if a newer one exists: see ``ManifestGuard``. Source:
-    https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format and, for the content,
-    ``VersionEdit::EncodeTo`` in https://github.com/facebook/rocksdb/blob/main/db/version_edit.cc
-    """
-
-    number: int
-    size: int
-    log_number: int
-    logs: frozenset[int]
-
-
-def read_manifest(database: Path) -> Manifest | None:
-    """Read the MANIFEST that is in use, check that it is whole, and return what it and the existing
-    write-ahead logs state; None: there is no file CURRENT, so the database is new, or RocksDB will
-    refuse it. Checksums are checked too, because RocksDB 9.8 hangs at a record whose type was
-    changed to 5.
-
-    Raises:
-        StoreError: the MANIFEST is damaged.
-        OSError: the MANIFEST is missing.
-    """
-    if not (database / "CURRENT").exists():
-        return None
-    path = _manifest_of(database)
-    data = path.read_bytes()
-    log_number, edit = 0, b""
-    for kind, content in _parts(path, data):
-        edit = content if kind in {_FULL, _FIRST} else edit + content
-        if kind in {_FULL, _LAST}:
-            log_number = max(log_number, _log_number(edit))
-    logs = frozenset(int(log.stem) for log in database.glob("*.log"))
-    return Manifest(_number_of(path), len(data), log_number, logs)
-
-
-def _manifest_of(database: Path) -> Path:
-    return database / (database / "CURRENT").read_text("ascii", "replace").strip()
-
-
-def _number_of(manifest: Path) -> int:
-    number = manifest.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
-
-
-def _parts(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _HEAD.size <= len(data):
-        block_left = _BLOCK_BYTES - at % _BLOCK_BYTES
-        if block_left < _HEAD.size:
-            at += block_left
-            continue
-        crc, length, kind = _HEAD.unpack_from(data, at)
-        content = data[at + _HEAD.size : at + block_left]
-        if length > len(content) or (kind == 0 and length == 0):
-            _check_cut(path, crc, kind, content)
-            return
-        if (
-            _masked(google_crc32c.extend(google_crc32c.value(bytes([kind])), content[:length]))
-            != crc
-        ):
-            raise StoreError(f"{path} is damaged: the checksum of a record is wrong")
-        yield kind, content[:length]
-        at += _HEAD.size + length
-
-
-def _check_cut(path: Path, crc: int, kind: int, content: bytes) -> None:
-    # The length in the last record's header is wrong. If its checksum fits a part of the rest of
-    # the block, the length is damaged; otherwise a crash cut the record off.
-    found = google_crc32c.value(bytes([kind]))
-    for number in range(len(content) + 1):
-        if _masked(found) == crc:
-            raise StoreError(f"{path} is damaged: the length of a record is wrong")
-        found = google_crc32c.extend(found, content[number : number + 1])
-
-
-def _masked(crc: int) -> int:
-    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & _U32
-
-
-def _log_number(edit: bytes) -> int:
-    # 0: the record does not mention logs.
-    at = 0
-    while at < len(edit):
-        tag, at = _varint(edit, at)
-        if tag not in {_COMPARATOR, _LOG_NUMBER, _DATABASE_ID}:
-            return 0
-        value, at = _varint(edit, at)
-        if tag == _LOG_NUMBER:
-            return value
-        at += value  # the length of a text
-    return 0
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    # Seven bits per byte; returned with the index of the byte after it.
-    value = shift = 0
-    while at < len(data):
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if not data[at - 1] & _MORE:
-            break
-    return value, at
-
-
-class ManifestGuard:
-    """Writer of a row that each batch of a database contains, and that states the files at that
-    time: number and size of the MANIFEST, and number of the oldest write-ahead log that was needed.
-
-    By this row, the loss of a table or a log is detected when the database is opened, if a batch
-    was written after the MANIFEST listed the file. The loss is missed only after a crash between
-    the end of a flush and the next batch.
-    """
-
-    def __init__(self, path: Path, database: Rdict) -> None:
-        self._path = path
-        self._database = database
-        self._size = -1
-        self._row = b""
-        self._find_manifest()
-
-    def _find_manifest(self) -> None:
-        manifest = _manifest_of(self._path)
-        self._manifest, self._number = str(manifest), _number_of(manifest)
-
-    def put(self, batch: WriteBatch) -> None:
-        try:
-            size = os.stat(self._manifest).st_size  # noqa: PTH116 - for each batch
-        except FileNotFoundError:  # it was full, and there is a new one
-            self._find_manifest()
-            size = os.stat(self._manifest).st_size  # noqa: PTH116
-        if size != self._size:
-            self._size = size
-            # What is needed of the logs changes with the MANIFEST only.
-            needed = self._database.property_int_value("rocksdb.min-log-number-to-keep") or 0
-            logs = [int(log.stem) for log in self._path.glob("*.log")]
-            oldest = min([log for log in logs if log >= needed], default=0)
-            self._row = _GUARDED.pack(self._number, size, oldest)
-        batch.put(_ROW, self._row)
-
-
-def check_manifest_guard(database: Rdict, found: Manifest | None) -> None:
-    """Compare the row of ``ManifestGuard`` in an open database with the files found before it was
-    opened; raises ``OSError`` if the end of the MANIFEST or a needed write-ahead log is missing. A
-    database without this row passes.
-    """
-    row = database.get(_ROW)
-    if row is None or found is None:
-        return
-    number, size, oldest_log = _GUARDED.unpack(row)
-    if found.number < number or (found.number == number and found.size < size):
-        raise OSError(f"MANIFEST-{found.number:06d} has lost its end, or a newer one is lost")
-    if oldest_log not in {0, *found.logs} and oldest_log >= found.log_number:
-        raise OSError(f"the write-ahead log {oldest_log:06d} is lost, and there is a newer one")
-
-
 _log = structlog.get_logger(__name__)
 
 CONDEMNED = "DAMAGED"
 _NUMBER: Final = Struct(">I")
+_SEQUENCE: Final = Struct(">Q")
+# Row key of ``mark_closed``: number 0, which no shard has, and ``c``.
+_CLOSED: Final = b"\0\0\0\0c"
 _SCAN_ROWS: Final = 10_000
-_VIEWS_MAX = 3
+_END: Final = b"\xff" * 5
 # Phrases of RocksDB's error messages for causes other than damaged files.
 _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
@@ -276,6 +100,8 @@ class RocksOptions:
     # Seconds after which a shard that is not open is removed, because another node or worker has
     # its slice now.
     unused_s: float = 3_600.0
+    # Whether table files are merged in the background; not in a snapshot, whose files are links.
+    compacts: bool = True
 
 
 @cache
@@ -315,6 +141,7 @@ def _to_native(options: RocksOptions, block_cache: Cache) -> Options:
     native.set_recycle_log_file_num(0)
     native.set_stats_dump_period_sec(0)
     native.set_is_fd_close_on_exec(True)
+    native.set_disable_auto_compactions(not options.compacts)
     return native
 
 
@@ -323,69 +150,53 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     folder.
 
     Raises:
-        StoreError: the database was found damaged before, or its MANIFEST is damaged.
+        StoreError: the database was found damaged before.
         Exception: the database is damaged, or can't be opened (rocksdict has no narrower class).
     """
-    if (path / CONDEMNED).exists():
+    marker = path / CONDEMNED
+    if marker.exists():
         raise StoreError(f"the database {path} was found damaged; it must be rebuilt")
     make_folder(path)
-    found = read_manifest(path)
-    database = Rdict(str(path), _to_native(options, _shared_cache(options.block_cache_bytes)))
+    with suppress(OSError):
+        marker.touch()  # stays if opening never ends and the process is killed
     try:
-        check_manifest_guard(database, found)
-    except BaseException:
-        database.close()
-        raise
+        database = Rdict(str(path), _to_native(options, _shared_cache(options.block_cache_bytes)))
+    finally:
+        marker.unlink(missing_ok=True)
     write = WriteOptions()
     write.sync = False
     database.set_write_options(write)
     return database
 
 
-def open_to_read(path: Path, options: RocksOptions, view: Path) -> Rdict:
-    """Open the present state of the database for reading, with its write-ahead log, without a lock.
+def was_closed(database: Rdict) -> bool:
+    """Return whether nothing was written since ``mark_closed``, and so all rows are there."""
+    return database.get(_CLOSED) == _SEQUENCE.pack(database.latest_sequence_number())
 
-    rocksdict writes a file beside every database that it opens. So the empty folder ``view`` is
-    filled with links to the database's files and a copy of its MANIFEST, and is opened instead. If
-    a running node removes a file meanwhile, this is tried again.
+
+def mark_closed(database: Rdict) -> None:
+    """Note durably that all rows were written; call this last before closing the database."""
+    if not was_closed(database):
+        database.put(_CLOSED, _SEQUENCE.pack(database.latest_sequence_number() + 1))
+        database.flush_wal(sync=True)
+
+
+def snapshot_database(source: Path, target: Path) -> None:
+    """Fill the folder ``target`` with the present state of a database that may be open: links to
+    its table files, which never change, and copies of the others. If a table file is removed
+    meanwhile, opening the snapshot raises an error.
     """
-    for number in range(1, _VIEWS_MAX):
-        with suppress(Exception):
-            return _open_view(path, options, view / str(number))
-    return _open_view(path, options, view / str(_VIEWS_MAX))
-
-
-def _open_view(path: Path, options: RocksOptions, view: Path) -> Rdict:
-    view.mkdir()
-    for source in sorted(path.iterdir(), key=lambda file: not _is_manifest(file)):
-        if _is_manifest(source):
-            shutil.copyfile(source, view / source.name)
-        elif source.suffix in {".sst", ".log"}:
-            (view / source.name).symlink_to(source.resolve())
-    read_manifest(view)
-    # A separate cache: a shared one may hold a good block that is damaged on the disk by now.
-    native = _to_native(options, Cache(options.block_cache_bytes))
-    native.create_if_missing(False)  # noqa: FBT003 - so it is in rocksdict
-    access = AccessType.read_only(error_if_log_file_exist=False)
-    return Rdict(str(view), native, access_type=access)
+    make_folder(target)
+    # The MANIFEST first: it names no table that is not there when it is read.
+    for file in sorted(source.iterdir(), key=lambda file: not _is_manifest(file)):
+        if file.suffix == ".sst":
+            (target / file.name).symlink_to(file.resolve())
+        elif _is_manifest(file) or file.suffix == ".log" or file.name == CONDEMNED:
+            shutil.copyfile(file, target / file.name)
 
 
 def _is_manifest(file: Path) -> bool:
     return file.name == "CURRENT" or file.name.startswith("MANIFEST-")
-
-
-@contextmanager
-def guarded_read(what: str) -> Iterator[None]:
-    """Raise errors of RocksDB, in a database opened for reading, as ``StoreError``."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except Exception as exc:
-        raise StoreError(
-            f"can't read {what}: {exc}; if a node has it open, read a backup or try again; if it "
-            "is damaged, its node puts it aside and rebuilds it from Kafka"
-        ) from exc
 
 
 def condemn(path: Path) -> None:
@@ -418,9 +229,10 @@ class Guarded:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return
-        if is_damage(error):
-            condemn(self._database)  # the next open puts it aside and starts over
-        raise StoreError(
+        if not is_damage(error):
+            raise StoreError(f"can't {self._deed} {self._what}: {error}") from error
+        condemn(self._database)  # the next open puts it aside and starts over
+        raise StoreDamagedError(
             f"can't {self._deed} {self._what}: {error}; restart the service: what is damaged is "
             "put aside and rebuilt from Kafka"
         ) from error
@@ -432,6 +244,15 @@ def prefix_of(number: int) -> bytes:
 
 def number_of(key: bytes) -> int:
     return int(_NUMBER.unpack_from(key)[0])
+
+
+def numbers_in(database: Rdict) -> Iterator[int]:
+    """Yield the numbers, from 1 on, with which keys begin."""
+    number = 1
+    while keys := read_keys(database, prefix_of(number), _END, 1):
+        number = number_of(keys[0])
+        yield number
+        number += 1
 
 
 class Reclaimer:
@@ -498,6 +319,15 @@ def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[by
     if len(found) < limit:
         _check_end(database, found[-1] + b"\0" if found else start, stop)
     return found
+
+
+def count_keys(database: Rdict, start: bytes, stop: bytes) -> int:
+    """Return the number of rows with ``start <= key < stop``; raises as ``read_rows``."""
+    count = 0
+    while keys := read_keys(database, start, stop, _SCAN_ROWS):
+        count += len(keys)
+        start = keys[-1] + b"\0"
+    return count
 
 
 def _upto(stop: bytes) -> ReadOptions:

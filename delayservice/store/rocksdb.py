@@ -6,24 +6,25 @@ that byte order is key order, and begin with the number of the shard, so that on
 rows::
 
     0 u32, 'p', number u32    -> partition i32, topic          the shard that has this number
-    0 u32, 'h', number u32    -> stop offset i64, count i64    its S, and its number of records
+    0 u32, 'h', number u32    -> stop offset, records, rows i64    its S, and what it holds
     0 u32, 'l', number u32    -> label                         its label
-    0 u32, 'w'                -> state of the files            see ``ManifestGuard``
+    0 u32, 'c'                -> sequence number u64           see ``mark_closed``
     number u32, 'f', key_ms i64, offset i64       -> payload     a record
     number u32, 'f', key_ms i64, offset i64, 1    -> mark i64    the record's mark, right after it
     number u32, 'n', 'd', 'm'                                    ids, see ``delayservice.store.ids``
 
 After a crash, RocksDB restores the batches from its write-ahead log up to one of them. Each batch
-has the new S of its shard, so horizon, label and records always agree.
+has the new S of its shard and its number of rows, so horizon, label and records always agree, or
+files are lost. That is noticed because the rows are counted, unless the database was closed.
 """
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from rocksdict import WriteBatch
@@ -38,24 +39,26 @@ from delayservice.store.base import (
     Mark,
     Named,
     Scanner,
-    Store,
     StoreStats,
 )
 from delayservice.store.files import Files
-from delayservice.store.folder import StoreFolder
-from delayservice.store.ids import IdRows
+from delayservice.store.ids import IdRows, come_again
 from delayservice.store.rocks import (
     Guarded,
-    ManifestGuard,
     Reclaimer,
     RocksOptions,
     close_database,
+    count_keys,
     is_damage,
+    mark_closed,
+    numbers_in,
     open_database,
     prefix_of,
     read_keys,
     read_rows,
+    was_closed,
 )
+from delayservice.store.shards import ShardState, ShardStore, WorkerShards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,80 +66,42 @@ if TYPE_CHECKING:
 
     from rocksdict import Rdict
 
-
 _log = structlog.get_logger(__name__)
 
 FORMAT: Final = 1
 DATABASE: Final = "db"
 
-# ``(topic, partition)`` of a shard: hash of the delay topic's id, and partition.
-ShardName: TypeAlias = tuple[str, int]
-
 _REBUILT: Final = "the database is put aside, and all its shards are rebuilt from Kafka"
 _ROW = Struct(">IcI")
-_HELD = Struct(">qq")
+_HELD = Struct(">qqq")
 _PARTITION = Struct(">i")
-_PLACES, _HORIZONS, _LABELS = b"p", b"h", b"l"
+_NAMES, _HORIZONS, _LABELS = b"p", b"h", b"l"
 _SHARDS_MAX: Final = 2**32 - 2
 
 
-class ShardState(NamedTuple):
-    """State of one shard in a database; ``stop_offset`` is S, a source offset."""
+@dataclass(eq=False, slots=True)
+class RocksShard(ShardState):
+    """State of one shard; ``rows``: number of rows whose keys begin with its number."""
 
-    number: int
-    stop_offset: int
-    records: int
-    label: bytes
+    rows: int = 0
 
 
-class RocksDatabase:
-    """Database of one worker. Only the worker's thread may use it."""
+class RocksDatabase(WorkerShards[RocksShard]):
+    """Database of one worker."""
 
     def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
         self.options = options or RocksOptions()
+        super().__init__(path, "rocksdb", FORMAT, Files(), self.options.unused_s)
         self.what = f"the store {path}"
-        # Number of stored records of all open shards.
-        self.records = 0
-        self._files = Files()
-        self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
-        self._path = path
         self._database_path = path / DATABASE
         self._database: Rdict | None = None
-        self._manifest_guard: ManifestGuard | None = None
         self._reclaimer = Reclaimer(self._database_path)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._numbers: dict[ShardName, int] = {}
-        self._open_places: set[ShardName] = set()
-        self._idle_s: dict[ShardName, float] = {}
-        self._durable: dict[int, int] = {}
-        self._written: dict[int, int] = {}
         self._unsynced_bytes = 0
-        self.records = 0
+
+    def store(self, topic: str, partition: int) -> RocksStore:
+        return RocksStore(self, topic, partition)
 
     # --- life ----------------------------------------------------------------------------------
-
-    def open(self) -> None:
-        """Open the database, unless it is open. A damaged one is moved to quarantine, and an empty
-        one is created.
-
-        Raises:
-            StoreError: another process has the folder open, it has a store of another kind or a
-                newer format, or the database can't be opened for lack of space, memory, files or
-                rights.
-        """
-        if self._database is not None:
-            return
-        is_known = self._folder.enter()
-        try:
-            if not is_known:
-                self._files.remove_tree(str(self._database_path))
-            if not is_known or not self._recover():
-                self._start_over()
-        except BaseException:
-            self.abandon()
-            raise
 
     def _recover(self) -> bool:
         if not self._database_path.is_dir():
@@ -146,52 +111,69 @@ class RocksDatabase:
             self._fill()
         except Exception as exc:
             if not is_damage(exc):
-                raise StoreError(f"can't open the store {self._path}: {exc}") from exc
-            _log.error("store_damaged", path=str(self._path), why=str(exc), hint=_REBUILT)
+                raise StoreError(f"can't open the store {self.path}: {exc}") from exc
+            self._raise_in_view(str(exc))
+            _log.error("store_damaged", path=self.path, why=str(exc), hint=_REBUILT)
             return False
         return True
 
     def _fill(self) -> None:
         # Read when the database is opened, so that damage of these rows is found then.
-        self._clear()
-        found = _read_numbers(self.database)
-        self._durable = {n: self._read_state(n).stop_offset for n in found.values()}
-        self._idle_s = dict.fromkeys(found, time.monotonic())
-        self._numbers = found
+        database = self.database
+        first, stop = _ROW.pack(0, _NAMES, 0), _ROW.pack(0, _NAMES, _SHARDS_MAX + 1)
+        for row, value in read_rows(database, first, stop, _SHARDS_MAX):
+            topic, number = value[_PARTITION.size :].decode("ascii"), _ROW.unpack(row)[2]
+            shard = RocksShard(topic, _PARTITION.unpack_from(value)[0], number)
+            held = database.get(_ROW.pack(0, _HORIZONS, number))
+            if held is None:
+                raise OSError(f"shard {number} has no horizon")
+            shard.stop_offset, records, shard.rows = _HELD.unpack(held)
+            shard.durable_offset = shard.stop_offset
+            shard.label = bytes(database.get(_ROW.pack(0, _LABELS, number)) or b"")
+            self.shards[topic, shard.partition] = shard
+            self.count(shard, records)
+        if not (was_closed(database) or self.is_view):
+            self._check_rows()
 
-    def _start_over(self) -> None:
+    def _check_rows(self) -> None:
+        # Rows of a number that no shard has: the list of shards has lost some.
+        expected = {shard.number: shard.rows for shard in self.shards.values()}
+        for number in numbers_in(self.database):
+            found = count_keys(self.database, prefix_of(number), prefix_of(number + 1))
+            if found != expected.pop(number, 0):
+                raise OSError(f"shard {number} has {found} rows, which is not what it had")
+        if any(expected.values()):
+            raise OSError(f"all rows of some shards are lost: {expected}")
+
+    def check(self) -> None:
+        with self.guard("read"):
+            self._check_rows()
+
+    def _start_over(self, *, is_damaged: bool) -> None:
         self._release()
-        if self._files.exists(str(self._database_path)):
-            self._folder.quarantine(str(self._database_path), DATABASE)
-        self._clear()
+        path = str(self._database_path)
+        if is_damaged and self._files.exists(path):
+            self._folder.quarantine(path, DATABASE)
+        self._files.remove_tree(path)
         self._database = open_database(self._database_path, self.options)
         self._folder.stamp()
-        self._files.sync_dir(str(self._path))
+        self._files.sync_dir(self.path)
 
-    def close(self) -> None:
-        try:
-            if self._database is not None:
-                self.sync()
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Close all files and unlock the folder, without a sync."""
-        self._release()
-        self._open_places.clear()
-        self._files.close()
-        self._folder.leave()
+    def _seal(self) -> None:
+        with self.guard("write"):
+            mark_closed(self.database)
 
     def _release(self) -> None:
         self._reclaimer.close()
+        self._unsynced_bytes = 0
         if self._database is not None:
             close_database(self._database, self._database_path)
-            self._database = self._manifest_guard = None
+            self._database = None
 
     @property
     def database(self) -> Rdict:
         if self._database is None:
-            raise StoreError(f"the store {self._path} is not open; open it first")
+            raise StoreError(f"the store {self.path} is not open; open it first")
         return self._database
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
@@ -200,84 +182,32 @@ class RocksDatabase:
 
     # --- shards --------------------------------------------------------------------------------
 
-    @property
-    def places(self) -> list[ShardName]:
-        return sorted(self._numbers)
-
-    def attach(self, place: ShardName) -> ShardState:
-        """Open a shard for a lane, and the database if it is closed. A new shard gets a number."""
-        self.open()
-        if place in self._open_places:
-            raise StoreError(
-                f"shard {place[0]}/{place[1]} of {self._path} is in use by this process already; "
-                "close it first"
-            )
-        number = self._numbers.get(place)
-        if number is None:
-            number = self._add(place)
-        with self.guard("read"):
-            state = self._read_state(number)
-        self._open_places.add(place)
-        self._idle_s.pop(place, None)
-        self.records += state.records
-        return state
-
-    def _add(self, place: ShardName) -> int:
-        number = 1 + max(self._numbers.values(), default=0)
+    def _create(self, topic: str, partition: int) -> RocksShard:
+        number = 1 + max((shard.number for shard in self.shards.values()), default=0)
         if number > _SHARDS_MAX:
             raise StoreError(f"{self.what} has no number left for a shard; remove its folder")
+        shard = RocksShard(topic, partition, number)
         batch = WriteBatch(raw_mode=True)
-        batch.put(_ROW.pack(0, _PLACES, number), _PARTITION.pack(place[1]) + place[0].encode())
-        self.write(number, batch, 0, 0)
-        self._numbers[place] = number
-        self._durable[number] = 0
-        return number
+        batch.put(_ROW.pack(0, _NAMES, number), _PARTITION.pack(partition) + topic.encode())
+        self.write(shard, batch, 0)
+        return shard
 
-    def _read_state(self, number: int) -> ShardState:
-        held = self.database.get(_ROW.pack(0, _HORIZONS, number))
-        if held is None:
-            raise OSError(f"shard {number} has no horizon")
-        stop_offset, count = _HELD.unpack(held)
-        label = self.database.get(_ROW.pack(0, _LABELS, number)) or b""
-        return ShardState(number, stop_offset, count, bytes(label))
-
-    def detach(self, place: ShardName, count: int) -> None:
-        # The database is closed with its last open shard, and otherwise synced.
-        self._open_places.discard(place)
-        self._idle_s[place] = time.monotonic()
-        self.records -= count
-        if self._open_places:
-            self.sync()
-        else:
-            self.close()
-
-    def empty(self, number: int) -> None:
-        """Delete all records, ids and the label of a shard durably, and set its horizon to 0."""
+    def _clear(self, shard: RocksShard) -> None:
         batch = WriteBatch(raw_mode=True)
-        batch.delete(_ROW.pack(0, _LABELS, number))
-        batch.delete_range(prefix_of(number), prefix_of(number + 1))
-        self.write(number, batch, 0, 0)
-        self.sync()
+        batch.delete(_ROW.pack(0, _LABELS, shard.number))
+        batch.delete_range(prefix_of(shard.number), prefix_of(shard.number + 1))
+        self.count(shard, -shard.pending)
+        shard.rows, shard.label = 0, b""
+        self.write(shard, batch, 0)
 
-    def remove(self, place: ShardName) -> None:
-        """Delete a shard, unless it is open. Opened again, it is filled from the log."""
-        was_open = self._database is not None
-        self.open()
-        if place in self._numbers and place not in self._open_places:
-            self._remove(place)
-            self.sync()
-        if not was_open:
-            self.close()
-
-    def _remove(self, place: ShardName) -> None:
-        number = self._numbers.pop(place)
+    def _drop(self, shard: RocksShard) -> None:
+        number = shard.number
         batch = WriteBatch(raw_mode=True)
-        for kind in (_PLACES, _HORIZONS, _LABELS):
+        for kind in (_NAMES, _HORIZONS, _LABELS):
             batch.delete(_ROW.pack(0, kind, number))
         batch.delete_range(prefix_of(number), prefix_of(number + 1))
-        self._write(number, batch, 0)
-        self._idle_s.pop(place, None)
-        self._durable.pop(number, None)
+        self._write(batch)
+        self.count(shard, -shard.pending)
         self._reclaimer.reclaim(self.database, number)
 
     # --- writing -------------------------------------------------------------------------------
@@ -287,64 +217,41 @@ class RocksDatabase:
         if self._unsynced_bytes >= self.options.sync_bytes:
             self.sync()
 
-    def write(self, number: int, batch: WriteBatch, stop_offset: int, count: int) -> None:
-        """Write the rows of ``batch`` for a shard, with its new S and number of records."""
-        batch.put(_ROW.pack(0, _HORIZONS, number), _HELD.pack(stop_offset, count))
-        self._write(number, batch, stop_offset)
+    def write(self, shard: RocksShard, batch: WriteBatch, stop_offset: int) -> None:
+        """Write the rows of ``batch`` for a shard, with its new S and its numbers of records and
+        rows.
+        """
+        held = _HELD.pack(stop_offset, shard.pending, shard.rows)
+        batch.put(_ROW.pack(0, _HORIZONS, shard.number), held)
+        self._write(batch)
+        shard.stop_offset = stop_offset
 
-    def write_label(self, number: int, label: bytes, stop_offset: int, count: int) -> None:
+    def write_label(self, shard: RocksShard, label: bytes) -> None:
         # A batch of its own: the caller writes the records that the label describes later.
         batch = WriteBatch(raw_mode=True)
-        batch.put(_ROW.pack(0, _LABELS, number), label)
-        self.write(number, batch, stop_offset, count)
+        batch.put(_ROW.pack(0, _LABELS, shard.number), label)
+        self.write(shard, batch, shard.stop_offset)
+        shard.label = label
 
-    def _write(self, number: int, batch: WriteBatch, stop_offset: int) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         size = batch.size_in_bytes()
-        database = self.database
         with self.guard("write"):
-            if self._manifest_guard is None:
-                self._manifest_guard = ManifestGuard(self._database_path, database)
-            self._manifest_guard.put(batch)
-            database.write(batch)
+            self.database.write(batch)
         self._unsynced_bytes += size
-        self._written[number] = stop_offset
 
     def sync(self) -> None:
-        """Make all written rows durable, and S of all shards; after an error, the process must
-        exit.
-        """
         self._remove_unused()
-        if self._written:
+        if self._unsynced_bytes:
             with self.guard("fsync"):
                 self.database.flush_wal(sync=True)
-            self._durable |= self._written
-            self._written = {}
             self._unsynced_bytes = 0
-
-    def durable_offset(self, number: int) -> int:
-        return self._durable[number]
-
-    def _remove_unused(self) -> None:
-        # Another node or worker has the slices of shards that were not open for ``unused_s``
-        # seconds.
-        least_s = time.monotonic() - self.options.unused_s
-        for place in [place for place, idle_s in self._idle_s.items() if idle_s < least_s]:
-            _log.info("unused_shard_removed", shard=place[0], partition=place[1])
-            self._remove(place)
+            for shard in self.shards.values():
+                shard.durable_offset = shard.stop_offset
 
     @property
     def bytes(self) -> int:
         sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self.database.property_int_value(name) or 0 for name in sizes)
-
-
-def _read_numbers(database: Rdict) -> dict[ShardName, int]:
-    first, stop = _ROW.pack(0, _PLACES, 0), _ROW.pack(0, _PLACES, _SHARDS_MAX + 1)
-    found: dict[ShardName, int] = {}
-    for row, value in read_rows(database, first, stop, _SHARDS_MAX):
-        topic = value[_PARTITION.size :].decode("ascii")
-        found[topic, _PARTITION.unpack_from(value)[0]] = _ROW.unpack(row)[2]
-    return found
 
 
 _SLOT_MS = 1000
@@ -367,60 +274,29 @@ def _records_in(keys: Sequence[bytes]) -> int:
     return sum([len(key) == _KEY_BYTES for key in keys])
 
 
-class RocksStore(Store):
+class RocksStore(ShardStore[RocksShard]):
     """Store of one shard in the database that all shards of its worker share."""
 
     def __init__(self, rocks: RocksDatabase, topic: str, partition: int) -> None:
+        super().__init__(rocks, topic, partition)
         self._rocks = rocks
-        self._place = topic, partition
-        self._state: ShardState | None = None
 
-    # --- life ----------------------------------------------------------------------------------
-
-    def open(self) -> int:
-        state = self._state = self._rocks.attach(self._place)
-        prefix = self._prefix = prefix_of(state.number)
-        self._pack_key = partial(_KEY.pack, state.number, b"f")
+    def _begin(self, shard: RocksShard) -> None:
+        prefix = prefix_of(shard.number)
+        self._pack_key = partial(_KEY.pack, shard.number, b"f")
         self._frames_end = prefix + b"g"
-        self._take_over(state)
-        return self._stop_offset
-
-    def _take_over(self, state: ShardState) -> None:
-        self._ids = IdRows(self._db, self._prefix)
-        self._stop_offset, self._label = state.stop_offset, state.label
+        self._ids = IdRows(self._db, prefix)
         self._pruned_ms = self._deleted_ms = 0
-        # Number of records with key times below ``_pruned_ms`` that are not deleted yet; ``_count``
-        # includes them.
-        self._passed = 0
-        self._count = state.records
-
-    @property
-    def _number(self) -> int:
-        if self._state is None:
-            raise StoreError(f"the store of shard {self._place} is not open; open it first")
-        return self._state.number
+        # Numbers of records and rows with key times below ``_pruned_ms`` that are not deleted yet;
+        # those of the shard include them.
+        self._passed = self._passed_rows = 0
 
     @property
     def _db(self) -> Rdict:
         return self._rocks.database
 
-    @property
-    def label(self) -> bytes:
-        return self._label
-
     def set_label(self, label: bytes) -> None:
-        self._rocks.write_label(self._number, label, self._stop_offset, self._count)
-        self._label = label
-
-    def reset(self) -> None:
-        self._rocks.empty(self._number)
-        self._rocks.records -= self._count
-        self._take_over(ShardState(self._number, 0, 0, b""))
-
-    def close(self) -> None:
-        if self._state is not None:
-            self._state = None
-            self._rocks.detach(self._place, self._count)
+        self._rocks.write_label(self._shard, label)
 
     # --- store ---------------------------------------------------------------------------------
 
@@ -433,30 +309,44 @@ class RocksStore(Store):
     ) -> None:
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
-        self._put_frames(batch, frames)
+        rows = self._put_frames(batch, frames)
         for _, key_ms, offset, mark in marks:
             if key_ms >= self._pruned_ms:  # else its record is not read again, and may be deleted
                 batch.put(self._pack_key(key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
+                rows += 1
         if named or marks:
             with self._rocks.guard("read"):
-                self._ids.put(batch, named, marks)
-        self._add(len(frames))
-        self._write(batch, stop_offset)
-        self._stop_offset = stop_offset
+                rows += self._ids.put(batch, named, marks)
+        self._add(len(frames), rows)
+        known_offset = self._shard.stop_offset
+        self._rocks.write(self._shard, batch, stop_offset)
+        is_again = bool(frames) and frames[0][1] < known_offset
+        if is_again or come_again(named, marks, known_offset):
+            self._count_again()
 
-    def _put_frames(self, batch: WriteBatch, frames: Sequence[Frame]) -> None:
+    def _count_again(self) -> None:
+        # Records that are stored already were appended: their rows were added to the number twice.
+        number = self._shard.number
+        with self._rocks.guard("read"):
+            self._shard.rows = count_keys(self._db, prefix_of(number), prefix_of(number + 1))
+        self._write(WriteBatch(raw_mode=True))
+
+    def _put_frames(self, batch: WriteBatch, frames: Sequence[Frame]) -> int:
         put, pack = batch.put, self._pack_key
+        rows = len(frames)
         for key_ms, offset, mark, payload in frames:
             put(pack(key_ms, offset), payload)
             if mark != NO_MARK:
                 put(pack(key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
+                rows += 1
+        return rows
 
-    def _write(self, batch: WriteBatch, stop_offset: int) -> None:
-        self._rocks.write(self._number, batch, stop_offset, self._count)
+    def _write(self, batch: WriteBatch) -> None:
+        self._rocks.write(self._shard, batch, self._shard.stop_offset)
 
-    def _add(self, records: int) -> None:
-        self._count += records
-        self._rocks.records += records
+    def _add(self, records: int, rows: int) -> None:
+        self._rocks.count(self._shard, records)
+        self._shard.rows += rows
 
     def _above(self, key: Key) -> bytes:
         # Above the rows of the record with this key and of its mark.
@@ -469,16 +359,19 @@ class RocksStore(Store):
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         start = self._above(max(after, (self._pruned_ms, -1)))
         stop = self._above((upto_ms, OFFSET_MAX))
-        with self._rocks.guard("read"):
-            found = read_rows(self._db, start, stop, limit)
-            if all([len(key) == _KEY_BYTES for key, _ in found]):  # noqa: C419 - twice as fast
-                return self._with_last_mark(found)
-            # Each record is followed by at most one mark, so twice the rows hold ``limit`` records.
-            rows = read_rows(self._db, start, stop, 2 * limit)
-        # Only marks whose records were pruned were found: continue behind them.
-        return self._with_marks(rows, limit) or self.read_due(
-            _unpack_key(rows[-1][0][:_KEY_BYTES]), upto_ms, limit
-        )
+        while True:
+            with self._rocks.guard("read"):
+                rows = read_rows(self._db, start, stop, limit)
+                if all([len(key) == _KEY_BYTES for key, _ in rows]):  # noqa: C419 - twice as fast
+                    return self._with_last_mark(rows)
+                # Each record is followed by at most one mark, so twice the rows hold ``limit``
+                # records.
+                rows = read_rows(self._db, start, stop, 2 * limit)
+            found = self._with_marks(rows, limit)
+            if found:
+                return found
+            # Only marks whose records were pruned were found: continue behind them.
+            start = self._above(_unpack_key(rows[-1][0][:_KEY_BYTES]))
 
     def _with_last_mark(self, rows: list[tuple[bytes, bytes]]) -> list[Frame]:
         frames = [(*_unpack_key(key), NO_MARK, value) for key, value in rows]
@@ -516,21 +409,21 @@ class RocksStore(Store):
         inside = [frame for frame in frames if start_ms <= frame[0] < stop_ms]
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
         with self._rocks.guard("read"):
-            self._add(len(inside) - self._count_between(start, stop))
+            records, rows = self._count_between(start, stop)
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(start, stop)
-        self._put_frames(batch, inside)
-        self._write(batch, self._stop_offset)
+        self._add(len(inside) - records, self._put_frames(batch, inside) - rows)
+        self._write(batch)
 
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         with self._rocks.guard("read"):
-            return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
+            return self._ids.latest_unmarked(record_id, min(below, self._shard.stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         with self._rocks.guard("read"):
-            return self._ids.marked_from(mark, self._stop_offset)
+            return self._ids.marked_from(mark, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
@@ -543,7 +436,7 @@ class RocksStore(Store):
         with self._rocks.guard("read"):
             self._prune(batch, cursor, stop_ms)
         if not batch.is_empty():
-            self._write(batch, self._stop_offset)
+            self._write(batch)
 
     def _prune(self, batch: WriteBatch, cursor: Cursor, stop_ms: int) -> None:
         if stop_ms > self._pruned_ms:
@@ -552,33 +445,37 @@ class RocksStore(Store):
             if len(keys) <= _SINGLES_MAX:
                 for key in keys:
                     batch.delete(key)
-                self._add(-min(_records_in(keys), self._count))
+                self._add(-_records_in(keys), -len(keys))
             else:
-                self._passed += self._count_between(start, stop)
+                records, rows = self._count_between(start, stop)
+                self._passed += records
+                self._passed_rows += rows
             self._pruned_ms = stop_ms
             if self._passed >= _LUMP_RECORDS or stop_ms - self._deleted_ms >= _LUMP_MS:
                 self._delete_passed(batch)
         # Marks that are still to come have offsets from S on, wherever H is by now.
-        self._ids.prune(batch, cursor.key[0], min(cursor.offset, self._stop_offset))
+        mark = min(cursor.offset, self._shard.stop_offset)
+        self._shard.rows += self._ids.prune(batch, cursor.key[0], mark)
 
     def _delete_passed(self, batch: WriteBatch) -> None:
-        if self._passed:
+        if self._passed_rows:
             start = self._pack_key(self._deleted_ms, 0)
             batch.delete_range(start, self._pack_key(self._pruned_ms, 0))
-            self._add(-min(self._passed, self._count))
-            self._passed = 0
+            self._add(-self._passed, -self._passed_rows)
+            self._passed = self._passed_rows = 0
         self._deleted_ms = self._pruned_ms
 
-    def _count_between(self, start: bytes, stop: bytes) -> int:
-        count = 0
+    def _count_between(self, start: bytes, stop: bytes) -> tuple[int, int]:
+        records = rows = 0
         while keys := read_keys(self._db, start, stop, 100_000):
-            count += _records_in(keys)
+            records += _records_in(keys)
+            rows += len(keys)
             start = keys[-1] + b"\0"
-        return count
+        return records, rows
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
         self._rocks.sync()
-        return self._rocks.durable_offset(self._number)
+        return self._shard.durable_offset
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
         # A count of 1 for each unmarked record among the first ``_LUMPS_KEYS`` rows. If there may
@@ -596,12 +493,12 @@ class RocksStore(Store):
         found = [(key_ms, key_ms + 1, 1) for key_ms in times]
         if len(keys) == _LUMPS_KEYS:
             behind_ms = _unpack_key(keys[-1][:_KEY_BYTES])[0] + 1
-            rest = max(self._count - self._passed - len(times), 0)
+            rest = max(self._shard.pending - self._passed - len(times), 0)
             found.append((behind_ms, max(stop_ms, behind_ms + _REST_MS), rest))
         return found
 
     def stats(self) -> StoreStats:
         # Bytes are the shard's share of the database, by number of records.
-        stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
-        durable_offset = self._rocks.durable_offset(self._number)
-        return StoreStats(max(0, self._count - self._passed), stored, durable_offset)
+        shard = self._shard
+        stored = self._rocks.bytes * shard.pending // max(self._rocks.records, 1)
+        return StoreStats(shard.pending - self._passed, stored, shard.durable_offset)

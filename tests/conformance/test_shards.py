@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK
-from delayservice.store.offline import kept_shards
+from delayservice.store.offline import each_store
 from delayservice.store.rocks import RocksOptions
 from delayservice.store.rocksdb import RocksDatabase
 from delayservice.store.wheel import Wheel, WheelOptions
@@ -28,7 +28,6 @@ from tests.shards import (
     everything,
     filled,
     opened,
-    remove,
     unopened,
 )
 from tests.wheels import TOPIC
@@ -48,7 +47,7 @@ def test_a_shard_that_leaves_and_returns_finds_nothing_of_its_former_life(make: 
     stores = filled(shards, 3)
     stores[0].sync()
     stores[1].close()
-    remove(shards, 1)
+    shards.remove(TOPIC, 1)
     stores[0].sync()
     returned = opened(shards, 1, 0)
     check_empty(returned)
@@ -72,7 +71,7 @@ def test_a_shard_that_is_closed_is_as_it_was_when_it_is_opened_again(make: Maker
 def test_a_shard_that_is_open_is_not_removed_and_not_opened_twice(make: Maker) -> None:
     shards = make()
     (store,) = filled(shards, 1)
-    remove(shards, 0)
+    shards.remove(TOPIC, 0)
     with pytest.raises(StoreError, match="in use by this process"):
         unopened(shards, 0).open()
     check(store, 0)
@@ -126,7 +125,7 @@ def test_a_shard_that_no_lane_opens_for_long_is_removed(make: Maker, tmp_path: P
                 kept.sync()
     assert [line["event"] for line in logged] == ["unused_shard_removed"]
     shards.close()
-    assert kept_shards(tmp_path) == [(str(tmp_path), TOPIC, 0)]
+    assert [shard for shard, _ in each_store(tmp_path)] == [(str(tmp_path), TOPIC, 0)]
     shards = make()
     check_empty(opened(shards, 1, 0))
     shards.close()

@@ -38,7 +38,9 @@ LONG = os.environ.get("CRASH_MODE") == "long"
 class NoIds(IdDatabase):
     """The id index writes through RocksDB, past the recorder, and has sweeps of its own."""
 
-    def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
+    def recover(
+        self, shards: Sequence[tuple[IdIndex, int, bool]], *, counted: bool = False
+    ) -> None:
         pass
 
     def shard(self, generation: int) -> IdIndex:

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
-from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.sink import KafkaSink, WriterOptions
 from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import SystemClock
@@ -71,29 +71,18 @@ class Worker:
     def __post_init__(self) -> None:
         """Its clients, as a worker has them."""
         topics, admin = self.topics, admin_client(self.topics.client)
-        options = SinkOptions(
+        options = WriterOptions(
             name_prefix=f"test-{self.name}",
             checkpoint_topic=topics.checkpoint,
+            checkpoint_partitions=1,
             claims_topic=topics.claims,
-            checkpoint_partition=lambda _: 0,
-            exactly_once=True,
-            partitioner="murmur2_random",
-            client=topics.client,
+            producer=topics.client,
+            consumer=topics.client,
         )
         self.sink = KafkaSink(options, TargetTopics(admin))
-        self.tail = KafkaCheckpoints(
-            topics.checkpoint, 1, topics.claims, topics.client, SystemClock(), self.name
-        )
+        self.tail = KafkaCheckpoints(options, SystemClock(), self.name)
         self.tail.start()
-        self.succession = KafkaTakeOverClient(
-            self.tail,
-            admin,
-            consumer=topics.client,
-            producer=topics.client,
-            checkpoint_topic=topics.checkpoint,
-            claims_topic=topics.claims,
-            confirm=frozenset,
-        )
+        self.succession = KafkaTakeOverClient(options, self.tail, admin, frozenset)
 
     def open(self) -> None:
         self.writer = self.sink.open()

@@ -57,7 +57,7 @@ class Worker:
 
     @property
     def session(self) -> int | None:
-        return self.ownership._thread.ensemble.session.session_id
+        return self.ownership.ensemble.session.session_id
 
     def await_role(self, role: Role, timeout_s: float = 20) -> None:
         await_true(lambda: self.role is role, f"{role}, not {self.role}", timeout_s)

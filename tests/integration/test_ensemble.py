@@ -107,7 +107,7 @@ def test_another_s_owner_node_is_neither_resigned_nor_announced_nor_evicted(
     claim(first, "a")
     held = owner(second)
     second.resign_all([0])
-    second.announce_all({0: OWNER["b"]})
+    second.announce_all({0: "b"})
     second.evict_all([0], OWNER["b"].worker_id)
     second.evict_all([0], ("b", "a1", 0))
     second.evict_all([0], ("a", "a1", 1))
@@ -124,7 +124,7 @@ def test_what_was_won_by_another_in_between_is_left_alone(
     claim(first, "a")
     changing: dict[str, Callable[[], None]] = {
         "resign": lambda: first.resign_all([0]),
-        "announce": lambda: first.announce_all({0: OWNER["a"]}),
+        "announce": lambda: first.announce_all({0: "a"}),
     }
     looked = first._held
 
@@ -152,7 +152,7 @@ def test_an_owner_node_deleted_by_hand_is_not_confirmed(
         operator.delete(f"{zookeeper.root}/slices/0/owner")
     assert not is_confirmed(first)
     first.resign_all([0])
-    first.announce_all({0: OWNER["a"]})
+    first.announce_all({0: "a"})
     assert owner(first) is None
 
 
@@ -402,7 +402,7 @@ def test_an_expired_session_is_followed_by_another_without_a_restart(
 
 def expire(cluster: EmbeddedCluster, worker: Worker) -> None:
     """A second connection takes the session over, and ends it."""
-    kazoo = worker.ownership._thread.ensemble.session.client
+    kazoo = worker.ownership.ensemble.session.client
     with by_hand(cluster.zookeeper) as thief:
         thief.stop()
         thief._session_id, thief._session_passwd = kazoo.client_id

@@ -231,7 +231,7 @@ def test_a_server_of_another_name_is_refused(
         working(over_tls(front, authority), role=None) as worker,
     ):
         await_true(logged(lines, "waiting_for_zookeeper", "Hostname mismatch"), "it says so")
-        assert not worker.ownership._thread.ensemble.session.is_connected
+        assert not worker.ownership.ensemble.session.is_connected
 
 
 @pytest.mark.parametrize("trust", ["the system's", "another"])
@@ -246,10 +246,10 @@ def test_a_server_by_an_authority_that_is_not_trusted_is_refused(
         await_true(
             logged(lines, "waiting_for_zookeeper", "certificate verify failed"), "it says so"
         )
-        assert not worker.ownership._thread.ensemble.session.is_connected
+        assert not worker.ownership.ensemble.session.is_connected
 
 
 def test_a_server_that_speaks_no_tls_is_refused(cluster: EmbeddedCluster, lines: Lines) -> None:
     with working(options(cluster.zookeeper, tls=True), role=None) as worker:
         await_true(logged(lines, "waiting_for_zookeeper"), "it says so")
-        assert not worker.ownership._thread.ensemble.session.is_connected
+        assert not worker.ownership.ensemble.session.is_connected

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 from structlog.testing import capture_logs
 
+from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.topic_configs import warn_of_losses
 from delay_devtools.cluster import EmbeddedCluster
@@ -49,7 +50,7 @@ def alter(admin: AdminClient, kind: ResourceType, name: str, **config: str) -> N
     admin.incremental_alter_configs([resource])[resource].result(S)
 
 
-def problems_of(admin: AdminClient) -> list[str]:
+def problems_of(admin: KafkaAdmin) -> list[str]:
     with capture_logs() as told:
         count = warn_of_losses(admin, Settings())
     found = [p for line in told for p in line.get("problems", ())]
@@ -61,7 +62,7 @@ def problems_of(admin: AdminClient) -> list[str]:
 def test_a_node_warns_of_settings_by_which_kafka_may_lose_what_it_acknowledged(
     cluster: EmbeddedCluster,
 ) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin = KafkaAdmin({"bootstrap.servers": cluster.bootstrap})
     name = "delay_topic_checked"
     new = NewTopic(name, 1, 3, config={"min.insync.replicas": "1"})
     admin.create_topics([new])[name].result(S)
@@ -81,7 +82,7 @@ def test_a_node_warns_of_settings_by_which_kafka_may_lose_what_it_acknowledged(
 
 
 def test_replication_factor_1_is_one_line(cluster: EmbeddedCluster) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin = KafkaAdmin({"bootstrap.servers": cluster.bootstrap})
     names = ["delay_topic_one", "delay_topic_two"]
     for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
         future.result(S)
@@ -97,7 +98,7 @@ def reader(
     bootstrap: str, offset: int, epoch: int
 ) -> Iterator[tuple[list[PolledBatch], list[PartitionError]]]:
     """What a worker hears first from a position that it knows by a leader epoch."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = KafkaAdmin({"bootstrap.servers": bootstrap})
     source = KafkaSource({"bootstrap.servers": bootstrap}, admin, "test")
     source.seek(PLACE, offset, LastRead(epoch, offset - 1))
     runs: list[PolledBatch] = []
@@ -130,7 +131,7 @@ def leader_of(admin: AdminClient, place: Place) -> int:
 def test_the_client_tells_by_the_leader_epoch_whether_a_log_has_lost_its_end(
     cluster: EmbeddedCluster,
 ) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin = KafkaAdmin({"bootstrap.servers": cluster.bootstrap})
     lossy = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
     new = NewTopic(TOPIC, num_partitions=1, replica_assignment=[[1, 2]], config=lossy)
     admin.create_topics([new])[TOPIC].result(S)

@@ -190,6 +190,8 @@ class ShardHistory:
     """How far all nodes had read when the log was made to start there."""
     unwalked: tuple[int, int] = (0, 0)
     """Offsets that H skipped."""
+    doubled_ids: set[bytes | None] = field(default_factory=set)
+    """Ids of which two records are pending, because H has skipped a reschedule."""
     lost_from: int = 2**63
     """From which offset on the log has lost its end; these records may be left pending."""
 
@@ -249,24 +251,62 @@ class ShardHistory:
         """Whether the log no longer holds all that may have cancelled a copy."""
         return record.op == COPY and record.base < self.log_start <= record.offset
 
-    def has_passed(self, record: Placed) -> bool:
+    def is_freed(self, record: Placed) -> bool:
+        """Whether H has skipped what was to settle a record: it is delivered in its time."""
+        by, (first, stop) = self.canceller_of(record), self.unwalked
+        return by is not None and first <= by < stop
+
+    def since_of_next(self, record: Placed) -> int:
+        """``since`` of the record that goes on from one: its canceller, if that has expired. If
+        that is a schedule, two records of one id are pending, and later ones of the id settle
+        either.
+        """
+        by = self.canceller_of(record)
+        if by is None or not (self.is_freed(record) or self.may_come_again(record)):
+            return record.since
+        if self.placed[by].wish.op == SCHEDULE:
+            self.doubled_ids.add(record.wish.record_id)
+        return by
+
+    def may_come_again(self, record: Placed) -> bool:
+        """Whether a copy was settled by what the log no longer holds: who reads it again goes by
+        what is left.
+        """
+        by = self.canceller_of(record)
+        return self.is_cut(record) and by is not None and record.base <= by < self.log_start
+
+    def cancellers_of(self, record: Placed) -> set[int | None]:
+        """The user record that settles this one if nothing else does; several where what the log
+        has lost leaves that open.
+        """
+        found = {self.canceller_of(record)}
+        if self.may_come_again(record):
+            left = (o for o in self._named_after(record) if o >= self.log_start)
+            found.add(next(left, None))
+        if record.wish.record_id in self.doubled_ids:
+            found |= {None, *self._named_after(record)}
+        return found
+
+    def has_passed(self, record: Placed) -> set[bool]:
         """Rule 1: whether the cursor says that it is settled."""
         if record.outcome == "lost":
-            return True
+            return {True}
         passed = record.offset < self.h
-        if record.op in (SCHEDULE, COPY) and self.home_of(record) is None:
-            by = self.canceller_of(record)
-            passed = passed and self.key_of(record) <= self.key
-            passed = passed or (by is not None and by < self.h)
-        return passed
+        if record.op not in (SCHEDULE, COPY) or self.home_of(record) is not None:
+            return {passed}
+        passed = passed and self.key_of(record) <= self.key
+        return {passed or (by is not None and by < self.h) for by in self.cancellers_of(record)}
 
     def canceller_of(self, record: Placed) -> int | None:
         """The user record that settles this one if nothing else does: the next of its id."""
+        return next(iter(self._named_after(record)), None)
+
+    def _named_after(self, record: Placed) -> list[int]:
         if record.wish.record_id is None or record.op in (CANCEL, FIRE, INVALID):
-            return None
+            return []
         if self.home_of(record) is not None:
-            return None
-        later = (
+            return []
+        return sorted(
             other.offset
             for other in self.placed.values()
             if other.offset > record.since
@@ -275,4 +315,3 @@ class ShardHistory:
             and other.wish.op != INVALID
             and other.wish.record_id == record.wish.record_id
         )
-        return min(later, default=None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from unittest.mock import patch
 
 from confluent_kafka import IsolationLevel, KafkaException
@@ -24,7 +24,7 @@ from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaTakeOverClient
-from connectors.kafka.target_limits import RecordLimits, TopicTerms
+from connectors.kafka.target_limits import TargetLimits
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
@@ -60,21 +60,22 @@ from delayservice.engine.ports import Bounds, Place, PolledBatch, Role
 from delayservice.engine.requeuer import Requeuer
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
+from delayservice.slices import commit as commit_module
+from delayservice.slices import ownership
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_proof import LevelProof, LogProof
-from delayservice.slices.owning import Owning
 from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.state import CommitEnded, LoopState, Roles, Timing
 from delayservice.slices.store_label import Label, StoreLabel
 from delayservice.slices.take_over import take_over_lane
-from delayservice.slices.transaction import Timing, Transaction
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
 from tests.simulation.sim_store import SimStore
 
 Mutation: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
-def replaced(owner: type, name: str, wrong: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Put ``wrong(original, self, …)`` in the place of a method."""
+def replaced(owner: object, name: str, wrong: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Put ``wrong(original, self, …)`` in the place of a method, or of a module's function."""
     original = getattr(owner, name)
 
     def mutant(self: object, *args: object, **kwargs: object) -> object:
@@ -83,7 +84,7 @@ def replaced(owner: type, name: str, wrong: Callable[..., Any]) -> AbstractConte
     return patch.object(owner, name, mutant)
 
 
-def mistake(owner: type, name: str) -> Callable[[Callable[..., Any]], Mutation]:
+def mistake(owner: object, name: str) -> Callable[[Callable[..., Any]], Mutation]:
     """Make ``wrong(original, self, …)`` a patch that puts it in the place of a method."""
 
     def made(wrong: Callable[..., Any]) -> Mutation:
@@ -162,15 +163,15 @@ def routing_by_uncommitted_key(original: Any, shard: Shard, *args: Any) -> Addit
     return added
 
 
-@mistake(Transaction, "begin_commit")
-def prune_before_commit(original: Any, transaction: Transaction, *args: Any, **kwargs: Any) -> None:
+@mistake(commit_module, "begin_commit")
+def prune_before_commit(original: Any, state: LoopState) -> None:
     """The store forgets what is about to be committed."""
-    for slice_ in transaction._slices.values():
+    for slice_ in state.slices.values():
         for lane in slice_.lanes.values():
             if isinstance(lane, Lane):
                 lane.store.prune(lane.shard.staged)
                 lane.store.sync()
-    original(transaction, *args, **kwargs)
+    original(state)
 
 
 @mistake(SimStore, "prune")
@@ -290,7 +291,7 @@ def any_secret_will_do() -> AbstractContextManager[Any]:
         return str(original(label, stop, contracts, label.secrets))
 
     return _together(
-        patch("delayservice.slices.follower.check_secret", lambda *_: None),
+        patch("delayservice.slices.follow.check_secret", lambda *_: None),
         replaced(Label, "doubt", doubt),
     )
 
@@ -425,23 +426,22 @@ def early_after_clock_back(
     return original(settler, offset, key_ms, payload, max(now_ms, key_ms), base)
 
 
-@mistake(Owning, "lose_writer")
-def abort_after_uncertain_commit(original: Any, owning: Owning, lost: OwnershipLostError) -> None:
+@mistake(ownership, "lose_writer")
+def abort_after_uncertain_commit(original: Any, state: LoopState, lost: OwnershipLostError) -> None:
     """Rule 11: a writer whose commit had no answer aborts."""
     with suppress(KafkaEdgeError):
-        owning._transaction._sink.abort()
-    original(owning, lost)
+        state.edges.sink.abort()
+    original(state, lost)
 
 
-@mistake(Transaction, "hear")
-def uncertain_taken_for_committed(original: Any, transaction: Transaction) -> Any:
+@mistake(commit_module, "end_commit")
+def uncertain_taken_for_committed(original: Any, state: LoopState, ended: CommitEnded) -> Any:
     """Rule 11: no answer is taken for a yes."""
-    commit = transaction.commit
-    future = commit.future if commit is not None and commit.future.done() else None
-    if commit and future and isinstance(future.exception(), OwnershipLostError):
-        commit.future = Future()
-        commit.future.set_result(Timing(0.0, None))
-    return original(transaction)
+    if isinstance(ended.timing.exception(), OwnershipLostError):
+        timing: Future[Timing] = Future()
+        timing.set_result(Timing(0.0, None))
+        ended = ended._replace(timing=timing)
+    return original(state, ended)
 
 
 @mistake(Requeuer, "requeue")
@@ -528,13 +528,13 @@ def no_fence() -> AbstractContextManager[Any]:
 def claim_last() -> AbstractContextManager[Any]:
     """Names and checkpoints are read before the claim is committed."""
 
-    def follow(original: Any, owning: Owning) -> None:
-        claiming = {n for n, one in owning._slices.items() if one.phase is Phase.CLAIMING}
-        original(owning)
-        succession, me = owning._succession, owning._transaction.writer
+    def follow(original: Any, state: LoopState) -> None:
+        claiming = {n for n, one in state.slices.items() if one.phase is Phase.CLAIMING}
+        original(state)
+        succession, me = state.edges.succession, state.writer.name
         assert isinstance(succession, KafkaTakeOverClient)
         early: dict[int, bytes | None] = {}
-        for number, slice_ in owning._slices.items():
+        for number, slice_ in state.slices.items():
             if slice_.phase is Phase.CLAIMING and number not in claiming:
                 with suppress(KafkaEdgeError):
                     succession._checkpoints.tail(0)
@@ -552,7 +552,7 @@ def claim_last() -> AbstractContextManager[Any]:
         return {number: early.get(number, found[number]) for number in slices}
 
     return _together(
-        replaced(Owning, "follow_roles", follow),
+        replaced(ownership, "follow_roles", follow),
         replaced(KafkaTakeOverClient, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
     )
@@ -676,15 +676,15 @@ def _await_hastily(succession: KafkaTakeOverClient, slices: Any) -> dict[int, Cl
 def serve_after_release() -> AbstractContextManager[Any]:
     """A writer goes on with a slice that it has released."""
 
-    def released(_: Any, owning: Owning, number: int) -> None:
-        owning._transaction.changing.discard(number)
-        slice_ = owning._slices.get(number)
+    def released(_: Any, state: LoopState, number: int) -> None:
+        state.transaction.changing.discard(number)
+        slice_ = state.slices.get(number)
         if slice_ is not None:
             slice_.phase = Phase.OWNER
 
     return _together(
-        replaced(Owning, "_released", released),
-        patch.object(Owning, "role", lambda *_: Role.OWNER),
+        replaced(ownership, "_released", released),
+        patch.object(Roles, "role", lambda *_: Role.OWNER),
     )
 
 
@@ -748,7 +748,7 @@ def other_slices_checkpoint_is_followed() -> AbstractContextManager[Any]:
     return _together(
         patch("connectors.kafka.checkpoints.standing_of", lambda *_: UNKNOWN_STANDING),
         patch(
-            "delayservice.slices.follower.decode_checkpoint_of",
+            "delayservice.slices.follow.decode_checkpoint_of",
             lambda _, data: decode_checkpoint(data),
         ),
     )
@@ -806,10 +806,7 @@ def end_is_no_stop(
 
 def batches_grow_again() -> AbstractContextManager[Any]:
     """What a topic takes at most is not remembered."""
-    return _together(
-        patch.object(RecordLimits, "learn", lambda *_: None),
-        patch.object(TopicTerms, "learn", lambda *_: False),
-    )
+    return patch.object(TargetLimits, "learn", lambda *_: False)
 
 
 # --- fire and recurring schedules ----------------------------------------------------------------
@@ -963,16 +960,19 @@ def begins_at_once(
 # --- logs that lose their end, topics made anew, at least once -----------------------------------
 
 
-@mistake(Lane, "_go_on_at")
-def names_are_forgotten(original: Any, lane: Lane, start: int) -> None:
-    """What a gap may have settled counts as settled, whoever has walked it."""
-    marks = []
+@mistake(Lane, "_fit_to_log")
+def names_are_forgotten(original: Any, lane: Lane, cursor: Cursor, bounds: Bounds) -> Cursor:
+    """What unread records may have settled counts as settled."""
+    start, marks = bounds.start, []
+    if lane.shard.stored >= start:
+        return cast("Cursor", original(lane, cursor, bounds))
     for key_ms, offset, mark, data in lane.store.scanner().frames((0, 0), DUE_STOP_MS):
         meta = decode_payload(data)[6]
         if mark == NO_MARK and meta is not None and meta[0] is not None:
             marks.append((meta[0], key_ms, offset, start - 1))
-    original(lane, start)
+    fit = cast("Cursor", original(lane, cursor, bounds))
     lane.store.append([], [], marks, start)
+    return fit
 
 
 @mistake(Lane, "checkpoint")
@@ -1005,7 +1005,7 @@ def leader_is_not_asked(original: Any, proof: LogProof, *args: Any) -> None:
 
 def short_log_is_believed_at_once() -> AbstractContextManager[Any]:
     """An end below H is taken for a loss when it is told for the first time."""
-    return patch("delayservice.slices.owning.is_short", lambda *_: False)
+    return patch("delayservice.slices.log_ends.is_short", lambda *_: False)
 
 
 @mistake(Lane, "take_over")
@@ -1029,7 +1029,7 @@ def recreated_topic_keeps_its_cursor() -> AbstractContextManager[Any]:
             known = dataclasses.replace(known, topic_id=lane.topic_id)
         take_over_lane(lane, known, *args)
 
-    return patch("delayservice.slices.take_over.take_over_lane", wrong)
+    return patch("delayservice.slices.ownership.take_over_lane", wrong)
 
 
 @mistake(KafkaSink, "_flush")

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.sink import KafkaSink, SinkOptions
+from connectors.kafka.sink import KafkaSink, WriterOptions
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.succession import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
@@ -29,7 +29,7 @@ from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_lane import FetchAhead, LevelLane
-from delayservice.slices.worker_loop import WorkerLoop
+from delayservice.slices.loop import WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError
 from tests.simulation.plan import LEVELS_MS
@@ -39,7 +39,6 @@ from tests.simulation.sim_log import (
     CHECKPOINTS,
     CLAIMS,
     OWN_TOPICS,
-    checkpoint_place,
 )
 from tests.simulation.sim_ports import Job, SimBackground, SimClock, SimGate, SimObserver, SimWatch
 from tests.simulation.sim_store import SimStore
@@ -149,11 +148,18 @@ class Node:
         self.targets = TargetTopics(
             kafka.admin, self.clock.monotonic_s, self.world.why_paused, own=OWN_TOPICS
         )
+        options = WriterOptions(
+            name_prefix=self.name,
+            checkpoint_topic=CHECKPOINTS,
+            checkpoint_partitions=CHECKPOINT_PARTITIONS,
+            claims_topic=CLAIMS,
+            exactly_once=not self.world.plan.at_least_once,
+            partitioner="",
+            producer={},
+            consumer={},
+        )
         self.checkpoints = KafkaCheckpoints(
-            CHECKPOINTS,
-            CHECKPOINT_PARTITIONS,
-            CLAIMS,
-            {},
+            options,
             SimClock(self),  # its thread's: what the loop has read last is what it goes by
             self.name,
             _CUT_EVERY_MS,
@@ -164,30 +170,10 @@ class Node:
         self._source = KafkaSource({}, kafka.admin, self.name, clients=kafka.clients)
         self.batches_refused: Counter[str] = Counter()
         """Batches whose records a topic takes one by one only, by topic."""
-        self._sink = WatchedSink(
-            SinkOptions(
-                name_prefix=self.name,
-                checkpoint_topic=CHECKPOINTS,
-                claims_topic=CLAIMS,
-                checkpoint_partition=lambda number: checkpoint_place(number)[1],
-                exactly_once=not self.world.plan.at_least_once,
-                partitioner="",
-                client={},
-            ),
-            self.targets,
-            kafka.clients,
-        )
+        self._sink = WatchedSink(options, self.targets, kafka.clients)
         self._sink.node = self
         self._succession = KafkaTakeOverClient(
-            self.checkpoints,
-            kafka.admin,
-            consumer={},
-            producer={},
-            checkpoint_topic=CHECKPOINTS,
-            claims_topic=CLAIMS,
-            confirm=self._confirm,
-            clients=kafka.clients,
-            fencing=InOrder(),
+            options, self.checkpoints, kafka.admin, self._confirm, kafka.clients, InOrder()
         )
 
     def _confirm(self, slices: Collection[int]) -> frozenset[int]:

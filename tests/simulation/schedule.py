@@ -59,16 +59,16 @@ def silenced() -> Iterator[None]:
         patch("delayservice.slices.any_lane._log", quiet),
         patch("delayservice.slices.repair._log", quiet),
         patch("delayservice.slices.store_label._log", quiet),
-        patch("delayservice.slices.worker_loop._log", quiet),
-        patch("delayservice.slices.intake._log", quiet),
-        patch("delayservice.slices.owning._log", quiet),
-        patch("delayservice.slices.log_end_queries._log", quiet),
+        patch("delayservice.slices.loop._log", quiet),
+        patch("delayservice.slices.ingest._log", quiet),
+        patch("delayservice.slices.ownership._log", quiet),
+        patch("delayservice.slices.log_ends._log", quiet),
         patch("delayservice.slices.take_over._log", quiet),
-        patch("delayservice.slices.transaction._log", quiet),
+        patch("delayservice.slices.commit._log", quiet),
         patch("delayservice.slices.take_over._log", quiet),
         patch("delayservice.slices.digests._log", quiet),
         patch("delayservice.slices.copies._log", quiet),
-        patch("delayservice.slices.settling._SHARE_MIN", 1),  # a few records are many here
+        patch("delayservice.slices.settle._SHARE_MIN", 1),  # a few records are many here
         patch("delayservice.engine.to_home._AGAIN_MS", 30),
         ExitStack() as patches,
     ):

@@ -39,7 +39,8 @@ from delayservice.replicas.digest_rows import (
 from delayservice.store.base import Store
 from delayservice.store.folder import ShardFolder, shard_name
 from delayservice.store.memory import MemoryStore
-from delayservice.store.wheel import WheelOptions
+from delayservice.store.offline import open_view
+from delayservice.store.wheel import Wheel, WheelOptions
 from tests.conftest import MakeTopic
 from tests.described import topic_id_of
 from tests.rocks import LoneRocks
@@ -326,3 +327,10 @@ def spoiled(shape: Shape, *spoils: Spoil) -> Shape:
     for spoil in spoils:
         frames = spoil(frames)
     return frames, stop
+
+
+def start_of_file(folder: ShardFolder, number: int) -> int:
+    """Start of the slot that a shard has at this place in its wheel, epoch ms."""
+    with open_view(Path(folder.path)) as wheel:
+        assert isinstance(wheel, Wheel)
+        return wheel.shards[folder.shard, folder.partition].starts[number]

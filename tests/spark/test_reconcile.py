@@ -17,12 +17,12 @@ from delay_devtools.drill.replicas import flip_byte
 from delayservice.engine.cursor import NO_MARK, Cursor
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.replicas.digest_rows import Unreadable
-from delayservice.store.wheel.reading import load_state
 from tests.conftest import MakeTopic
 from tests.spark.copies_world import (
     RECORDS,
     World,
     spoiled,
+    start_of_file,
     unmarked,
     with_other_value,
     without,
@@ -77,9 +77,7 @@ def test_copies_on_disks_are_held_against_the_log(
     world.keep(tmp_path / "n2", 1, world.shape(1, stop=100))
     damaged = world.keep(tmp_path / "n3", 0, shapes[0])
     world.keep(tmp_path / "n3", 1, spoiled(shapes[1], with_other_value(named)))
-    state = load_state(damaged)
-    assert state is not None
-    flip_byte(damaged, state.parts[1].start_ms)
+    flip_byte(damaged, start_of_file(damaged, 1))
     result = reconcile(spark, options(world, tmp_path / "out", folders=folders, behind_records=50))
     assert found(spark, result) == {
         ("missing", "n2", 0, lost),

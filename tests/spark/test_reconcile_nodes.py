@@ -25,14 +25,15 @@ from connectors.spark.reconcile.follow import (
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import carry_out, decode_plan
 from connectors.spark.reconcile.run import reconcile
+from connectors.spark.reconcile.store_source import reach_of
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte
 from delay_devtools.service import ServiceProcess
 from delayservice.store.folder import ShardFolder
-from delayservice.store.offline import find_shards
-from delayservice.store.wheel.reading import load_state
+from delayservice.store.offline import each_store
 from tests.integration.bench import Bench, await_true, now_ms
 from tests.rocks import LoneRocks
+from tests.spark.copies_world import start_of_file
 from tests.wheels import LoneStore
 
 pytestmark = [pytest.mark.night, pytest.mark.timeout(900)]
@@ -117,14 +118,13 @@ class Pair:
 
     def folder_of(self, node: str) -> ShardFolder:
         state = self.bench.folder / node
-        (folder,) = [shard for shard in find_shards(state) if shard.partition == 0]
+        (folder,) = [shard for shard, _ in each_store(state) if shard.partition == 0]
         return folder
 
     def has_horizon(self, node: str) -> bool:
         """Return whether the disk holds every record, as of the last periodic sync."""
         state = self.bench.folder / node
-        states = [load_state(one) for one in find_shards(state) if one.partition == 0]
-        return [one and one.stop_offset for one in states] == [RECORDS]
+        return [stop for one, stop in reach_of(state) if one.partition == 0] == [RECORDS]
 
     def spoil(self, node: str) -> None:
         """Its store forgets a record and changes two others, without any damage to a checksum."""
@@ -146,9 +146,7 @@ class Pair:
         """A byte of the last hour is flipped, too."""
         self.spoil(node)
         folder = self.folder_of(node)
-        state = load_state(folder)
-        assert state is not None
-        flip_byte(folder, state.parts[-1].start_ms)
+        flip_byte(folder, start_of_file(folder, -1))
 
     def options(self, out: Path, **more: Any) -> ReconcileOptions:
         return ReconcileOptions(

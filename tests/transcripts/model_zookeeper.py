@@ -339,10 +339,13 @@ class Link:
         zookeeper.changed(slice_no)
         return True
 
-    def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
+    def announce_all(self, heirs: Mapping[int, str]) -> None:
         """As the ensemble's."""
-        for slice_no in self.confirm_all(owners):
-            self._zookeeper.owners[slice_no] = _Owner(owners[slice_no], self._ask())
+        for slice_no in self.confirm_all(heirs):
+            note = msgspec.structs.replace(
+                self._zookeeper.owners[slice_no].note, heir=heirs[slice_no]
+            )
+            self._zookeeper.owners[slice_no] = _Owner(note, self._ask())
             self._zookeeper.changed(slice_no)
 
     def resign_all(self, slice_nos: Iterable[int]) -> None:

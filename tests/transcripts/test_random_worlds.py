@@ -84,7 +84,7 @@ class Fate:
 
     def _heal(self, name: str) -> None:
         node = self._latest(name)
-        if node is None or node.is_dead or node.ownership._thread.leaving.is_set():
+        if node is None or node.is_dead or node.ownership.leaving.is_set():
             self._world.run(10)  # one that leaves has its time
             self._world.start(name)
             return

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.ports import Role
-from ha import elected_ownership, election_thread
+from ha import elected_ownership
 from ha.elected_ownership import ElectedOwnership
 from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
@@ -85,7 +85,7 @@ class Node:
         self._turn_due_s = math.inf
         self._turns: list[float] = []
         self.link = Link(world.zookeeper, self._changed)
-        with patch.object(election_thread, "Ensemble", lambda *_: self.link):
+        with patch.object(elected_ownership, "Ensemble", lambda *_: self.link):
             self.ownership = ElectedOwnership(
                 ZooKeeper(hosts="model:2181"),
                 world.placement,
@@ -94,7 +94,7 @@ class Node:
                 boot_s=world.now_s,
                 alert_s=ALERT_S,
             )
-        self.ownership._thread.wake = _Wake(self._turn_soon)  # type: ignore[assignment]
+        self.ownership.wake = _Wake(self._turn_soon)  # type: ignore[assignment]
         self.link.connect()
         self._tell()
         self._look()
@@ -105,7 +105,7 @@ class Node:
         return not self.is_dead and not self.is_frozen
 
     def _changed(self, what: int) -> None:
-        self.ownership._thread.changed(what)
+        self.ownership.changed(what)
 
     # --- turns of the thread -------------------------------------------------------------------
 
@@ -123,8 +123,8 @@ class Node:
         self._turn_due_s = math.inf
         self._count_turn(time_s)
         with self.world.speaking(self):
-            self.ownership._thread.turn()
-        self._turn_at(max(time_s + self.ownership._thread.wait_s(), time_s + 0.001))
+            self.ownership.turn()
+        self._turn_at(max(time_s + self.ownership.wait_s(), time_s + 0.001))
         self._see()
 
     def _count_turn(self, time_s: float) -> None:
@@ -237,7 +237,7 @@ class Node:
 
     def leave(self) -> None:
         """SIGTERM."""
-        self.ownership._thread.leaving.set()
+        self.ownership.leaving.set()
         self._turn_soon()
         deadline_s = self.world.events.now_s + _LEAVE_S
         self._end_when_left(deadline_s)
@@ -245,7 +245,7 @@ class Node:
     def _end_when_left(self, deadline_s: float) -> None:
         if self.is_dead:
             return
-        if self.ownership._thread.left.is_set() or self.world.events.now_s >= deadline_s:
+        if self.ownership.left.is_set() or self.world.events.now_s >= deadline_s:
             self.world.events.say(self.name, "ends")
             self.is_dead = True
             self.link.close()
@@ -279,7 +279,6 @@ class World:
         """Whose log it is."""
         log = _Log(lambda what: self.events.say(node.name, what))
         with (
-            patch.object(election_thread, "_log", log),
             patch.object(elected_ownership, "_log", log),
         ):
             yield

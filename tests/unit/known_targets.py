@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from delayservice.contract.targets import Allowlist
-from delayservice.engine.outcome import Target
+from delayservice.engine.outcome import Output, Target
 
 Value = TypeVar("Value")
 
@@ -29,6 +29,8 @@ class KnownTargets:
         self, why: dict[Target, tuple[str, str]] | None = None, writable: Collection[Target] = ()
     ) -> None:
         self.writable = set(writable)
+        self.small: Collection[str] = ()
+        self.reserved: list[Output] = []
         self.why = {} if why is None else why
         self.expected: set[Target] = set()
 
@@ -37,6 +39,9 @@ class KnownTargets:
 
     def refusal(self, *_: object) -> tuple[str, str] | None:
         return None
+
+    def reserve(self, outputs: Iterable[Output]) -> None:
+        self.reserved += outputs
 
     def expect(self, targets: Collection[Target]) -> None:
         self.expected.update(targets)

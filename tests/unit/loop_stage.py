@@ -33,8 +33,8 @@ from delayservice.engine.ports import (
 from delayservice.process.cron import cron_time
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
+from delayservice.slices.loop import WorkerLoop
 from delayservice.slices.slice import Slice
-from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets, any_target
 
@@ -463,10 +463,17 @@ class Stage:
         self.logs.write((TOPIC, number), self.clock.now_ms, delays_ms, headers)
 
     def step(self, after_ms: int = 0, times: int = 1) -> None:
-        """Turns, each after so much time."""
+        """Turns, each after so much time, and with what helpers have done in it."""
         for _ in range(times):
             self.clock.now_ms += after_ms
             self.loop.step(0)
+            while not self.loop.state.inbox.is_empty:
+                self.loop.step(0)
+
+    def turn(self, after_ms: int) -> None:
+        """One turn, in which no commit of its own is heard."""
+        self.clock.now_ms += after_ms
+        self.loop.step(0)
 
     def own(self) -> None:
         """Become the owner of all slices, and let the first checkpoints be committed."""

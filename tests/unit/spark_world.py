@@ -78,6 +78,7 @@ class World:
         self.secrets: tuple[bytes, ...] = (SECRET,)
         self.start = 0
         self.judged_from: int | None = None
+        self.lost: tuple[tuple[int, int], ...] = ()
         self.rules: dict[str, Any] = {}
         self.cursor = self.cursor_at_home = Cursor()
 
@@ -238,6 +239,7 @@ class World:
         first = ShardRules(
             *(f"{DELAY}:0", self.cursor, self.cursor, self.start, here, contracts),
             judged_from=self.start if self.judged_from is None else self.judged_from,
+            lost=self.lost,
         )
         second = ShardRules(f"{DELAY}:1", *(self.cursor_at_home,) * 2, 0, there, at_home)
         rules = Rules(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from delayservice.cli import app
 from delayservice.config.settings import Settings, load
-from delayservice.process.log_hints import HINTS
+from delayservice.process.logs import HINTS
 from tests.admin.described import openapi
 from tests.docs.pages import DOCS
 
@@ -151,7 +151,7 @@ def test_every_warning_and_error_event_has_a_hint() -> None:
         for event in warnings_without_hint(ast.parse(file.read_text("utf-8")))
     }
     assert len(found) > 30
-    assert found - set(HINTS) == set(), "delayservice/process/log_hints.py lacks these events"
+    assert found - set(HINTS) == set(), "delayservice/process/log_hints.toml lacks these events"
 
 
 def log_events() -> Iterator[str]:

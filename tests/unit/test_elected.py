@@ -43,14 +43,14 @@ def test_the_note_of_a_node_that_comes_back_while_others_look_is_read(
                 world.zookeeper.nodes["b"] = again
                 world.zookeeper.lives["b:0"] = life
                 if what == "live":
-                    node.ownership._thread.changed(MEMBERS)
+                    node.ownership.changed(MEMBERS)
             return answer
 
         return ask
 
     for what in ("nodes", "live"):
         monkeypatch.setattr(node.link, what, come_back_after(what))
-    node.ownership._thread.changed(MEMBERS)
+    node.ownership.changed(MEMBERS)
     world.run(0.5)
     assert node.ownership._election.view.nodes["b"].workers == 2
 

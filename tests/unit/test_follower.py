@@ -12,15 +12,15 @@ import pytest
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import (
     Checkpoint,
+    Lost,
     ShardCheckpoint,
     WrongSecretError,
     encode_checkpoint,
 )
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.losses import Lost
 from delayservice.engine.ports import Checkpoints, ReadBack
-from delayservice.slices.follower import Follower
+from delayservice.slices.follow import Follower
 from delayservice.slices.lane import Lane
 
 CONTRACTS = Contracts([(0, Contract())])
@@ -75,7 +75,7 @@ def test_it_prunes_by_the_checkpoint_and_reads_on_by_its_contracts() -> None:
 def test_it_counts_the_offsets_that_the_newest_checkpoint_names_as_lost() -> None:
     replica = Replica(stored=40)
     assert replica.follower.lost_offsets == 0
-    lost = (Lost(3, 5, 9), Lost(20, 20, 31))
+    lost = (Lost(3, 9), Lost(20, 31))
     shard = ShardCheckpoint("id", Cursor((5, 5), 40), CONTRACTS, lost=lost)
     replica.hears(
         encode_checkpoint(Checkpoint(0, "n1", 1, "mine", {"topic": shard}, 1, OLD_TENURE))

@@ -72,7 +72,7 @@ HOURS = [stored.DUE_MS // stored.HOUR_MS + n for n in range(3)]
 def test_a_person_is_told_the_same(store: Store, kind: str, tmp_path: Path) -> None:
     store.close()
     told = inspect(tmp_path).stdout
-    assert f"{kind}, format " in told
+    assert f"store      {kind}" in told
     assert "open in process" not in told
     assert "2100-01-01T02:00Z" in told
     assert "601: all records below it are stored" in told

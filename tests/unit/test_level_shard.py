@@ -87,6 +87,14 @@ def code(output: Output) -> str:
     return (dict(output[5])["delay-error"] or b"").decode()
 
 
+def test_what_is_staged_for_a_target_that_takes_little_is_reserved_in_the_transaction() -> None:
+    owned = Owned()
+    owned.take(row(0), row(1, NOW_MS + 1))
+    outputs = owned.settle(NOW_MS + LEVEL_MS)
+    assert offsets(outputs) == [0]
+    assert owned.targets.reserved == outputs
+
+
 def test_a_record_is_delivered_after_its_level_as_it_was_written() -> None:
     owned = Owned()
     owned.take(row(0), row(1, headers=[("own", b"1"), *TO_ORDERS, ("own", None)]))

@@ -13,7 +13,7 @@ import structlog
 
 from delayservice.config.settings import LogSettings
 from delayservice.process import logs
-from delayservice.process.log_hints import HINTS
+from delayservice.process.logs import HINTS
 
 SECRET = "hunter22"  # noqa: S105 (an example)
 

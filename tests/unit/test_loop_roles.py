@@ -14,6 +14,7 @@ from delayservice.base.errors import (
 from delayservice.engine.claims import CLAIM, encode_word
 from delayservice.engine.ports import Control, Role
 from delayservice.slices.edges import Limits
+from delayservice.slices.ownership import follow_roles
 from delayservice.slices.slice import Phase
 from tests.unit.loop_stage import Stage
 
@@ -154,10 +155,10 @@ def test_a_claim_that_is_wanted_no_longer_before_it_is_committed_is_not_made() -
     stage.clock_watch.reason = "ahead"  # nothing is committed meanwhile
     stage.background.holds = True
     stage.gate.says(Role.OWNER, [3])
-    stage.loop._owning.follow_roles()
+    follow_roles(stage.loop.state)
     assert stage.of(3).phase is Phase.CLAIMING
     stage.gate.says(Role.REPLICA, [3])
-    stage.loop._owning.follow_roles()
+    follow_roles(stage.loop.state)
     assert stage.of(3).phase is Phase.REPLICA
     assert not stage.background.waiting
 

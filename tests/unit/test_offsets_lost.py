@@ -9,26 +9,23 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from delayservice.contract.codes import CONTROL_LOST
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.contract.requeue import write_copy
-from delayservice.engine.checkpoint import LastRead
+from delayservice.engine.checkpoint import LastRead, Lost, skipped
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.losses import RANGES_MAX, Gap, Lost, doubtful, skipped, with_gap
 from delayservice.engine.outcome import (
     CANCELLED,
-    DEAD_LETTERED,
     DELIVERED,
     FIRED,
     NOT_PENDING,
     PARKED,
+    ROLLED,
     Output,
 )
 from delayservice.engine.ports import Bounds, Place, PolledBatch
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
-from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
@@ -133,25 +130,26 @@ def test_what_nobody_had_read_settles_nothing_that_is_stored(make_store: MakeSto
     with structlog.testing.capture_logs() as told:
         log.own()
     assert [line["event"] for line in told] == ["log_starts_later", "offsets_lost"]
-    assert log.lane.checkpoint().lost == (Lost(0, 3, 5),)
+    assert log.lane.checkpoint().lost == (Lost(0, 5),)
     log.read()
     assert log.settle() == [(DELIVERED, o, "") for o in (0, 1, 2, 5)]
 
 
-def test_a_control_that_was_stored_and_never_walked_is_a_dead_letter(
+def test_what_a_control_that_expired_unwalked_had_marked_is_delivered_in_its_time(
     make_store: MakeStore,
 ) -> None:
-    log = stored(make_store, [schedule(0, "a"), schedule(1, "b"), cancel(2, "a"), schedule(3)])
-    log.start = 3
+    later = schedule(1, "b", DUE_MS + 9)
+    rows = [schedule(0, "a"), later, cancel(2, "a"), cancel(3, "b"), schedule(4, "b"), schedule(5)]
+    log = stored(make_store, rows)
+    log.start = 5
     log.own()
-    assert log.lane.checkpoint().lost == (Lost(0, 3, 3),)
+    assert log.lane.checkpoint().lost == (Lost(0, 5),)
     log.read()
     assert log.settle() == [
-        (DELIVERED, 1, ""),
-        (DELIVERED, 3, ""),
-        (DEAD_LETTERED, 0, CONTROL_LOST),
+        *((DELIVERED, o, "") for o in (0, 4, 5)),
+        (ROLLED, 1, ""),
     ]
-    assert log.lane.shard.committed.offset == 4
+    assert log.lane.shard.committed.offset == 6
 
 
 def test_h_skips_what_is_lost_before_k_goes_on_and_before_all_is_read(
@@ -166,37 +164,46 @@ def test_h_skips_what_is_lost_before_k_goes_on_and_before_all_is_read(
     assert (log.lane.shard.committed.offset, log.lane.shard.stored) == (4, 4)
 
 
-def test_what_another_owner_walked_and_this_store_never_read_leaves_ids_undecided(
+def test_what_another_owner_settled_by_a_record_that_expired_unread_comes_again(
     make_store: MakeStore,
 ) -> None:
     rows = [schedule(0, "a"), schedule(1), schedule(2, "b")]
     log = stored(make_store, rows)
     log.rows += [cancel(3, "a"), schedule(4, "c"), cancel(5, "b")]
     log.start = 4
-    log.lane.follow(Cursor(offset=4))
+    with structlog.testing.capture_logs() as told:
+        log.own(4)
+    assert [line["event"] for line in told] == ["log_starts_later"]
     log.read()
-    log.lane.close()
-    again = Log(log.rows, make_store())
-    again.start = 4
-    again.own(4)
-    again.read()
-    assert again.settle() == [
-        (DELIVERED, 1, ""),
-        (DELIVERED, 4, ""),
-        (DEAD_LETTERED, 0, CONTROL_LOST),
-        (CANCELLED, 2, ""),
-        (CANCELLED, 5, ""),
+    assert log.settle() == [
+        *((DELIVERED, o, "") for o in (0, 1, 4)),
+        *((CANCELLED, o, "") for o in (2, 5)),
     ]
 
 
-def test_what_an_earlier_owner_skipped_leaves_nothing_undecided(make_store: MakeStore) -> None:
+def test_a_copy_whose_canceller_has_expired_goes_by_what_the_log_holds(
+    make_store: MakeStore,
+) -> None:
+    rows = [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x")]
+    for base, kind in ((1, FIRED), (4, DELIVERED)):
+        log = Log([*rows, copy_of(4, base, b"x")], make_store())
+        log.start = 3
+        log.own(3)
+        log.read()
+        own = (FIRED if kind == FIRED else NOT_PENDING, 3, "")
+        assert log.settle() == sorted([(kind, 4, ""), own])
+        log.lane.reset_store()
+        log.lane.close()
+
+
+def test_what_an_earlier_owner_skipped_stays_in_the_checkpoint(make_store: MakeStore) -> None:
     log = stored(make_store, [schedule(0, "a")])
     log.rows += [cancel(1, "a"), schedule(2)]
     log.start = 2
-    log.own(2, (Lost(1, 1, 2),))
+    log.own(2, (Lost(1, 2),))
     log.read()
     assert log.settle() == [(DELIVERED, 0, ""), (DELIVERED, 2, "")]
-    assert log.lane.checkpoint().lost == (Lost(1, 1, 2),)
+    assert log.lane.checkpoint().lost == (Lost(1, 2),)
 
 
 def copy_of(offset: int, base: int, record_id: bytes) -> Any:
@@ -209,49 +216,6 @@ def copy_of(offset: int, base: int, record_id: bytes) -> Any:
     return (offset, WRITTEN_MS, key, value, headers)
 
 
-UNTIL_3 = [schedule(0, "x"), schedule(1), schedule(2), schedule(3, "a")]
-
-
-@pytest.mark.parametrize(
-    ("rows", "settled"),
-    [
-        ([*UNTIL_3, copy_of(4, 2, b"x")], [(DELIVERED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)]),
-        ([*UNTIL_3, copy_of(4, 3, b"x")], [(DELIVERED, 3, ""), (DELIVERED, 4, "")]),
-        (  # it is among several that may be
-            [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")],
-            [(FIRED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)],
-        ),
-    ],
-)
-def test_a_copy_whose_canceller_may_have_expired_is_undecided(
-    rows: list[Any], settled: list[tuple[int, int, str]], make_store: MakeStore
-) -> None:
-    log = Log(rows, make_store())
-    log.start = 3
-    log.own(3)
-    log.read()
-    assert log.settle() == sorted(settled)
-
-
-@pytest.mark.parametrize("is_pruned", [True, False])
-def test_a_store_knows_which_copies_were_cancelled_by_what_the_log_has_lost(
-    is_pruned: bool,  # noqa: FBT001  # a parameter of the test
-    make_store: MakeStore,
-) -> None:
-    rows = [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")]
-    log = stored(make_store, rows)
-    if is_pruned:  # stores may do it at any time once H is behind 1
-        store, slot_ms = log.lane.store, DUE_MS // HOUR_MS * HOUR_MS
-        kept = [
-            frame for frame in store.scanner().frames((0, -1), slot_ms + HOUR_MS) if frame[1] != 4
-        ]
-        store.rebuild(slot_ms, slot_ms + HOUR_MS, kept)
-    log.start = 3
-    log.own(3)
-    log.read()
-    assert log.settle() == [(DELIVERED, 2, ""), (NOT_PENDING, 3, "")]
-
-
 def test_a_copy_that_was_stored_and_that_nothing_has_cancelled_is_delivered(
     make_store: MakeStore,
 ) -> None:
@@ -260,28 +224,6 @@ def test_a_copy_that_was_stored_and_that_nothing_has_cancelled_is_delivered(
     log.own(2)
     log.read()
     assert log.settle() == [(DELIVERED, n, "") for n in range(4)]
-
-
-def test_a_late_copy_that_was_stored_is_as_undecided_as_any(make_store: MakeStore) -> None:
-    log = stored(make_store, [schedule(0), schedule(1), schedule(2), copy_of(3, 1, b"x")])
-    k = Cursor((DUE_MS + 7_200_000, 0), 2)
-    log.lane.store.prune(k)
-    log.start = 2
-    log.lane.take_over(k, log.bounds())
-    log.read()
-    assert log.settle() == sorted([(DELIVERED, 2, ""), (DEAD_LETTERED, 3, CONTROL_LOST)])
-
-
-def test_a_user_s_own_record_that_recurs_is_no_copy(make_store: MakeStore) -> None:
-    every = (3, WRITTEN_MS, None, b"value", [
-        ("delay-at", b"%d" % DUE_MS), ("delay-target-topic", b"orders"),
-        ("delay-every", b"1000"), ("delay-times", b"1"), ("delay-id", b"a"),
-    ])  # fmt: skip
-    log = Log([schedule(0), schedule(1), schedule(2), every, copy_of(4, 2, b"x")], make_store())
-    log.start = 3
-    log.own(3)
-    log.read()
-    assert log.settle() == sorted([(DELIVERED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)])
 
 
 def test_a_first_owner_reports_nothing_that_expired_before_it_came(make_store: MakeStore) -> None:
@@ -312,37 +254,12 @@ def test_a_store_says_of_which_log_it_is(make_store: MakeStore) -> None:
     assert crashed.seeks == [(3, LastRead(7, 2))], "the client checks all of it"
 
 
-def test_many_gaps_become_fewer_that_more_depends_on() -> None:
-    gaps: tuple[Gap, ...] = ()
-    for n in range(RANGES_MAX + 2):
-        gaps = with_gap(gaps, Gap(10 * n, 10 * n + 5, 10 * n + 5))
-    assert len(gaps) == RANGES_MAX
-    assert gaps[0] == Gap(0, 25, 25)
-    assert all(any(gap.concerns(10 * n + 4, is_copy=False) for gap in gaps) for n in range(18))
-
-
-def test_copies_that_were_compared_with_the_whole_log_are_not_in_doubt() -> None:
-    gap = Gap(5, 9, 12)
-    assert [n for n in range(14) if gap.concerns(n, is_copy=True)] == [9, 10, 11]
-    assert not any(gap.concerns(n, is_copy=False) for n in range(14))
-
-
-def test_a_gap_counts_unless_owners_skipped_all_of_it() -> None:
-    gap = Gap(10, 20, 20)
-    assert doubtful([gap], [Lost(5, 10, 15), Lost(15, 15, 20)]) == ()
-    assert doubtful([gap], [Lost(5, 12, 20)]) == (gap,)
-    assert doubtful([gap], [Lost(5, 10, 19)]) == (gap,)
-
-
 def test_a_range_that_was_not_walked_to_its_end_goes_over_to_the_next_owner() -> None:
-    ranges = skipped((), h=80, stored=100, log_start=200)
-    assert ranges == (Lost(80, 100, 200),)
-    assert skipped(ranges, h=200, stored=250, log_start=200) == ranges
-    assert skipped(ranges, h=80, stored=90, log_start=220) == (Lost(80, 90, 220),)
-    assert skipped(ranges, h=150, stored=100, log_start=220) == (
-        Lost(80, 100, 150),
-        Lost(150, 150, 220),
-    )
+    ranges = skipped((), h=80, log_start=200)
+    assert ranges == (Lost(80, 200),)
+    assert skipped(ranges, h=200, log_start=200) == ranges
+    assert skipped(ranges, h=80, log_start=220) == (Lost(80, 220),)
+    assert skipped(ranges, h=150, log_start=220) == (Lost(80, 150), Lost(150, 220))
 
 
 def test_a_parked_record_waits_no_longer_than_the_log_keeps_it() -> None:

@@ -1,10 +1,11 @@
-"""The phases of a slice go by one table, and nothing else moves them."""
+"""The phases of a slice and of a writer go by a table each, and nothing else moves them."""
 
 from itertools import product
 
 import pytest
 
-from delayservice.slices.slice import OWNED, Phase, PhaseError, Step, next_phase
+from delayservice.slices.slice import OWNED, SLICE_STEPS, Phase, PhaseError, Step, next_phase
+from delayservice.slices.writer import WRITER_STEPS, WriterPhase, WriterStep
 
 WAY = [Step.CLAIM, Step.FENCE, Step.TAKE, Step.SERVE, Step.RELEASE, Step.STEP_DOWN]
 
@@ -12,12 +13,12 @@ WAY = [Step.CLAIM, Step.FENCE, Step.TAKE, Step.SERVE, Step.RELEASE, Step.STEP_DO
 def test_the_way_of_an_owner_leads_from_replica_to_replica() -> None:
     phases = [Phase.REPLICA]
     for step in WAY:
-        phases.append(next_phase(phases[-1], step))
+        phases.append(next_phase(SLICE_STEPS, phases[-1], step))
     assert phases == [*Phase, Phase.REPLICA]
 
 
 def test_every_phase_can_be_left_at_once() -> None:
-    assert {next_phase(phase, Step.STEP_DOWN) for phase in Phase} == {Phase.REPLICA}
+    assert {next_phase(SLICE_STEPS, phase, Step.STEP_DOWN) for phase in Phase} == {Phase.REPLICA}
 
 
 @pytest.mark.parametrize("step", Step, ids=lambda step: step.name)
@@ -34,9 +35,9 @@ def test_a_step_that_the_table_does_not_have_raises(step: Step) -> None:
     }[step]
     for phase in set(Phase) - known:
         with pytest.raises(PhaseError):
-            next_phase(phase, step)
+            next_phase(SLICE_STEPS, phase, step)
     for phase in known:
-        next_phase(phase, step)
+        next_phase(SLICE_STEPS, phase, step)
 
 
 def test_only_a_committed_claim_leads_to_an_owner() -> None:
@@ -50,6 +51,27 @@ def test_only_a_committed_claim_leads_to_an_owner() -> None:
 
 def _leads_to_owned(phase: Phase, step: Step) -> bool:
     try:
-        return next_phase(phase, step) in OWNED
+        return next_phase(SLICE_STEPS, phase, step) in OWNED
     except PhaseError:
         return False
+
+
+@pytest.mark.parametrize("step", WriterStep, ids=lambda step: step.name)
+def test_a_writer_sends_and_commits_only_when_it_is_open_and_no_commit_is_under_way(
+    step: WriterStep,
+) -> None:
+    is_open = {WriterPhase.IDLE, WriterPhase.SENDING}
+    known = {
+        WriterStep.OPEN: {WriterPhase.NONE},
+        WriterStep.OPENED: {WriterPhase.OPENING},
+        WriterStep.REFUSED: {WriterPhase.OPENING},
+        WriterStep.SEND: is_open,
+        WriterStep.COMMIT: is_open,
+        WriterStep.COMMITTED: {WriterPhase.COMMITTING},
+        WriterStep.LOSE: {*is_open, WriterPhase.COMMITTING},
+    }[step]
+    for phase in set(WriterPhase) - known:
+        with pytest.raises(PhaseError):
+            next_phase(WRITER_STEPS, phase, step)
+    for phase in known:
+        next_phase(WRITER_STEPS, phase, step)

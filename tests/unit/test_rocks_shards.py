@@ -45,7 +45,7 @@ def test_a_thousand_shards_are_one_database_with_one_sync(
         store = opened(again, partition, 13)
         assert store.next_due_ms(START_KEY) == min(rows_of(partition))[0]
         check(store, partition)
-    assert len(again.places) == MANY
+    assert len(again.shards) == MANY
     again.close()
 
 
@@ -59,16 +59,16 @@ def test_a_shard_that_leaves_takes_its_rows_and_space_and_no_others(
     rocks.database.flush()
     before = sum(path.stat().st_size for path in tmp_path.rglob("*.sst"))
     stores[1].close()
-    rocks.remove((TOPIC, 1))
+    rocks.remove(TOPIC, 1)
     for partition in (0, 2):
         check(stores[partition], partition)
     assert read_keys(rocks.database, prefix_of(2), prefix_of(3), 1) == []
     rocks.close()  # waits for the compaction
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.sst")) < before // 2
     again = RocksDatabase(tmp_path)
-    assert again.places == []  # not open
+    assert again.shards == {}  # not open
     check(opened(again, 2, 13), 2)
-    assert again.places == [(TOPIC, 0), (TOPIC, 2)]
+    assert sorted(again.shards) == [(TOPIC, 0), (TOPIC, 2)]
     check_empty(opened(again, 1))
     again.close()
 
@@ -77,7 +77,7 @@ def test_a_removal_survives_a_crash(rocks: RocksDatabase, tmp_path: Path) -> Non
     stores = filled(rocks, 2)
     stores[1].sync()
     stores[1].close()
-    rocks.remove((TOPIC, 1))
+    rocks.remove(TOPIC, 1)
     rocks.abandon()
     again = RocksDatabase(tmp_path)
     check(opened(again, 0, 13), 0)

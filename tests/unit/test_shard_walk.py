@@ -132,6 +132,20 @@ NOW_MS = 1_900_000_000_000
 WIDE = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (), cron_time, allowlist=any_target)
 
 
+def test_what_is_staged_is_reserved_in_the_transaction_and_nothing_else() -> None:
+    walked = Walked()
+    walked.targets.small = {"orders"}
+    walked.cancel(b"nothing", NOW_MS)
+    walked.write(10, 20)
+    walked.own(Cursor())
+    walked.read()
+    walked.walk_h(NOW_MS)
+    assert walked.targets.reserved == walked.staged != []
+    walked.walk_k(NOW_MS + 10)
+    assert walked.targets.reserved == walked.staged
+    assert len(walked.staged) == 2
+
+
 class Walked:
     """A lane, its log, and everything that it settled for good."""
 

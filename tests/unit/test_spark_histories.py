@@ -116,6 +116,18 @@ def cancelled_in_time(w: World) -> None:
     settled_by(w, b"cancel", "cancelled", "cancelled")
 
 
+@case(unjudged={"control_expired": 1})
+def cancel_that_retention_deleted_before_h_had_passed_it(w: World) -> None:
+    """A copy of the log holds it: what it was to cancel is delivered, or waits, and is not lost."""
+    for due_ms in (HOUR, 2 * HOUR, 9 * HOUR):
+        w.source(T, T + due_ms, NAMED)  # the second and third reschedule the one before
+    w.control(T + 1_000, ID, b"cancel")
+    w.lost = ((0, 4),)
+    w.delivery(T + HOUR, 0, T + HOUR, NAMED)
+    copy = w.requeue(T + 30 * 60_000, 1, T + 2 * HOUR, base=3, name=ID)
+    w.delivery(T + 2 * HOUR, copy, T + 2 * HOUR, NAMED, origin=f"{DELAY}:0:1")
+
+
 def ignored(w: World, due_ms: int, told_ms: int, delivered_ms: int, answered_ms: int) -> None:
     """A cancel that finds its record pending no more."""
     record = w.source(T, T + due_ms, NAMED)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import load
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process import node
 from delayservice.process.fork_server import CONTEXT
+from delayservice.process.waiting import wait_for_kafka
 from ha.zookeeper_session import SharedSession
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +66,22 @@ def test_a_supervisor_that_fails_ends_the_node_and_its_workers(tmp_path: Path) -
     for pid in started:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_kafka_is_waited_for_until_it_answers_or_the_node_is_to_stop() -> None:
+    answers = iter([False, True])
+    reasons: list[str] = []
+
+    def ask() -> int:
+        if next(answers, False):
+            return 7
+        raise KafkaEdgeError("no broker answers")
+
+    stopping = threading.Event()
+    assert wait_for_kafka(ask, stopping, reasons.append) == 7
+    stopping.set()
+    assert wait_for_kafka(ask, stopping, reasons.append) is None
+    assert reasons == ["no broker answers"] * 2
 
 
 class Process:
@@ -162,17 +183,27 @@ def test_the_lives_of_a_worker_that_ended_soon_are_counted_for_the_next_one() ->
     assert supervisor._restarts[0] == 1, "it lived for long"
 
 
+def stop_in_a_report(pipe: Connection) -> None:
+    os.write(pipe.fileno(), b"\0\0")  # half of a length
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def test_a_worker_that_stops_in_the_middle_of_a_report_does_not_block_the_supervisor() -> None:
     supervisor, _ = supervising(has_reported=True)
     supervisor._children[1] = supervisor._children[0]
     pipes = [CONTEXT.Pipe() for _ in range(2)]
     for index, (mine, _) in enumerate(pipes):
         threading.Thread(target=supervisor._read, args=(index, mine), daemon=True).start()
-    (_, stopped), (_, other) = pipes
-    os.write(stopped.fileno(), b"\0\0")  # half of a length
+    (_, its), (_, other) = pipes
+    stopped = CONTEXT.Process(target=stop_in_a_report, args=(its,))
+    stopped.start()
+    its.close()
+    while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
     other.send_bytes(encode_snapshot(Snapshot(1, turn_s=7.0)))
-    supervisor._listen(60)
-    assert supervisor._hub.turn_s(1) == pytest.approx(7.0)
-    stopped.close()
+    supervisor._listen(5)
+    turn_s = supervisor._hub.turn_s(1)
+    stopped.kill()
+    assert turn_s == pytest.approx(7.0)
     supervisor._listen(60)
     assert list(supervisor._children) == [1]

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka import targets as module
-from connectors.kafka.target_limits import TopicTerms, compresses
+from connectors.kafka.target_limits import TargetLimits, compresses
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
@@ -436,7 +436,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.code(topic)
     targets = stage.targets
     kept = (targets._known, targets._asked_s, targets.writable, targets._in_sync_needed)
-    more = (targets._log._blocked, targets._terms._terms, targets._awaited_s)
+    more = (targets._log._blocked, targets.limits._terms, targets._awaited_s)
     assert [len(one) <= 100 for one in (*kept, *more)] == [True] * 7
     assert f"t{999}" in targets._known
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
@@ -531,29 +531,28 @@ def output_of(size: int) -> Output:
 def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     stage = taking(max_message_bytes="1000")
     assert stage.targets.writable == {("mails", -1)}
-    assert [why_not(stage, 400) for _ in range(3)] == [None, None, TARGET_LATER]
+    stage.targets.reserve([output_of(400)])
+    assert why_not(stage, 400) is None
+    stage.targets.reserve([output_of(400)])
+    assert why_not(stage, 400) == TARGET_LATER
     assert why_not(stage, 400, "mails") is None
-    stage.targets.flushed()
+    stage.targets.limits.end_transaction()
     assert why_not(stage, 400) is None
 
 
-def test_records_that_are_checked_and_not_sent_take_no_room() -> None:
+def test_records_that_are_judged_and_not_sent_take_no_room() -> None:
     stage = taking(max_message_bytes="1000")
-    for _ in range(9):
-        assert why_not(stage, 600) is None
-        stage.targets.counted([])
-    assert why_not(stage, 600) is None
-    stage.targets.counted([output_of(600)])
-    assert why_not(stage, 600) == TARGET_LATER
+    assert [why_not(stage, 600) for _ in range(9)] == [None] * 9
 
 
-def test_outputs_of_one_record_that_exceed_the_limit_together_do_not_wait_for_ever() -> None:
+def test_outputs_of_one_record_that_exceed_the_limit_together_are_sent_as_several_batches() -> None:
     stage = taking(max_message_bytes="1000")
-    assert [why_not(stage, 600) for _ in range(2)] == [None, TARGET_LATER]
-    stage.targets.counted([])  # the record waits, and none of its outputs is sent
-    assert [why_not(stage, 600) for _ in range(2)] == [None, None]
-    stage.targets.counted([output_of(600)] * 2)
-    assert why_not(stage, 600) == TARGET_LATER
+    told = [output_of(400)] * 5
+    assert [why_not(stage, 400) for _ in told] == [None] * 5
+    stage.targets.reserve(told)
+    begins = [stage.targets.limits.begins_batch(output) for output in told]
+    assert begins == [False, False, True, False, True]
+    assert why_not(stage, 1) == TARGET_LATER
 
 
 def test_a_record_that_its_topic_never_takes_is_refused_before_it_is_sent() -> None:
@@ -594,7 +593,7 @@ def test_what_the_broker_refused_is_judged_by_new_settings() -> None:
 
 
 def test_of_a_client_that_compresses_no_size_is_known_before() -> None:
-    terms = TopicTerms(compresses=True)
+    terms = TargetLimits(compresses=True)
     terms.learn("orders", {"max.message.bytes": "1000"})
     assert terms.refusal("orders", b"k", b"x" * 5_000, []) is None
     assert compresses({"compression.type": "lz4"})

@@ -6,7 +6,9 @@ import pytest
 
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.ports import Role
+from delayservice.slices.commit import is_staged
 from delayservice.slices.edges import Limits
+from delayservice.slices.loop import wait_ms_of
 from tests.unit.loop_stage import TOPIC, Stage
 
 INTERVAL_MS = 20.0
@@ -30,9 +32,9 @@ def owner(
         stage.step(100)  # walked by H
     stage.step(900)  # and committed
     stage.step()
-    assert not stage.loop._transaction.is_staged
+    assert not is_staged(stage.loop.state)
     if due_in_ms is None:
-        stage.loop._transaction._last_commit_s = stage.clock.monotonic_s()
+        stage.loop.state.transaction.last_commit_s = stage.clock.monotonic_s()
     stage.clock.now_ms += since_commit_ms
     return stage
 
@@ -54,7 +56,7 @@ def test_a_turn_waits_for_what_it_can_do_something_about(
     *, due_in_ms: int | None, visible_at_commit: bool, since_commit_ms: int, wait_ms: float
 ) -> None:
     made = owner(due_in_ms, visible_at_commit=visible_at_commit, since_commit_ms=since_commit_ms)
-    assert made.loop._waits.wait_ms() == pytest.approx(wait_ms, abs=0.01)
+    assert wait_ms_of(made.loop.state) == pytest.approx(wait_ms, abs=0.01)
 
 
 def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_longer() -> None:
@@ -62,12 +64,12 @@ def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_lon
     stage.write(0, 0)
     stage.step()
     assert stage.sink.open_outputs
-    assert stage.loop._waits.wait_ms() == pytest.approx(15.0, abs=0.01)
+    assert wait_ms_of(stage.loop.state) == pytest.approx(15.0, abs=0.01)
     stage.step(20)
     stage.write(0, 100_000)
     stage.step()
-    assert stage.loop._transaction.is_staged
-    assert stage.loop._waits.wait_ms() == pytest.approx(500.0, abs=0.01)
+    assert is_staged(stage.loop.state)
+    assert wait_ms_of(stage.loop.state) == pytest.approx(500.0, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -84,20 +86,20 @@ def test_who_does_not_settle_waits_unless_its_role_is_about_to_change(
     stage.add(1)
     stage.gate.says(role, [1])
     stage.step()
-    assert stage.loop._waits.wait_ms() == pytest.approx(wait_ms)
+    assert wait_ms_of(stage.loop.state) == pytest.approx(wait_ms)
 
 
 def test_who_lacks_a_writer_or_doubts_its_clock_looks_again_soon() -> None:
     without = Stage(0)
     without.step()
-    assert without.loop._waits.wait_ms() == pytest.approx(600.0), "a replica needs none"
+    assert wait_ms_of(without.loop.state) == pytest.approx(600.0), "a replica needs none"
     without.sink.refuses_to["open"] = KafkaEdgeError("no broker")
     without.gate.says(Role.OWNER, [0])
     without.step()
-    assert without.loop._waits.wait_ms() == pytest.approx(50.0)
+    assert wait_ms_of(without.loop.state) == pytest.approx(50.0)
     doubting = owner(None)
     doubting.clock_watch.reason = "ahead"
-    assert doubting.loop._waits.wait_ms() == pytest.approx(50.0)
+    assert wait_ms_of(doubting.loop.state) == pytest.approx(50.0)
 
 
 def test_while_a_helper_is_at_work_its_answer_is_looked_for_soon() -> None:
@@ -106,12 +108,12 @@ def test_while_a_helper_is_at_work_its_answer_is_looked_for_soon() -> None:
     stage.write(0, 0)
     stage.step(20)
     assert stage.background.waiting
-    assert stage.loop._waits.wait_ms() == pytest.approx(20.0), "as soon as the next may begin"
+    assert wait_ms_of(stage.loop.state) == pytest.approx(20.0), "as soon as the next may begin"
     stage.clock.now_ms += 19
-    assert stage.loop._waits.wait_ms() == pytest.approx(2.0)
+    assert wait_ms_of(stage.loop.state) == pytest.approx(2.0)
     stage.background.run()
     stage.step()
-    assert stage.loop._waits.wait_ms() > 100
+    assert wait_ms_of(stage.loop.state) > 100
 
 
 def test_at_least_once_what_comes_due_during_a_commit_is_sent_as_soon_as_that_ends() -> None:
@@ -120,7 +122,7 @@ def test_at_least_once_what_comes_due_during_a_commit_is_sent_as_soon_as_that_en
     stage.write(0, 0)
     stage.step(20)
     assert stage.background.waiting
-    assert stage.loop._waits.wait_ms() == pytest.approx(2.0)
+    assert wait_ms_of(stage.loop.state) == pytest.approx(2.0)
 
 
 def test_a_paused_delay_topic_and_a_paused_owner_do_not_spin() -> None:
@@ -131,9 +133,9 @@ def test_a_paused_delay_topic_and_a_paused_owner_do_not_spin() -> None:
     stage.write(0, 0)
     stage.step(20, 3)
     assert stage.delivered() == []
-    assert stage.loop._waits.wait_ms() == pytest.approx(10.0)
+    assert wait_ms_of(stage.loop.state) == pytest.approx(10.0)
     held.clear()
     stage.gate.says(Role.PAUSED, [0])
     stage.step(20, 3)
     assert stage.delivered() == []
-    assert stage.loop._waits.wait_ms() == pytest.approx(10.0)
+    assert wait_ms_of(stage.loop.state) == pytest.approx(10.0)

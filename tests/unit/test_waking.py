@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +16,6 @@ from delayservice.base.clock import SystemClock
 from delayservice.engine.ports import PolledBatch
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.worker_thread import Turns, WorkerThread
-from delayservice.slices.any_lane import AnyLane
 from ha.notes import NodeNote
 from ha.ownership import Standalone
 from ha.placement import SliceFacts
@@ -54,14 +55,14 @@ def made(logs: Blocking, *slices: int) -> tuple[WorkerThread, Standalone]:
     ownership = Standalone(NodeNote("n1", "", 1, 0, "", ""), 0)
     clock = SystemClock()
     thread = WorkerThread(
-        lambda _: Stage(*slices, logs=logs).loop,
+        Stage(*slices, logs=logs).loop,
         MetricsObserver(),
         ownership,
         clock,
-        _no_lane,
-        lambda: None,
-        str,
-        lambda _: "",
+        _unused,
+        cast("Any", SimpleNamespace(close=lambda: None)),
+        _unused,
+        _unused,
         lambda _: None,
         Turns(),
     )
@@ -82,8 +83,8 @@ def running() -> Iterator[tuple[WorkerThread, Blocking, Standalone]]:
         assert thread.join(_SOON_S)
 
 
-def _no_lane(*_: object) -> AnyLane:
-    raise AssertionError("there are no topics")
+# There are no topics.
+_unused: Any = None
 
 
 def test_a_stop_ends_the_wait() -> None:

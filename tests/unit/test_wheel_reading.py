@@ -6,24 +6,24 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from delay_devtools.drill.replicas import flip_byte
-from delayservice.base.errors import SlotDamagedError, StoreError
+from delayservice.base.errors import SlotDamagedError, StoreDamagedError, StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK, Frame, Mark
-from delayservice.store.folder import ShardFolder, version_text
-from delayservice.store.offline import find_shards
-from delayservice.store.wheel import WheelOptions
-from delayservice.store.wheel.reading import (
+from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import (
     EVERYTHING,
     Damage,
     ReadBounds,
-    hours_of,
-    load_state,
-    read_parts,
+    each_store,
+    open_view,
+    read,
 )
+from delayservice.store.wheel import WheelOptions
 from tests.wheels import SHARD, LoneStore, slot_files
 
 FAR_MS = 10**15
@@ -36,24 +36,19 @@ def a_frame(key_ms: int, offset: int) -> Frame:
     return (key_ms, offset, NO_MARK, b"payload %d" % offset * 3)
 
 
-def the_shard(folder: Path) -> ShardFolder:
-    return ShardFolder(str(folder), *SHARD)
-
-
 def read_all(folder: Path, bounds: ReadBounds = EVERYTHING) -> tuple[list[Frame], list[Damage]]:
     """Everything that a reader finds, in key order."""
-    state = load_state(the_shard(folder))
-    assert state is not None
     frames: list[Frame] = []
     damages: list[Damage] = []
-    for parts in hours_of(state.parts, bounds).values():
-        for found in read_parts(the_shard(folder), parts, bounds):
+    for _, store in each_store(folder):
+        assert not isinstance(store, StoreError)
+        for found in read(store, bounds):
             if isinstance(found, Damage):
                 damages.append(found)
             else:
-                assert all(found.slot_ms[0] <= f[0] < found.slot_ms[1] for f in found.frames)
-                frames += found.frames
-    return sorted(frames), damages
+                frames += found
+    assert frames == sorted(frames)
+    return frames, damages
 
 
 def scan(store: LoneStore) -> list[Frame]:
@@ -135,56 +130,62 @@ def test_only_what_is_asked_for_is_read(store: LoneStore, folder: Path) -> None:
     assert read_all(folder, bounds) == (expected, [])
 
 
-def test_a_slot_that_is_pruned_while_it_is_read_is_no_damage(
+def test_a_snapshot_is_read_as_it_was_while_its_node_goes_on(
     store: LoneStore, folder: Path
 ) -> None:
     given = three_hours(store)
-    state = load_state(the_shard(folder))
-    assert state is not None
-    store.prune(Cursor((START_MS + HOUR_MS, 0), 900))
-    store.sync()
-    found = list(read_parts(the_shard(folder), state.parts, EVERYTHING))
-    assert not any(isinstance(one, Damage) for one in found)
-    frames = sorted(frame for one in found if not isinstance(one, Damage) for frame in one.frames)
-    assert frames == [frame for frame in given if frame[0] >= START_MS + HOUR_MS]
+    with open_view(folder) as view:
+        store.append([a_frame(START_MS + 5, 901)], [], [], 902)
+        store.prune(Cursor((START_MS + HOUR_MS, 0), 900))
+        store.sync()
+        seen = view.store(*SHARD)
+        seen.open()
+        frames = [f for rows in read(seen) if not isinstance(rows, Damage) for f in rows]
+    kept = [frame for frame in given if frame[0] >= START_MS + HOUR_MS]
+    assert frames[-len(kept) :] == kept
+    assert set(frames) <= set(given)
+    expected = [frame for frame in scan(store) if frame[0] >= START_MS + HOUR_MS]
+    assert expected == kept
 
 
-def test_a_file_that_grows_while_it_is_read_is_read_as_it_was(
-    store: LoneStore, folder: Path
-) -> None:
+def test_bytes_beyond_the_horizon_stay_in_the_folder(store: LoneStore, folder: Path) -> None:
+    """The snapshot's files are links, and a store that recovers cuts its files."""
+    three_hours(store)
+    rows = [a_frame(START_MS + n, 1_000 + n) for n in range(900)]
+    store.append(rows, [], [], 2_000)
+    store.wheel.slots.flush_fullest(0)
+    sizes = [path.stat().st_size for path in slot_files(folder)]
+    read_all(folder)
+    assert [path.stat().st_size for path in slot_files(folder)] == sizes
+    assert store.sync() == 2_000
+    assert len(scan(store)) == 1_800
+
+
+def test_a_damaged_block_is_damage_of_its_slot_only(store: LoneStore, folder: Path) -> None:
     given = three_hours(store)
-    state = load_state(the_shard(folder))
-    assert state is not None
-    store.append([a_frame(START_MS + 5, 901)], [], [], 902)
-    store.sync()
-    found = list(read_parts(the_shard(folder), state.parts, EVERYTHING))
-    frames = sorted(frame for one in found if not isinstance(one, Damage) for frame in one.frames)
-    assert frames == given
-
-
-def test_a_damaged_block_leaves_the_others(store: LoneStore, folder: Path) -> None:
-    given = three_hours(store)
-    state = load_state(the_shard(folder))
-    assert state is not None
-    part = state.parts[1]
-    flip_byte(the_shard(folder), part.start_ms)
+    start_ms = START_MS + SMALL.slot_ms
+    flip_byte(ShardFolder(str(folder), *SHARD), start_ms)
     found, (damage,) = read_all(folder)
-    assert damage[:2] == (part.start_ms, part.stop_ms)
-    lost = set(given) - set(found)
-    assert lost
-    assert all(part.start_ms <= frame[0] < part.stop_ms for frame in lost)
-    first, stop = damage.first_offset, damage.stop_offset
-    assert stop is not None
-    assert all(first <= frame[1] < stop for frame in lost)
+    stop_ms = start_ms + SMALL.slot_ms
+    lost = [frame for frame in given if start_ms <= frame[0] < stop_ms]
+    assert damage[:2] == (start_ms, stop_ms)
+    assert found == [frame for frame in given if frame not in lost]
+    assert damage.stop_offset is not None
+    assert all(damage.first_offset <= frame[1] < damage.stop_offset for frame in lost)
 
 
-def test_a_missing_file_and_a_short_one_are_damage(store: LoneStore, folder: Path) -> None:
+def test_a_missing_file_and_a_short_one_are_damage_unless_they_were_due(
+    store: LoneStore, folder: Path
+) -> None:
     three_hours(store)
     first, second, *_ = slot_files(folder)
     first.unlink()
     second.write_bytes(second.read_bytes()[:-1])
-    _, damages = read_all(folder)
-    assert [damage.is_missing for damage in damages] == [True, False]
+    with patch("time.time_ns", lambda: START_MS * 1_000_000):
+        assert len(read_all(folder)[1]) == 2
+    with patch("time.time_ns", lambda: (START_MS + HOUR_MS) * 1_000_000):
+        (damage,) = read_all(folder)[1]
+    assert second.name in damage.why
 
 
 def test_what_the_node_found_damaged_itself_is_damage(store: LoneStore, folder: Path) -> None:
@@ -213,22 +214,17 @@ def test_rows_that_occur_twice_are_one_record(store: LoneStore, folder: Path) ->
 def test_a_folder_without_a_horizon_can_not_be_trusted(store: LoneStore, folder: Path) -> None:
     three_hours(store)
     (folder / "horizon").unlink()
-    assert load_state(the_shard(folder)) is None
+    ((_, found),) = each_store(folder)
+    assert isinstance(found, StoreDamagedError)
 
 
 def test_shards_are_found_from_every_folder_above_them(store: LoneStore, folder: Path) -> None:
     three_hours(store)
     for root in (folder, folder.parent, folder.parents[1]):
-        assert find_shards(root) == [the_shard(folder)]
+        found = [shard for shard, _ in each_store(root)]
+        assert found == [ShardFolder(str(folder), *SHARD)]
     with pytest.raises(StoreError, match="holds no shard"):
-        find_shards(folder / "slots")
-
-
-def test_a_folder_of_another_kind_is_refused(store: LoneStore, folder: Path) -> None:
-    three_hours(store)
-    (folder / "VERSION").write_bytes(version_text("rocksdb", 2))
-    with pytest.raises(StoreError, match="rocksdb 2"):
-        load_state(the_shard(folder))
+        list(each_store(folder / "slots"))
 
 
 def test_a_reader_needs_no_right_to_write(store: LoneStore, folder: Path) -> None:

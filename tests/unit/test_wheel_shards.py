@@ -8,15 +8,11 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from delayservice.base.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.engine.cursor import START_KEY, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.files import Files
-from delayservice.store.offline import (
-    find_shards,
-    verify,
-    wheel_reader,
-)
+from delayservice.store.offline import each_store, look
 from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.block import Block
 from delayservice.store.wheel.window import ROW_BYTES
@@ -195,7 +191,7 @@ def test_a_giant_slot_is_read_within_the_bound_of_memory(tmp_path: Path) -> None
 def test_what_is_lost_of_a_giant_slot_is_read_again_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayservice.store.wheel.store.REREAD_ROWS", 100)
+    monkeypatch.setattr("delayservice.store.wheel.wheel.REREAD_ROWS", 100)
     wheel = Wheel(tmp_path, OPTIONS)
     store = opened(wheel, 0)
     rows = rows_of(0, 1_000, slots=1)
@@ -222,7 +218,7 @@ def test_a_rebuild_doubles_nothing_that_a_damaged_slot_has_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither what was read again before, nor what was appended since the damage was found."""
-    monkeypatch.setattr("delayservice.store.wheel.store.REREAD_ROWS", 100)
+    monkeypatch.setattr("delayservice.store.wheel.wheel.REREAD_ROWS", 100)
     wheel = Wheel(tmp_path, OPTIONS)
     store = opened(wheel, 0)
     rows = rows_of(0, 1_100, slots=1)
@@ -364,10 +360,8 @@ def test_verify_reads_the_headers_of_a_slot_once_for_all_its_shards(
         parse(block, data, start_ms, position)
 
     monkeypatch.setattr(Block, "__init__", noted)
-    with wheel_reader(str(tmp_path)) as reader:
-        for shard in find_shards(tmp_path):
-            verdict = verify(shard, lambda: START_MS, reader=reader)
-            assert (verdict.records, verdict.findings) == (12, ())
+    found = [look(store) for _, store in each_store(tmp_path) if not isinstance(store, StoreError)]
+    assert [(facts.records, facts.damages) for facts in found] == [(12, [])] * 50
     assert len(positions) == len(set(positions)) >= 6
 
 

@@ -26,7 +26,9 @@ from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.ports import Bounds, Control, PartitionError, PolledBatch, Role
 from delayservice.slices.edges import Limits
-from delayservice.slices.slice import Phase, Slice
+from delayservice.slices.ingest import store
+from delayservice.slices.slice import Phase
+from delayservice.slices.writer import WriterPhase
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
@@ -88,7 +90,7 @@ def test_a_burst_on_one_shard_leaves_the_others_their_share_of_the_transaction()
     stage.write(0, *[0] * 3_500)
     for number in (1, 2, 3):
         stage.write(number, *[0] * 10)
-    stage.step(10)
+    stage.turn(10)
     counts = Counter(number for number, _ in stage.delivered())
     assert [counts[number] for number in (1, 2, 3)] == [10, 10, 10]
     assert 960 <= counts[0] <= 1_000, "what the others left over is not wasted"
@@ -104,7 +106,7 @@ def test_bursts_on_all_shards_share_a_transaction_evenly() -> None:
     stage.own()
     for number in range(4):
         stage.write(number, *[0] * 900)
-    stage.step(10)
+    stage.turn(10)
     counts = Counter(number for number, _ in stage.delivered())
     assert set(counts.values()) == {250}
 
@@ -131,7 +133,7 @@ def test_one_commit_carries_outputs_checkpoints_claims_and_releases_of_different
     stage.write(0, 0)
     stage.gate.says(Role.REPLICA, [1])
     stage.gate.says(Role.OWNER, [2])
-    stage.step(10)
+    stage.turn(10)
     (both,) = stage.sink.committed[commits:]
     assert sorted(both.words) == [(1, "release"), (2, "claim")]
     assert both.checkpoints == [0]
@@ -141,28 +143,24 @@ def test_one_commit_carries_outputs_checkpoints_claims_and_releases_of_different
 def test_a_slice_with_nothing_to_commit_is_passed_over_once_not_in_each_turn() -> None:
     stage = Stage(*range(5))
     stage.own()
-    stage.loop._transaction.touched |= set(range(5))  # something happened, and came to nothing
+    stage.loop.state.transaction.touched |= set(range(5))  # something happened, and came to nothing
     stage.step(10)
-    assert not stage.loop._transaction.touched
+    assert not stage.loop.state.transaction.touched
     stage.write(3, 0)
     stage.step(10, 2)
     assert stage.delivered() == [(3, 0)]
 
 
 def test_slices_without_news_are_looked_after_in_turn() -> None:
-    tended: Counter[int] = Counter()
-
-    def tend(slice_: Slice) -> bool:
-        tended[slice_.number] += 1
-        return False
-
-    stage = Stage(*range(12), tended=tend)
+    stage = Stage(*range(12))
     stage.step(1_000)  # they are new
-    tended.clear()
+    stage.loop.take_tended()
     stage.step(1_000)
+    tended = stage.loop.take_tended()
     assert len(tended) == 3
     stage.step(1_000, 3)
-    assert tended == Counter(range(12))
+    tended += stage.loop.take_tended()
+    assert Counter(slice_.number for slice_ in tended) == Counter(range(12))
 
 
 def test_a_slice_without_news_is_not_in_the_commit() -> None:
@@ -404,7 +402,7 @@ def test_a_claim_that_is_to_be_forgotten_is_still_to_be_after_an_abort() -> None
     stage = Stage(0)
     stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
     stage.own()
-    assert stage.loop._transaction.forgettable
+    assert stage.loop.state.transaction.forgettable
     stage.write(0, 0)
     stage.sink.refuses_to["commit"] = WriterEndedError("a target is slow")
     stage.step(10, 8)
@@ -457,7 +455,7 @@ def test_a_run_that_was_fetched_before_a_slice_was_refused_is_not_stored() -> No
     stage.step(1_000)
     stage.write(0, 60_000)
     run = PolledBatch((TOPIC, 0), 0, stage.logs.rows[TOPIC, 0], 1)
-    assert not stage.loop._intake.store(run)
+    assert not store(stage.loop.state, run)
     assert stage.lane(0).shard.stored == 0
 
 
@@ -518,15 +516,15 @@ def test_an_owner_does_not_wait_for_records_that_its_log_lost_once_two_answers_s
     assert stage.delivered()[6:] == [(0, 6)]
 
 
-def test_what_is_staged_when_that_is_found_out_is_settled_again_and_once() -> None:
+def test_what_is_staged_when_that_is_found_out_is_committed_once_with_the_release() -> None:
     slow = Limits(transaction_interval_ms_min=3_000, transaction_interval_ms_max=3_000)
     stage = owner_that_waits_for(9, replace(slow, visible_at_commit=False))
     stage.step(400, 2)
-    assert stage.loop._transaction.is_open
+    assert stage.loop.state.writer.phase is WriterPhase.SENDING
     assert stage.delivered() == []
     with capture_logs() as told:
         stage.step(300, 6)
-    assert "writer_ended" in [line["event"] for line in told]
+    assert "handed_over" in [line["event"] for line in told]
     stage.step(3_000, 6)
     assert sorted(stage.delivered()) == [(0, offset) for offset in range(6)]
 
@@ -740,7 +738,7 @@ def test_a_writer_that_is_lost_while_a_slice_is_interrupted_does_not_end_the_wor
     assert stage.sink.open_outputs
     stage.sink.refuses_to["abort"] = OwnershipLostError("fenced")
     stage.logs.troubles.append(
-        PartitionError(("delay_topic_any", 3), "out of range", has_moved=True)
+        PartitionError(("delay_topic_any", 3), "can't be read", has_moved=False)
     )
     stage.step(1)
     stage.step(200, 10)

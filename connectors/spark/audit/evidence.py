@@ -183,6 +183,7 @@ def _shard_rules(shard: ShardCut, cut: Cut, evidence: Evidence, past: EarlierCut
         judged_from=evidence.judged[shard.place],
         new_from=past.ends.get(shard.place, 0),
         born_ms=first_ms - CLOCKS_DIFFER_MS,
+        lost=shard.lost,
     )
 
 
@@ -228,6 +229,7 @@ class _Shard(msgspec.Struct, frozen=True):
     contracts: Any
     start: int
     judged: int
+    lost: tuple[tuple[int, int], ...] = ()
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -266,6 +268,7 @@ def encode(cut: Cut, evidence: Evidence) -> str:
             shard.contracts.to_json(),
             evidence.starts[shard.place],
             evidence.judged[shard.place],
+            shard.lost,
         )
         for shard in cut.shards
     )
@@ -305,6 +308,7 @@ def decode(text: str) -> tuple[Cut, Evidence]:
             s.later,
             Contracts.from_json(s.contracts),
             spans[s.topic, s.partition],
+            s.lost,
         )
         for s in found.shards
     )

@@ -22,7 +22,7 @@ from connectors.spark.audit.multiple_outputs import (
     surplus_finding,
     twice_text,
 )
-from connectors.spark.audit.rules import OPEN, Rules, ShardRules
+from connectors.spark.audit.rules import EXPIRED, OPEN, Rules, ShardRules
 from connectors.spark.audit.settlement import finding_of, gone_home, origin_of, problems, unseen
 from connectors.spark.audit.verdicts import (
     ALTERED,
@@ -57,7 +57,7 @@ from connectors.spark.ledger.facts import (
     SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, against_origin
-from delayservice.contract.entry import HOMEBOUND, SCHEDULE
+from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, SCHEDULE
 
 _COUNTED: Final = {
     DELIVERED: "delivered",
@@ -292,6 +292,11 @@ def _without_output(
     group: Group, source: SourceRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
     shard = rules.shards[source.shard]
+    if source.facts.kind in (CANCEL, FIRE) and shard.has_lost(source.offset):
+        counts["not_checkable"] += 1
+        yield from unseen(source, EXPIRED, rules)
+        yield settled_row(group, _NOWHERE._replace(role=UNJUDGED_ROLE))
+        return
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
     is_named = source.facts.record_id is not None and source.facts.kind in PENDING
     if not by_key:

@@ -274,7 +274,7 @@ class IdJudge:
         own = self._rules.shards[shard]
         held = [row for row in rows if row["verdict"] == LINE]
         lines = [_unpack_line(row["packed"]) for row in held]
-        history = IdHistory(lines, own.start)
+        history = IdHistory(lines, own.start, own.has_lost)
         unseen = {row["offset"] for row in rows if row["verdict"] == UNJUDGED}
         for row in rows:
             if row["verdict"] != LINE and self._is_true(row, own, history, unseen):
@@ -301,7 +301,10 @@ class IdJudge:
     ) -> bool:
         # Records that can't be judged (unseen) count as cancelled if their canceller may be an
         # unread record.
+        # What expired before it had an effect is no canceller; it was none if a later one acted.
         canceller = history.canceller(row["base"])
+        if canceller is not None and own.has_lost(canceller.offset):
+            return bool(row["when"] == IF_UNMARKED)
         is_known = history.is_certain(row["base"])
         mark = NEVER_MS if canceller is None else canceller.offset
         is_marked = mark < own.earlier.offset or (not is_known and row["offset"] in unseen)

@@ -20,9 +20,10 @@ OPEN: Final = "behind_open_transaction"
 DELETED: Final = "evidence_deleted"
 NOT_READ: Final = "target_not_read"
 COMPACTED: Final = "target_compacted"
+EXPIRED: Final = "control_expired"
 """Reasons not to judge a record: ``DELETED``: retention may have deleted the output that settles
 it; ``NOT_READ``: its target is not read; ``COMPACTED``: its target keeps only the last record of a
-key."""
+key; ``EXPIRED``: a cancel or fire that retention deleted before H had passed it."""
 
 # Allowed lag of a broker's clock behind a node's, in ms; the service delivers nothing while the lag
 # is larger.
@@ -42,6 +43,8 @@ class ShardRules:
         judged_from, new_from: first source offset that is judged, and that no earlier cut has read.
         born_ms: time, epoch ms; outputs written before it belong to expired records, or to a
             deleted topic of the same name, and settle no record of this shard.
+        lost: offsets that retention deleted before they were settled: no record there had an
+            effect on another one.
     """
 
     name: str
@@ -55,6 +58,10 @@ class ShardRules:
     judged_from: int = 0
     new_from: int = 0
     born_ms: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
+
+    def has_lost(self, offset: int) -> bool:
+        return any(first <= offset < stop for first, stop in self.lost)
 
 
 @dataclass(frozen=True, slots=True)

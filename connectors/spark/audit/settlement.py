@@ -40,7 +40,6 @@ from connectors.spark.ledger.facts import (
 )
 from connectors.spark.ledger.ids import NONE, same_recurrence
 from delayservice.contract.codes import (
-    CONTROL_LOST,
     CRON_INVALID,
     HEADER_INVALID,
     SLOT_FULL,
@@ -74,7 +73,7 @@ _AT_DELIVERY: Final = frozenset(
     }
 )
 # Codes of dead letters that a record may get while it is sent to its home.
-_ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
+_ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED})
 # Outcome of a control record that acted on a record, by its kind.
 _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
 
@@ -248,8 +247,6 @@ def _codes(source: SourceRow) -> Collection[str]:
     codes = set(_AT_DELIVERY)
     if source.facts.recur:
         codes |= {CRON_INVALID, ZONE_INVALID}
-    if source.facts.record_id is not None:
-        codes.add(CONTROL_LOST)
     return codes
 
 

@@ -29,7 +29,8 @@ from confluent_kafka import IsolationLevel
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
-from connectors.kafka.scan import consumer_config, scan_partition, topic_ids
+from connectors.kafka.scan import consumer_config, scan_partition
+from connectors.kafka.topic_facts import topic_ids
 from connectors.spark.common.topics import Place, Span, native_options
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
@@ -150,6 +151,7 @@ class ShardCut:
         contracts: contracts by which its records are read, by the source offset from which they
             hold.
         span: first offset and exclusive end of its log.
+        lost: offsets that retention deleted before they were settled.
     """
 
     topic: str
@@ -159,6 +161,7 @@ class ShardCut:
     later: Cursor
     contracts: Contracts
     span: Span
+    lost: tuple[tuple[int, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -325,12 +328,20 @@ def _with_shards(
         else:
             notes += [
                 f"{topic}:{partition} lost the offsets {lost.first} to {lost.stop - 1}: retention "
-                f"deleted them before they were settled; from {lost.unread} on they were not stored"
+                "deleted them before they were settled"
                 for lost in last.lost
             ]
             began = first.cursor if first.topic_id == last.topic_id else Cursor()
             shards.append(
-                ShardCut(*place, last.topic_id, began, last.cursor, last.contracts, spans[place])
+                ShardCut(
+                    *place,
+                    last.topic_id,
+                    began,
+                    last.cursor,
+                    last.contracts,
+                    spans[place],
+                    last.lost,
+                )
             )
     served = frozenset(f"{topic}:{partition}" for topic, partition in earlier.keys() | later.keys())
     return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes), unserved=unserved)

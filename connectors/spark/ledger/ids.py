@@ -83,11 +83,15 @@ None: no time is known."""
 
 class IdHistory:
     """Records of one id in one shard in order, from which follows how each must be settled. Users'
-    records below ``known_from`` are unknown.
+    records below ``known_from`` are unknown. ``is_lost``: whether the record at an offset expired
+    before it had an effect on another one, which then is delivered.
     """
 
-    def __init__(self, lines: Sequence[Line], known_from: int) -> None:
+    def __init__(
+        self, lines: Sequence[Line], known_from: int, is_lost: Callable[[int], bool]
+    ) -> None:
         self._lines = lines
+        self._is_lost = is_lost
         self._known_from = known_from
         self._users = [n for n, line in enumerate(lines) if line.kind not in (COPY, WAITING)]
         self._offsets = [lines[n].offset for n in self._users]
@@ -109,7 +113,7 @@ class IdHistory:
         yield from self._lost_on_the_way()
         for number, line in enumerate(self._lines):
             canceller = self.canceller(line.base) if line.kind in PENDING else None
-            if canceller is None:
+            if canceller is None or self._is_lost(canceller.offset):
                 continue
             is_waiting = line.kind == WAITING
             against = _against_next if is_waiting else _against_canceller

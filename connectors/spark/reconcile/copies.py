@@ -38,7 +38,7 @@ from delayservice.engine.cursor import Cursor
 from delayservice.replicas.commands import ROWS_MAX, Command, Report
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.folder import shard_name
-from delayservice.store.wheel.reading import ReadBounds
+from delayservice.store.offline import ReadBounds
 
 HOURS_MAX: Final = 10_000
 """Largest number of hours of copies whose records nodes are asked for."""

@@ -6,8 +6,8 @@
     spark.read.format("delayservice-store").load("/var/lib/delayservice/n1")
 
 It reads a disk, a backup of one, or the disk of a running node: nothing is locked or written
-(``delayservice.store.wheel.reading``, ``delayservice.store.rocks_view``). ``stored.DDL`` has the
-columns. Options, whose names may be in upper or lower case:
+(``delayservice.store.offline``). ``stored.DDL`` has the columns. Options, whose names may be in
+upper or lower case:
 
 ===================  ==============================================================================
 ``path``             a node's state folder, a folder of stores in it, or the store of one worker
@@ -18,15 +18,15 @@ columns. Options, whose names may be in upper or lower case:
 ``partitions``       JSON, a list of partitions: others are left out
 ``mode``             ``permissive``: damage is a row with ``damage``; ``failfast``: an error
 ``content``          ``false``: without keys, values and headers
-``hours_per_task``   number of hours of a wheel's shard in an input partition, default 1
+``hours_per_task``   number of hours of a wheel in an input partition, default 1
 ===================  ==============================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,33 +37,27 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from connectors.spark.reconcile.stored import DDL, ShardName
-from delayservice.base.errors import StoreError
+from delayservice.base.errors import StoreDamagedError, StoreError
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.store.base import Frame
-from delayservice.store.folder import ShardFolder, read_format, shard_name
-from delayservice.store.offline import find_shards
-from delayservice.store.rocks_view import RocksView, view_of, viewed_database
-from delayservice.store.wheel.reading import (
+from delayservice.store.folder import ShardFolder, shard_name
+from delayservice.store.offline import (
     EVERYTHING,
+    HOUR_MS,
     Damage,
-    Part,
     ReadBounds,
-    hours_of,
-    load_state,
-    read_parts,
+    each_store,
+    find_stores,
+    open_view,
+    read,
 )
+from delayservice.store.wheel import Wheel
 
 FORMAT: Final = "delayservice-store"
 
 _MODES: Final = ("permissive", "failfast")
 # Number of RocksDB shards that one task reads, as opening their common database takes time.
 _SHARDS_PER_TASK: Final = 16
-_BATCH_ROWS: Final = 65_536
-_BATCH_BYTES: Final = 32 << 20
-_UNTRUSTED: Final = (
-    "what the store says of itself is missing, damaged or of an older format: a node starts the "
-    "whole store over from the log"
-)
 _T = TypeVar("_T")
 
 
@@ -138,22 +132,8 @@ def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
     """Yield every shard in the stores of a folder with its S (all records with offsets below S are
     stored); None if the state of the store is missing, damaged or of an older format.
     """
-    for path, group in groupby(find_shards(root), lambda folder: folder.path):
-        folders = list(group)
-        if not _is_rocks(path):
-            states = ((folder, load_state(folder)) for folder in folders)
-            yield from ((f, None if state is None else state.stop_offset) for f, state in states)
-            continue
-        try:
-            with viewed_database(Path(path)) as rocks:
-                yield from [(folder, view_of(rocks, folder).stop_offset) for folder in folders]
-        except StoreError:
-            yield from ((folder, None) for folder in folders)
-
-
-def _is_rocks(path: str) -> bool:
-    found = read_format(path)
-    return found is not None and found.kind == "rocksdb"
+    for folder, store in each_store(root):
+        yield folder, None if isinstance(store, StoreError) else store.stop_offset
 
 
 class StoreSource(DataSource):
@@ -172,24 +152,20 @@ class StoreSource(DataSource):
 
 
 @dataclass
-class Hours(InputPartition):
-    """Hours of one shard in a wheel: the parts of its slot files that were durable at planning."""
+class Part(InputPartition):
+    """Some shards of a store, in a range of key times."""
 
-    folder: ShardFolder
-    name: ShardName
-    hours: tuple[tuple[Part, ...], ...]
-
-
-@dataclass
-class Databases(InputPartition):
-    shards: tuple[tuple[ShardFolder, ShardName], ...]
+    path: str
+    shards: tuple[ShardName, ...]
+    bounds: ReadBounds
 
 
 @dataclass
 class Untrusted(InputPartition):
-    """Shard whose state is missing, damaged or of an older format. It yields one row of damage."""
+    """Store that a node would start over. It yields one row of damage."""
 
     name: ShardName
+    why: str
 
 
 @dataclass
@@ -199,54 +175,71 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         # Only the state of each store is read here, no records.
-        planned: list[InputPartition] = []
-        for path, group in groupby(find_shards(Path(self.path)), lambda folder: folder.path):
-            named = [(f, name) for f in group if (name := self.options.name_of(f)) is not None]
-            if _is_rocks(path):
-                starts = range(0, len(named), _SHARDS_PER_TASK)
-                planned += [Databases(tuple(named[at : at + _SHARDS_PER_TASK])) for at in starts]
-            else:
-                planned += [one for folder, name in named for one in self._hours(folder, name)]
-        return planned
+        return [part for folder in find_stores(Path(self.path)) for part in self._parts(folder)]
 
-    def _hours(self, folder: ShardFolder, name: ShardName) -> Iterable[InputPartition]:
-        state = load_state(folder)
-        if state is None:
-            return [Untrusted(name)]
-        hours = tuple(hours_of(state.parts, self.options.bounds).values())
-        step = self.options.hours_per_task
-        return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
+    def _parts(self, folder: Path) -> Iterator[InputPartition]:
+        path = str(folder)
+        try:
+            with open_view(folder) as shards:
+                named = [self.options.name_of(ShardFolder(path, *n)) for n in sorted(shards.shards)]
+                chosen = tuple(name for name in named if name is not None)
+                if isinstance(shards, Wheel):
+                    for bounds in self._hours(shards):
+                        yield Part(path, chosen, bounds)
+                    return
+        except StoreDamagedError as exc:
+            yield Untrusted(ShardName("", -1), str(exc))
+            return
+        for at in range(0, len(chosen), _SHARDS_PER_TASK):
+            yield Part(path, chosen[at : at + _SHARDS_PER_TASK], self.options.bounds)
+
+    def _hours(self, wheel: Wheel) -> Iterator[ReadBounds]:
+        asked = self.options.bounds
+        hours = sorted(
+            {
+                slot.start_ms // HOUR_MS * HOUR_MS
+                for slot in wheel.slots.by_start.values()
+                if slot.start_ms < asked.to_ms and slot.stop_ms > asked.from_ms
+            }
+        )
+        firsts = hours[:: self.options.hours_per_task]
+        for from_ms, to_ms in pairwise([*firsts, DUE_STOP_MS]):
+            yield ReadBounds(max(from_ms, asked.from_ms), min(to_ms, asked.to_ms))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Untrusted):
-            yield self._damaged(partition.name, _whole(_UNTRUSTED))
-        elif isinstance(partition, Databases):
-            yield from self._read_databases(partition)
-        elif isinstance(partition, Hours):
-            for parts in partition.hours:
-                yield from self._read_hour(partition, parts)
+            yield self._damaged(partition.name, _whole(partition.why))
+        elif isinstance(partition, Part):
+            yield from self._read_part(partition)
 
-    def _read_databases(self, partition: Databases) -> Iterator[pa.RecordBatch]:
+    def _read_part(self, part: Part) -> Iterator[pa.RecordBatch]:
         # If reading fails, each shard that is not complete by then gets a row of damage.
-        left = list(partition.shards)
+        left = list(part.shards)
         try:
-            with viewed_database(Path(left[0][0].path)) as rocks:
+            with open_view(Path(part.path)) as shards:
+                slot_ms = shards.slots.slot_ms if isinstance(shards, Wheel) else None
                 while left:
-                    folder, name = left[0]
-                    for frames in _batches(view_of(rocks, folder), self.options.bounds):
-                        yield name.batch(None, frames, content=self.options.content)
+                    store = shards.store(left[0].shard, left[0].partition)
+                    store.open()
+                    yield from self._read(read(store, part.bounds), left[0], slot_ms)
                     left.pop(0)
-        except StoreError as exc:
-            for _, name in left:
+        except StoreDamagedError as exc:
+            for name in left:
                 yield self._damaged(name, _whole(str(exc)))
 
-    def _read_hour(self, partition: Hours, parts: tuple[Part, ...]) -> Iterator[pa.RecordBatch]:
-        name, content = partition.name, self.options.content
-        for found in read_parts(partition.folder, parts, self.options.bounds):
+    def _read(
+        self, rows: Iterator[list[Frame] | Damage], name: ShardName, slot_ms: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        content = self.options.content
+        for found in rows:
             if isinstance(found, Damage):
                 yield self._damaged(name, found)
+            elif slot_ms is None:
+                yield name.batch(None, found, content=content)
             else:
-                yield name.batch(found.slot_ms, found.frames, content=content)
+                for start_ms, frames in groupby(found, lambda f: f[0] - f[0] % slot_ms):
+                    span = (start_ms, start_ms + slot_ms)
+                    yield name.batch(span, list(frames), content=content)
 
     def _damaged(self, name: ShardName, damage: Damage) -> pa.RecordBatch:
         if self.options.failfast:
@@ -255,20 +248,6 @@ class StoreReader(DataSourceReader):
                 "permissive to see the rest, and repair it"
             )
         return name.damage_batch(damage)
-
-
-def _batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    # Up to 65,536 records or some 32 MiB are in memory at a time.
-    batch: list[Frame] = []
-    size = 0
-    for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):
-        batch.append(frame)
-        size += len(frame[3])
-        if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _whole(why: str) -> Damage:

@@ -20,7 +20,7 @@ from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.cursor import NO_MARK, Frame
 from delayservice.replicas.digest import HOUR_MS, frame_hash
-from delayservice.store.wheel.reading import Damage
+from delayservice.store.offline import Damage
 
 DDL: Final = """
     shard string, topic string, partition int,

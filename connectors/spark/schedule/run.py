@@ -28,7 +28,7 @@ from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
-from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_facts import record_bytes_max
 from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.files import is_replaceable
 from connectors.spark.common.frames import counts_by, last_header
@@ -248,7 +248,7 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
             f"there is no delay topic {topic}: start the service, which creates its topics, or "
             "name the one that it serves"
         )
-    bytes_max = TargetTopics(admin).record_bytes_max(topic) or _RECORD_BYTES_DEFAULT
+    bytes_max = record_bytes_max(admin, topic) or _RECORD_BYTES_DEFAULT
     now_ms = time.time_ns() // 1_000_000
     return RowRules(topic, tuple(contracts), now_ms, partitions, bytes_max, options.allowlist)
 

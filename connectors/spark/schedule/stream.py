@@ -29,7 +29,7 @@ from xxhash import xxh3_64_hexdigest
 
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
-from connectors.kafka.scan import topic_ids
+from connectors.kafka.topic_facts import topic_ids
 from connectors.spark.common.files import delete, is_there, read_text, write_text
 from connectors.spark.common.frames import counts_by
 from connectors.spark.common.progress import Say

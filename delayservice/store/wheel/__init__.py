@@ -7,7 +7,6 @@ that lists their content. ``read_due`` reads from windows: rows of the next slot
 ``prune`` drops slots of a shard; a file is removed when all shards have dropped its slot.
 """
 
-from delayservice.store.wheel.store import WheelStore
-from delayservice.store.wheel.wheel import FORMAT, Wheel, WheelOptions
+from delayservice.store.wheel.wheel import FORMAT, Wheel, WheelOptions, WheelStore
 
 __all__ = ["FORMAT", "Wheel", "WheelOptions", "WheelStore"]

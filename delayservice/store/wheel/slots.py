@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from delayservice.engine.cursor import START_KEY, Key
+from delayservice.store.shards import ShardState
 from delayservice.store.wheel.block import (
     Block,
     Body,
@@ -96,16 +97,12 @@ class RunReader:
 
     Args:
         bodies_bytes_max: memory for cached blocks that several shards share, in bytes.
-        indexed_max: largest number of slots whose block headers are cached.
     """
 
-    def __init__(
-        self, path: str, files: Files, bodies_bytes_max: int, indexed_max: int = _INDEXED_MAX
-    ) -> None:
+    def __init__(self, path: str, files: Files, bodies_bytes_max: int) -> None:
         self._path = path
         self._files = files
         self._bodies_bytes_max = bodies_bytes_max
-        self._indexed_max = indexed_max
         self._indexes: OrderedDict[int, Index] = OrderedDict()
         self._bodies: OrderedDict[Block, Body] = OrderedDict()
         # Memory of the cached blocks, in bytes.
@@ -121,7 +118,7 @@ class RunReader:
         index = self._indexes.get(start_ms)
         if index is None:
             index = self._indexes[start_ms] = Index()
-            if len(self._indexes) > self._indexed_max:
+            if len(self._indexes) > _INDEXED_MAX:
                 self._indexes.popitem(last=False)
         self._indexes.move_to_end(start_ms)
         if index.size < size:
@@ -132,12 +129,6 @@ class RunReader:
             finally:
                 index.extend(found)
         return index.of(generation, floor)
-
-    def good_blocks(self, start_ms: int, generation: int, floor: int) -> list[Block]:
-        """Return the headers before the damage for which the last ``blocks`` of this slot raised an
-        error.
-        """
-        return self._indexes[start_ms].of(generation, floor)
 
     def rows(
         self,
@@ -170,11 +161,6 @@ class RunReader:
         """Drop the slot's block headers, because its file was removed or replaced."""
         self._indexes.pop(start_ms, None)
 
-    def reopen(self, start_ms: int) -> None:
-        """Drop the slot's block headers, and close all files: they may have been replaced."""
-        self.forget(start_ms)
-        self._files.close()
-
     def close(self) -> None:
         self._files.close()
         self._indexes.clear()
@@ -185,39 +171,24 @@ class RunReader:
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class SlotShard:
-    """State of one shard in a wheel."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class SlotShard(ShardState):
+    """State of one shard in a wheel; ``number``: its index in the columns of ``Slot``."""
 
-    topic: str
-    partition: int
-    # Index of the shard in the columns of ``Slot``.
-    number: int
     # Number of the shard's store, by which its rows are found; new at a start over.
     generation: int
     ids: IdIndex
-    # Whether the shard has ids, according to the horizon file.
-    has_ids: bool = False
-    # S, a source offset: all records below are in memory or in files.
-    stop_offset: int = 0
-    durable_offset: int = 0
-    label: bytes = b""
     # K of the last ``prune``.
     cursor_key: Key = START_KEY
     # Start times of the slots in which it has rows, sorted, epoch milliseconds.
     starts: list[int] = field(default_factory=list)
     # Rows that are not in a file yet, by the start of their slot.
     waiting: dict[int, list[Frame]] = field(default_factory=dict)
-    # Number of stored records, including settled ones that are not pruned yet.
-    pending: int = 0
     # Returns all readers of the shard; each holds windows of rows in memory.
     hands: Callable[[], list[DueReader]] = list
-    is_open: bool = False
-    # Time at which the shard was closed, or loaded at the start, monotonic seconds.
-    idle_s: float = 0.0
 
     def row(self) -> ShardRow:
-        has_ids = self.ids.in_use or (self.has_ids and not self.is_open)
+        has_ids = self.ids.in_use or not self.ids.is_whole
         place = (self.number, self.generation, self.topic, self.partition)
         return ShardRow(*place, self.stop_offset, has_ids, self.label)
 
@@ -246,6 +217,8 @@ class Slot:
     waiting: set[int] = field(default_factory=set)
     # Whether the file was written to since the last sync.
     dirty: bool = False
+    # What is damaged.
+    why: str = "it was found damaged, and is not read again yet"
 
     @classmethod
     def of_row(cls, row: SlotRow, slot_ms: int) -> Slot:
@@ -305,9 +278,15 @@ class Slots:
     """
 
     def __init__(
-        self, folder: StoreFolder, files: Files, slot_ms: int, bodies_bytes_max: int
+        self,
+        folder: StoreFolder,
+        files: Files,
+        slot_ms: int,
+        bodies_bytes_max: int,
+        count: Callable[[SlotShard, int], None],
     ) -> None:
         self.slot_ms: Final = slot_ms
+        self.count: Final = count
         self._folder = folder
         self._files = files
         self._reader = RunReader(folder.path, files, bodies_bytes_max)
@@ -321,7 +300,6 @@ class Slots:
         self.has_changed = False
         self.has_names = False
         self._file_bytes = 0
-        self._records = 0
         self._reader.close()
         for row in rows:
             slot = Slot.of_row(row, self.slot_ms)
@@ -367,19 +345,13 @@ class Slots:
         run = shard.waiting[start_ms] = []
         return run
 
-    def count(self, shard: SlotShard, records: int) -> None:
-        """Add ``records``, which may be negative, to the number of a shard's stored records."""
-        shard.pending += records
-        self._records += records
-
     def records_in(self, shard: SlotShard, slot: Slot) -> int:
         found = slot.counts[shard.number] if slot.held_by(shard.number) else 0
         return found + count_records(shard.waiting.get(slot.start_ms, []))
 
-    def bytes_of(self, shard: SlotShard) -> int:
-        # Estimated by the shard's share of all records.
-        stored = self._file_bytes + self.buffer_bytes
-        return stored * shard.pending // max(self._records, 1)
+    @property
+    def bytes(self) -> int:
+        return self._file_bytes + self.buffer_bytes
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
         # The slot's file is removed with the last shard that has rows in it.
@@ -421,12 +393,19 @@ class Slots:
 
     # --- files ---------------------------------------------------------------------------------
 
+    def blocks(self, shard: SlotShard, slot: Slot) -> list[Block]:
+        """Return the headers of a shard's blocks in a slot's file. Raises ``BlockDamagedError`` or
+        ``OSError``.
+        """
+        if not slot.held_by(shard.number) or not slot.size:
+            return []
+        floor = slot.floors.get(shard.number, 0)
+        return self._reader.blocks(slot.start_ms, slot.size, shard.generation, floor)
+
     def load(self, shard: SlotShard, slot: Slot, window: Window) -> None:
-        if slot.held_by(shard.number) and slot.size:
-            floor = slot.floors.get(shard.number, 0)
-            blocks = self._reader.blocks(slot.start_ms, slot.size, shard.generation, floor)
-            read = partial(self._reader.rows, slot.start_ms)
-            read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
+        read = partial(self._reader.rows, slot.start_ms)
+        blocks = self.blocks(shard, slot)
+        read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
 
     def waiting(self) -> list[Slot]:
         return [slot for slot in self.by_start.values() if slot.waiting]
@@ -466,7 +445,7 @@ class Slots:
         path = self.path_of(slot.start_ms)
         size = self._files.size_of(path) if slot.size else 0
         if size < 0:
-            self._lose(slot)
+            self._lose(slot, "the file is missing")
             return False
         if size > slot.size:
             self._files.cut(path, slot.size)
@@ -480,9 +459,10 @@ class Slots:
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
         if self._files.exists(path):
             self._folder.quarantine(path, file_name(slot.start_ms))
-        self._lose(slot)
+        self._lose(slot, reason)
 
-    def _lose(self, slot: Slot) -> None:
+    def _lose(self, slot: Slot, reason: str) -> None:
+        slot.why = reason
         self._reader.forget(slot.start_ms)
         self._file_bytes -= slot.size
         slot.size = 0

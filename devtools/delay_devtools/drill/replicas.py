@@ -20,8 +20,9 @@ from delay_devtools.drill.stage import Defect
 from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, topic_hash
 from delayservice.base.errors import DelayServiceError
 from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import open_view
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
-from delayservice.store.wheel.reading import load_state, open_reader
+from delayservice.store.wheel.slots import FOLDER, file_name
 
 NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
@@ -285,13 +286,12 @@ def _keep(copy: ShardCopy, folder: ShardFolder) -> None:
 
 
 def flip_byte(folder: ShardFolder, start_ms: int) -> None:
-    state = load_state(folder)
-    if state is None:
-        raise AssertionError(folder)
-    part = next(part for part in state.parts if part.start_ms == start_ms)
-    path = Path(folder.path, part.name)
+    with open_view(Path(folder.path)) as wheel:
+        if not isinstance(wheel, Wheel):
+            raise TypeError(folder)
+        shard = wheel.shards[folder.shard, folder.partition]
+        block = wheel.slots.blocks(shard, wheel.slots.by_start[start_ms])[0]
+    path = Path(folder.path, FOLDER, file_name(start_ms))
     data = bytearray(path.read_bytes())
-    with open_reader(folder.path) as reader:
-        block = part.blocks(reader)[0]
     data[block.body_position + start_ms // HOUR_MS * 7_919 % block.length] ^= 0x10
     path.write_bytes(bytes(data))
