@@ -259,14 +259,12 @@ class Lane:
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
     def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
-        """Go on at the committed cursor with a log of ``bounds``. ``is_truncated`` None: the
-        client has lost its position, which retention may have deleted.
+        """Go on as a replica with a log of ``bounds``. ``is_truncated`` None: the client has lost
+        its position, which retention may have deleted.
         """
-        cursor, last_read = self.standing
-        if self.window is not None:
-            if self.shard.owned:
-                self.take_over(cursor, bounds, last_read, self._lost)
+        if self.window is not None:  # a replica reads nothing
             return
+        cursor = self.shard.committed
         position = self._fetch.position
         below = self.last_below(position)
         begun_at = position if below is NOTHING_READ else below.offset + 1
@@ -274,12 +272,8 @@ class Lane:
             is_truncated = bounds.start <= begun_at  # else what is missing has expired
         if is_truncated:
             self._lose_end(cursor, bounds)
-            last_read = LastRead(last_read.leader_epoch)
         self._fetch.position = NOWHERE
-        if self.shard.owned:
-            self.take_over(cursor, bounds, last_read, self._lost)
-        else:
-            self.follow(self._fit_to_log(cursor, bounds))
+        self.follow(self._fit_to_log(cursor, bounds))
 
     # The committed cursor, and the last record that its owner had read.
     @property

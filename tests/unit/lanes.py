@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from delayservice.engine.outcome import Routes
-from delayservice.engine.ports import Place, Source
+from delayservice.engine.ports import Bounds, Place, Source
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_window import LogWindow
@@ -38,6 +38,19 @@ def routes_of(window_ms: int = 3_600_000, *parks_ms: int, **more: Any) -> Routes
 def lane_of(store: Store, source: object, routes: Routes, place: Place = (TOPIC, 0)) -> Lane:
     """A lane, to which a contract has to be given."""
     return Lane(*place, "id", store, cast("Source", source), routes, KnownTargets())
+
+
+def log_moved(lane: Lane, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
+    """What the loop does when a log has moved: an owner releases its slice with a last checkpoint,
+    fits its store to the log as a replica, and takes over what the checkpoint says.
+    """
+    last, was_owned = lane.checkpoint(), lane.shard.owned
+    if was_owned:
+        lane.committed()
+        lane.step_down()
+    lane.refit(bounds, is_truncated=is_truncated)
+    if was_owned:
+        lane.take_over(last.cursor, bounds, last.last_read, last.lost)
 
 
 def window_of(

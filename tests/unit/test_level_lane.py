@@ -17,7 +17,7 @@ from delayservice.engine.outcome import PARKED, Output, Routes
 from delayservice.engine.ports import Bounds, Place, PolledBatch, Source, Targets
 from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets, any_target
-from tests.unit.lanes import window_of
+from tests.unit.lanes import log_moved, window_of
 
 TOPIC = "delay_topic_1"
 NOW_MS = 1_800_000_000_000
@@ -218,7 +218,7 @@ def test_an_owner_whose_log_moved_under_it_goes_on_with_what_there_is() -> None:
     stage = Stage()
     stage.own(10)
     stage.read(10, 12)
-    stage.lane.refit(Bounds(30, 90))
+    log_moved(stage.lane, Bounds(30, 90))
     assert stage.position() == 30
     assert stage.lane.next_due_ms() is None
 
@@ -292,7 +292,7 @@ def test_an_owner_whose_log_was_truncated_goes_back_to_what_it_has_not_delivered
     stage.read_all([OLD] * 8)
     assert stage.delivered() == list(range(8))
     assert stage.lane.checkpoint().last_read == LastRead(OLD, 7)
-    stage.lane.refit(Bounds(0, 9, NEW), is_truncated=True)
+    log_moved(stage.lane, Bounds(0, 9, NEW), is_truncated=True)
     with structlog.testing.capture_logs() as logs:
         stage.read_all([OLD] * 5 + [NEW] * 4)
     assert [entry["event"] for entry in logs] == ["log_truncated"]

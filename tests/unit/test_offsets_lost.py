@@ -28,7 +28,7 @@ from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
-from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, log_moved, routes_of
 from tests.wheels import LoneStore
 
 PLACE = (TOPIC, 0)
@@ -72,7 +72,7 @@ class Log(QuietSource):
         """Read to the end."""
         while self.at < len(self.rows):
             if self.at < self.start:
-                self.lane.refit(self.bounds())
+                log_moved(self.lane, self.bounds())
             else:
                 stop = len(self.rows)
                 self.lane.ingest(
