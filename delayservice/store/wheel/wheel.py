@@ -462,7 +462,11 @@ class WheelStore(ShardStore[SlotShard]):
         try:
             slots.load(shard, slot, window)
         except (BlockDamagedError, OSError) as exc:
-            slots.condemn(slot, str(exc))
+            if self._wheel.is_view:  # other shards may have sound blocks in the file
+                slot.why = str(exc)
+                slot.lose(shard.number)
+            else:
+                slots.condemn(slot, str(exc))
             return self._load(chunk, start_ms, after)
         if lost is not None:
             window.end_with((lost.from_ms - 1, OFFSET_MAX))
