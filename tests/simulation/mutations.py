@@ -226,7 +226,7 @@ def cancel_overlaps_roll() -> AbstractContextManager[Any]:
 
 @mistake(Shard, "take_over")
 def take_over_reads_to_h(
-    original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int, log_start: int
+    original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int, log_start: int = 0
 ) -> None:
     """A new owner starts once it has read up to H, not up to the end of the log."""
     original(shard, cursor, marked, cursor.offset, log_start)
