@@ -48,14 +48,19 @@ class Stores:
         if self._shards is not None:
             self._shards.remove(shard_name(topic_id), partition)
 
-    def kept_slices(self) -> frozenset[int]:
-        if self._shards is None or not self._path.is_dir():
+    def open(self) -> frozenset[int]:
+        """Open the worker's folder before its loop runs, because that may take a while after a
+        crash; return the slices of which it has copies.
+        """
+        if self._shards is None:
             return frozenset()
         with suppress(StoreError):  # met again, and told, when a lane opens its store
             self._shards.open()
-        kept = frozenset(partition for _, partition in self._shards.shards)
-        self._shards.close()
-        return kept
+        return frozenset(partition for _, partition in self._shards.shards)
+
+    def close(self) -> None:
+        if self._shards is not None:
+            self._shards.close()
 
 
 def remove_strangers(settings: Settings) -> None:

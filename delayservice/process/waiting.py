@@ -1,9 +1,10 @@
-"""Wait for a Kafka cluster that does not answer yet."""
+"""What a worker does before its loop runs: it waits for Kafka, and reports that it is alive."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
@@ -42,30 +43,52 @@ def wait_for_kafka(
         pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
 
-@contextmanager
-def reporting(publish: Callable[[bytes], None]) -> Iterator[Callable[[str], None]]:
-    """Report to the supervisor every second, within this context, that this worker is alive and why
-    it waits for Kafka; yield a function that sets the reason. Another thread calls ``publish`` with
-    encoded snapshots, because the waiting one may be blocked.
+class Starting:
+    """What a worker says of itself before its loop runs: why it waits for Kafka, and since when it
+    has opened its store, which may never end.
     """
-    reason, over = "it has not answered yet", threading.Event()
 
-    def waits(why: str) -> None:
-        nonlocal reason
-        reason = why
+    def __init__(self) -> None:
+        self._reason = "it has not answered yet"
+        self._opening_s: float | None = None
+
+    def waits(self, why: str) -> None:
+        self._reason = why
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        self._opening_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._opening_s = None
+
+    def snapshot(self) -> Snapshot:
+        since_s = self._opening_s
+        turn_s = 0.0 if since_s is None else time.monotonic() - since_s
+        facts = WorkerFacts(kafka=self._reason) if since_s is None else WorkerFacts(turn_s=turn_s)
+        verdict = electability(facts)
+        return Snapshot(os.getpid(), verdict=(verdict.cause.value, verdict.reason), turn_s=turn_s)
+
+
+@contextmanager
+def reporting(publish: Callable[[bytes], None]) -> Iterator[Starting]:
+    """Report to the supervisor every second, within this context, that this worker is alive, and
+    what it does. Another thread calls ``publish`` with encoded snapshots, because the one that
+    starts may be blocked.
+    """
+    starting, over = Starting(), threading.Event()
 
     def run() -> None:
         with suppress(OSError):  # the supervisor is gone; its watch ends this process
             while not over.is_set():
-                verdict = electability(WorkerFacts(kafka=reason))
-                cause = verdict.cause.value, verdict.reason
-                publish(encode_snapshot(Snapshot(os.getpid(), verdict=cause)))
+                publish(encode_snapshot(starting.snapshot()))
                 over.wait(_REPORT_S)
 
     thread = threading.Thread(target=run, name="report", daemon=True)
     thread.start()
     try:
-        yield waits
+        yield starting
     finally:
         over.set()
         thread.join()

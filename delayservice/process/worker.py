@@ -118,11 +118,12 @@ class Worker:
         index: int,
         ownership: Ownership,
         layout: PartitionCounts,
+        stores: Stores,
         # Consecutive earlier processes of this worker that ended soon after their start.
         crashes: int,
     ) -> None:
         self._settings = settings
-        self._stores = Stores(settings, index)
+        self._stores = stores
         self._layout = layout
         self._ownership = ownership
         self._clock = SystemClock()

@@ -59,12 +59,15 @@ def run_worker(
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
     _end_with_supervisor(pipe)
     try:
-        with reporting(pipe.send_bytes) as waits:
-            layout = wait_for_kafka(keeper.layout, stopping, waits)
+        with reporting(pipe.send_bytes) as starting:
+            layout = wait_for_kafka(keeper.layout, stopping, starting.waits)
             if layout is None:
                 return
-            ownership = make_ownership(settings, instance, index, session.note)
-            worker = Worker(settings, secrets, index, ownership, layout, crashes)
+            stores = Stores(settings, index)
+            with starting.opening():
+                kept = stores.open()
+            ownership = make_ownership(settings, instance, index, kept, session.note)
+            worker = Worker(settings, secrets, index, ownership, layout, stores, crashes)
             answer_questions(questions, worker.answer)
             worker.begin()
         failed = worker.run(stopping, pipe.send_bytes)
@@ -90,11 +93,12 @@ def make_ownership(
     settings: Settings,
     instance: str,
     index: int,
+    kept: frozenset[int] = frozenset(),
     noted: Callable[[int, bytes], None] = lambda *_: None,
 ) -> Ownership:
     """Start and return the ownership of worker ``index``: by election in ZooKeeper, or alone
-    without ``zookeeper.hosts``. ``noted``: called with id and password of each ZooKeeper session;
-    must return at once.
+    without ``zookeeper.hosts``. ``kept``: slices of which it has copies. ``noted``: called with id
+    and password of each ZooKeeper session; must return at once.
     """
     node = settings.node
     me = NodeNote(
@@ -116,7 +120,7 @@ def make_ownership(
         index,
         boot_s=clock.boot_s,
         alert_s=ALERT_S,
-        kept=Stores(settings, index).kept_slices(),
+        kept=kept,
         noted=noted,
     )
     elected.start()

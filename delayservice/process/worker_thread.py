@@ -227,6 +227,7 @@ class WorkerThread:
             self.loop.release_all()
             self.loop.step()
         self.loop.close()
+        self._lanes.stores.close()  # no lane may have been open
 
     def _serve_wanted(self) -> None:
         # A removal that has to wait for a release is tried again in the next iteration of the loop.

@@ -197,18 +197,23 @@ def _begin_take_over(state: LoopState, numbers: Collection[int]) -> None:
         stored = {
             lane.place: lane.shard.stored for slice_ in group for lane in slice_.lanes.values()
         }
-        writer, edges = state.writer.name, state.edges
+        edges = state.edges
         work = partial(
-            take_over, edges.succession, writer, turns, stored.keys(), edges.fingerprints
+            take_over,
+            edges.succession,
+            state.writer.name,
+            turns,
+            stored.keys(),
+            edges.fingerprints,
         )
-        event = partial(TakeOverEnded, writer, tuple(turns), stored)
+        event = partial(TakeOverEnded, tuple(turns), stored)
         state.take_overs.add(state.run(edges.background, work, event))
 
 
 def take_over_ended(state: LoopState, event: TakeOverEnded) -> None:
-    if event.writer != state.writer.name:  # it was lost meanwhile
+    if event.taken not in state.take_overs:  # the writer was lost meanwhile
         return
-    state.take_overs.discard(event.taken)
+    state.take_overs.remove(event.taken)
     waiting = [
         slice_
         for number in event.slices

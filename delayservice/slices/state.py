@@ -43,7 +43,6 @@ class CommitEnded(NamedTuple):
 class TakeOverEnded(NamedTuple):
     """``stored``: S of each shard at its start."""
 
-    writer: str
     slices: tuple[int, ...]
     stored: Mapping[Place, int]
     taken: Future[dict[int, Taken]]

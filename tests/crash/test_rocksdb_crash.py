@@ -21,7 +21,7 @@ from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Frame
 from delayservice.store.rocks import (
-    CONDEMNED,
+    OPENING,
     RocksOptions,
     _to_native,
     open_database,
@@ -220,6 +220,11 @@ def _unflushed(options: RocksOptions, block_cache: Cache) -> Options:
     return native
 
 
+def _unended(root: Path) -> int:
+    opening = root / "db" / OPENING
+    return opening.stat().st_size if opening.exists() else 0
+
+
 def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_path: Path) -> None:
     """RocksDB waits for ever at a record of type 5 that is none; the supervisor ends the worker."""
     path = tables.file("MANIFEST-*")
@@ -230,15 +235,32 @@ def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_
     shutil.copytree(tables.root, root)
     path.write_bytes(data)
     code = f"from tests.rocks import *; LoneRocks(Path({str(root)!r})).open()"
-    worker = subprocess.Popen([sys.executable, "-c", code])
-    while worker.poll() is None and not (root / "db" / CONDEMNED).exists():
-        time.sleep(0.01)
-    with suppress(subprocess.TimeoutExpired):
-        worker.wait(2)
-    worker.kill()
-    worker.wait()
+    for unended in (1, 2):
+        worker = subprocess.Popen([sys.executable, "-c", code])
+        opening = root / "db" / OPENING
+        while worker.poll() is None and not (
+            opening.exists() and opening.stat().st_size == unended
+        ):
+            time.sleep(0.01)
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(2)
+        worker.kill()
+        worker.wait()
     store = LoneRocks(root)
     assert store.open() == 0
+    store.close()
+
+
+def test_a_process_that_is_killed_while_it_opens_a_sound_database_costs_no_row(
+    tmp_path: Path,
+) -> None:
+    store = LoneRocks(tmp_path)
+    store.open()
+    ModelLog(COUNT, seed=7).feed(store, 0, COUNT)
+    store.close()
+    (tmp_path / "db" / OPENING).write_bytes(b".")
+    assert store.open() == COUNT
+    assert not (tmp_path / "db" / OPENING).exists()
     store.close()
 
 
