@@ -428,7 +428,7 @@ class Oracle:
         self._taken.update(sources)
         self.outcomes["waits"] = self.outcomes.get("waits", 0) + 1
         by = shard.canceller_of(settled)
-        is_passed = by is not None and by < self._heads[shard.place]
+        is_passed = by is not None and by < self._head(shard.place)
         shard.placed[written.offset] = replace(
             users[-1],
             offset=written.offset,
@@ -589,10 +589,15 @@ class Oracle:
         _require(not (settled.was_fired or settled.by >= 0), f"{where}: fired, and rolled")
         return again
 
+    def _head(self, place: Place) -> int:
+        """H of the checkpoint in the same transaction."""
+        _require(place in self._heads, f"{place}: outputs are visible without their cursor")
+        return self._heads[place]
+
     def _fired_by(self, shard: ShardHistory, record: Placed) -> int:
         if shard.is_freed(record):
             return -1
-        head = self._heads[shard.place]
+        head = self._head(shard.place)
         fires = [by for by in shard.cancellers_of(record) if by is not None and by < head]
         return min((by for by in fires if shard.placed[by].op == FIRE), default=-1)
 
