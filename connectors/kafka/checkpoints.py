@@ -72,6 +72,9 @@ class Cuts:
         return taken
 
 
+# A position moves past a transaction's markers only when the broker answers that a log has ended,
+# for which it waits so long: a take-over that reads to the end waits with it.
+FETCH_WAIT_MS: Final = 100
 # Number of records at the end of each partition that are read first.
 _FIRST_LOOK: Final = 1_000
 _TAIL_WAIT_S: Final = 0.5
@@ -105,7 +108,7 @@ class KafkaCheckpoints:
         self._clock = clock
         self._config = consumer_config(options.consumer, f"checkpoints-{name}") | {
             "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 1_000,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
         }
         self._tailed: dict[int, ReadBack] = {}
         self._news: set[int] = set()
