@@ -35,8 +35,9 @@ from delayservice.engine.to_home import ToHome, WaitingForHome
 
 _OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
 
-# Reads the pending record at a key from the store, because another one fires it.
-PendingAt: TypeAlias = Callable[[Key], Payload]
+# Reads the pending record at a key, because another one fires it; None: it is read from the log
+# meanwhile, and what fires it waits.
+PendingAt: TypeAlias = Callable[[Key], Payload | None]
 
 # Whether there is time to read one more fired record.
 MayRead: TypeAlias = Callable[[], bool]
@@ -102,13 +103,7 @@ class OffsetAdvance:
         if kind == INVALID:
             return _took([self._settler.undelivered.dead_letter(offset, payload, *extra)], outputs)
         if kind == CONTROL_EXPIRED:
-            # With their mark they would count as settled. Key time 0: requeued unless due.
-            victims = self._pending_victims(offset, k)
-            told = [
-                self.settle(victim[1], 0, self._content(victim), now_ms, offset + 1)
-                for victim in victims
-            ]
-            return _took_all(told, outputs)
+            return _took_all(self._spared(offset, k, now_ms), outputs)
         settled: list[Output] | None = []
         if record_id is not None and kind != COPY:
             if self._awaits_copy(record_id, offset):
@@ -126,6 +121,18 @@ class OffsetAdvance:
                 settled += late
         outputs += settled
         return True
+
+    # With the mark of an expired control they would count as settled. Key time 0: requeued unless
+    # due.
+    def _spared(self, offset: int, k: Key, now_ms: int) -> list[list[Output] | None]:
+        victims = self._pending_victims(offset, k)
+        contents = [content for one in victims if (content := self._content(one)) is not None]
+        if len(contents) < len(victims):
+            return [None]
+        return [
+            self.settle(victim[1], 0, content, now_ms, offset + 1)
+            for victim, content in zip(victims, contents, strict=True)
+        ]
 
     # The own outcome of a cancel or fire comes last. None: the record waits.
     def _act_at_home(
@@ -152,6 +159,8 @@ class OffsetAdvance:
         waiting: list[WaitingForHome] = []
         for victim in self._pending_victims(offset, k):
             payload = self._content(victim)
+            if payload is None:
+                return None
             if self._to_home.is_waiting(payload):
                 waiting.append(WaitingForHome(victim[1], payload))
             else:
@@ -251,6 +260,8 @@ class OffsetAdvance:
         fired: list[tuple[Output, int, Payload]] = []
         for victim in victims:
             found = self._content(victim)
+            if found is None:
+                return None
             payload = self._settler.pending_occurrence(victim[1], found)
             output = self._settler.fire(victim[1], payload, now_ms, offset)
             if output is None:
@@ -261,7 +272,7 @@ class OffsetAdvance:
             outputs += self._with_following(output, victim_offset, payload, now_ms, offset + 1)
         return outputs
 
-    def _content(self, victim: Key) -> Payload:
+    def _content(self, victim: Key) -> Payload | None:
         queued = self._queued(victim[1])
         if queued is not None:
             return queued

@@ -100,6 +100,8 @@ FLUSH_TIMEOUT_S = 2.0
 QUIET_MEASURED = 64
 # Number of threads for take-overs and other blocking calls to Kafka.
 HELPERS = 4
+# Number of threads that read logs again.
+LOG_READERS = 2
 # Exit status of a worker process after a failure.
 EXIT_FAILED = 70
 # Exit status of a worker process whose supervisor has ended.
@@ -427,6 +429,7 @@ class Worker:
             checkpoints=self._checkpoints,
             succession=succession,
             background=ThreadPoolExecutor(HELPERS, "helper"),
+            reading=ThreadPoolExecutor(LOG_READERS, "log-reader"),
             writing=ThreadPoolExecutor(1, "writer"),
             clock=self._clock,
             gate=self._ownership,

@@ -79,11 +79,11 @@ def limits_of(settings: Settings) -> Limits:
 class Edges:
     """Clients, clocks, threads and settings of one worker's loop.
 
-    ``writing`` is only for calls of the sink that block, so that they wait for no others. Without a
-    trusted ``clock_watch`` nothing is delivered. ``contract_of`` takes delay topic and newest
-    allowed contract version. ``copies_of`` takes a slice; None: digests are off. Within the context
-    of ``pausing`` other threads may read the lanes. ``is_held``: an operator paused the delay
-    topic.
+    ``writing`` is only for calls of the sink that block, and ``reading`` for logs that are read
+    again, so that other calls do not wait for them. Without a trusted ``clock_watch`` nothing
+    is delivered. ``contract_of`` takes delay topic and newest allowed contract version.
+    ``copies_of`` takes a slice; None: digests are off. Within the context of ``pausing`` other
+    threads may read the lanes. ``is_held``: an operator paused the delay topic.
     """
 
     node_id: str
@@ -92,6 +92,7 @@ class Edges:
     checkpoints: Checkpoints
     succession: TakeOverClient
     background: Background
+    reading: Background
     writing: Background
     clock: Clock
     gate: OwnershipView

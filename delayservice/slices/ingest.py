@@ -8,9 +8,9 @@ from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import PartitionError, PolledBatch
-from delayservice.slices import ownership
+from delayservice.slices import log_ends, ownership
 from delayservice.slices.slice import Slice
-from delayservice.slices.state import LogFound, LoopState
+from delayservice.slices.state import LogFound, LogRead, LoopState
 
 _log = structlog.get_logger(__name__)
 
@@ -54,19 +54,33 @@ def store(state: LoopState, batch: PolledBatch) -> bool:
     except LogTruncatedError as exc:
         ownership.log_moved(state, slice_, lane, str(exc), is_truncated=exc.is_stored)
         return False
-    except KafkaEdgeError as exc:
-        if not lane.shard.owned:
-            lane.step_down()  # reads the batch again; an owner steps down with its release
-        ownership.interrupted_safely(state, slice_, str(exc))
-        if not lane.shard.owned:
-            lane.step_down()  # reads again what was ingested before the failure
-        return False
+    log_ends.read_again(state, lane)
     state.edges.observer.ingested(number, records)
     state.upkeep.active.add(number)
     if lane.shard.owned:
         state.transaction.touched.add(number)
         state.agenda.walk(lane)
     return True
+
+
+def log_read(state: LoopState, event: LogRead) -> None:
+    """Go on with a lane that waited for what it wanted of its log."""
+    lane = event.lane
+    if state.log_reads.get(lane) is event.wanted:
+        del state.log_reads[lane]
+    found = state.find(lane.place)
+    if found is None or found[1] is not lane or lane.log_wanted is not event.wanted:
+        return
+    try:
+        batch = lane.log_answered(event.answer.result())
+    except KafkaEdgeError as exc:
+        ownership.interrupted_safely(state, found[0], str(exc))
+        if not lane.shard.owned:  # an owner steps down with its release
+            lane.step_down()
+        return
+    if batch is not None:
+        store(state, batch)
+    state.agenda.look_again(lane)
 
 
 # Stored records of a damaged log are still delivered.

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
-from delayservice.contract.codec import turn_of
+import structlog
+
+from delayservice.base.errors import KafkaEdgeError, LogTruncatedError, SlotDamagedError
+from delayservice.contract.codec import Payload, decode_payload, turn_of
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, Entry
 from delayservice.contract.record import RecordReader
@@ -26,10 +29,10 @@ from delayservice.engine.checkpoint import (
     fingerprint,
     skipped,
 )
-from delayservice.engine.cursor import Cursor
+from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords
-from delayservice.engine.marking import CopyScan
+from delayservice.engine.marking import Scans
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.pacing import Growth
 from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
@@ -45,9 +48,19 @@ from delayservice.slices.fetch import (
     report_truncated,
 )
 from delayservice.slices.log_proof import LogProof
+from delayservice.slices.log_reading import (
+    CancellersFound,
+    CancellersWanted,
+    LogAnswer,
+    LogWanted,
+    RecordFound,
+    RecordWanted,
+    ShardLog,
+    SlotFound,
+    SlotWanted,
+    check_is_in_log,
+)
 from delayservice.slices.log_window import LogWindow
-from delayservice.slices.repair import RepairingStore, ShardLog
-from delayservice.slices.requeued_scan import cancellers
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
 
@@ -88,8 +101,18 @@ _FIRST_MEAN_BYTES = 32_768.0
 _CHUNK_RECORDS = 1_000
 
 
+# A batch that waits for what cancelled its requeued records.
+@dataclass(slots=True)
+class _Decoded:
+    run: PolledBatch
+    entries: list[Entry]
+    cancellers: Scans = field(default_factory=dict)
+
+
 _REBUILT = "the store is rebuilt from what the log holds now"
 _DELIVERED = "what was written in their place is delivered"
+
+_log = structlog.get_logger(__name__)
 
 
 class Lane:
@@ -99,7 +122,7 @@ class Lane:
     limits shared by all lanes of the slice; None: none. ``window``: the store of a level topic;
     None: the shard has a store of its own, which can be searched, compared and repaired.
     ``past_due``: append times, epoch ms, by source offset, of records due before them.
-    ``repairing`` reads the store, and rebuilds damaged parts from the log.
+    ``log_wanted``: what a helper thread is to read of the log, before this lane goes on.
     """
 
     def __init__(
@@ -141,7 +164,10 @@ class Lane:
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._level = LevelRecords(self.reader, self.contracts, self._settler)
         self._growth = Growth()
-        self.repairing = RepairingStore(store, self.shard, self._own_log)
+        self._scanner = store.scanner(for_repair=True)
+        self.log_wanted: LogWanted | None = None
+        self._decoded: _Decoded | None = None
+        self._fired: RecordFound | None = None
 
     @property
     def verdicts(self) -> Verdicts:
@@ -160,6 +186,8 @@ class Lane:
         stored = self.shard.stored if self.window is None else 0
         was_wrong = self._label.is_read_otherwise(stored, contracts)
         self.contracts = self._settler.requeuer.contracts = contracts
+        if self._decoded is not None:  # by other contracts
+            self._fetch.position = NOWHERE
         self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
         if was_wrong:
@@ -181,6 +209,7 @@ class Lane:
         """Become a replica again at the committed cursor; safe after an error in another call."""
         if self.window is None:
             self._fetch.position = NOWHERE
+        self.log_wanted = self._fired = None
         self._read_runs.clear()
         self.follow(self.shard.committed)
 
@@ -339,6 +368,7 @@ class Lane:
     def reset_store(self) -> None:
         """Empty the store and set S to 0, so that it is filled from the start of the log."""
         self.store.reset()
+        self.log_wanted = None
         self.shard.stored = 0
         self._proof.start_over()
         if self._is_adopted:
@@ -352,6 +382,9 @@ class Lane:
         # What the client has not checked yet is not read again: it may be gone.
         wanted = self.shard.stored if self._proof.is_unproved else self.shard.wanted
         if self._is_adopted and wanted != self._fetch.position:
+            self._decoded = None
+            if isinstance(self.log_wanted, CancellersWanted):
+                self.log_wanted = None
             self._fetch.go_to(wanted, self.last_below(wanted))
         self._hold_back()
 
@@ -370,13 +403,28 @@ class Lane:
 
     def ingest(self, run: PolledBatch) -> int:
         """Keep polled records; return their number, 0 if they were read before the last seek.
-        Raise ``LogTruncatedError``: the log has lost its end; call ``refit``. Raise
-        ``KafkaEdgeError``: the log had to be searched, and can't be read.
+        0 too if they are held until ``log_wanted`` was read. Raise ``LogTruncatedError``: the log
+        has lost its end; call ``refit``.
         """
-        if run.start != self._fetch.position:
-            return 0  # read before a seek
+        if run.start != self._fetch.position or self._is_halted:
+            return 0  # read before a seek, or read again
         if self.window is not None:
             return self._ingest_window(self.window, run)
+        decoded, self._decoded = self._decoded, None
+        is_resumed = decoded is not None and decoded.run is run
+        if decoded is None or not is_resumed:
+            decoded = _Decoded(run, self._decode(run))
+            needed = self.shard.scans_needed(run.start, decoded.entries, run.stop)
+            if needed:
+                self._decoded, self.log_wanted = decoded, CancellersWanted(needed)
+                self._hold_back()
+                return 0
+        self._keep(run, decoded.entries, decoded.cancellers)
+        self._fetch.position = NOWHERE if is_resumed else run.stop
+        self._read_on()
+        return len(decoded.entries)
+
+    def _decode(self, run: PolledBatch) -> list[Entry]:
         epochs_before = self._proof.epochs
         try:
             self._proof.prove(run)
@@ -391,9 +439,10 @@ class Lane:
             # Written before the store's S passes the refused record.
             self._label.write(self.contracts, has_refused=True)
         self._prefetch.note(entries)
+        return entries
+
+    def _keep(self, run: PolledBatch, entries: list[Entry], scanned: Scans) -> None:
         shard, store = self.shard, self.store
-        needed = shard.scans_needed(run.start, entries, run.stop)
-        scanned = self._cancellers(needed)
         added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
         if added.frames or added.marks or shard.stored == run.stop:
             store.append(added.frames, added.named, added.marks, shard.stored)
@@ -404,9 +453,6 @@ class Lane:
         if run.rows and shard.owned:
             self._read_runs.append((run.stop, run.rows[0][1]))
             self.past_due.note(run.rows, entries)
-        self._fetch.position = run.stop
-        self._read_on()
-        return len(entries)
 
     # Seek back if the search for lost records needs earlier ones.
     def _ingest_window(self, window: LogWindow, run: PolledBatch) -> int:
@@ -455,7 +501,8 @@ class Lane:
     def _hold_back(self) -> None:
         shard = self.shard
         stores_next = not self._proof.is_unproved and shard.wanted >= shard.stored
-        self._fetch.pause(is_paused=shard.is_full or (stores_next and not self._may_store))
+        is_waiting = self._is_halted or (stores_next and not self._may_store)
+        self._fetch.pause(is_paused=shard.is_full or is_waiting)
 
     # --- due → settle --------------------------------------------------------------------------
 
@@ -466,7 +513,7 @@ class Lane:
         if self.is_doubtful or self.window is not None:
             return []
         self._settler.begin(limit)
-        return self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
+        return self.shard.advance_offset(now_ms, limit, self._pending_at, may_read)
 
     # Short lists, so that Kafka sends one while the next is read, and a list reuses memory that is
     # still in the processor's cache (``bench whole``).
@@ -488,7 +535,11 @@ class Lane:
         while settled < limit and bytes_left > 0:
             fitting = int(bytes_left / self._mean_bytes) + 1
             asked = min(limit - settled, fitting, _CHUNK_RECORDS)
-            frames = self.repairing.read_due(after, upto_ms, asked)
+            try:
+                frames = self.store.read_due(after, upto_ms, asked)
+            except SlotDamagedError as damage:
+                self._want_slot(damage)
+                return
             if not frames:
                 return
             outputs = shard.advance_key(frames, now_ms)
@@ -528,23 +579,64 @@ class Lane:
         slice by now, raise ``KafkaEdgeError`` with the store unchanged.
         """
         bounds = self._fetch.source.bounds(self.place)
-        yield from self.repairing.check_is_in_log(bounds.start)
+        yield from check_is_in_log(self.store, self.shard.committed, bounds.start)
         if self.shard.owned:
             raise KafkaEdgeError(f"this node delivers {self.topic}:{self.partition} by now")
         self.reset_store()
         self._fetch.position = NOWHERE
         self.follow(self._fit_to_log(self.shard.committed, bounds))
 
-    def _own_log(self) -> ShardLog:
-        return ShardLog(
-            self._fetch.source,
-            self.reader,
-            self.place,
-            lambda scan: self._cancellers([scan])[scan.copy_offset],
-        )
+    # Reads a pending record that is fired; None: once the log was read.
+    def _pending_at(self, key: Key) -> Payload | None:
+        if self._fired is not None and self._fired.key == key:
+            return self._fired.payload
+        if self.log_wanted is not None:
+            return None
+        try:
+            for frame in self._scanner.frames((key[0], key[1] - 1), key[0]):
+                if frame[1] == key[1]:
+                    return decode_payload(frame[3])
+            self.log_wanted = RecordWanted(key)
+        except SlotDamagedError as damage:
+            self._want_slot(damage)
+        return None
 
-    def _cancellers(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        return cancellers(self._fetch.source, self.reader, self.place, scans)
+    # --- the log again -------------------------------------------------------------------------
+
+    @property
+    def log(self) -> ShardLog:
+        return ShardLog(self._fetch.source, self.place, self.contracts, self._secrets)
+
+    def _want_slot(self, damage: SlotDamagedError) -> None:
+        if self.log_wanted is None:
+            _log.error("slot_damaged", topic=self.topic, partition=self.partition, why=str(damage))
+            self.log_wanted = SlotWanted(damage, self.shard.stored)
+            self._hold_back()  # S stays until the slot is rebuilt
+
+    # S stays until the log was read. The client throws away what it has fetched, so reading goes on
+    # with a seek.
+    @property
+    def _is_halted(self) -> bool:
+        return self.log_wanted is not None and not isinstance(self.log_wanted, RecordWanted)
+
+    def log_answered(self, found: LogAnswer) -> PolledBatch | None:
+        """Go on with what was wanted of the log; return the batch to be ingested now."""
+        self.log_wanted = None
+        match found:
+            case CancellersFound(by_copy):
+                if self._decoded is not None:
+                    self._decoded.cancellers = by_copy
+                    return self._decoded.run
+            case SlotFound(start_ms, stop_ms, frames):
+                self.store.rebuild(start_ms, stop_ms, frames)
+                _log.warning(
+                    "slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames)
+                )
+                self._fetch.position = NOWHERE
+                self._read_on()
+            case RecordFound():
+                self._fired = found
+        return None
 
     def next_due_ms(self) -> int | None:
         """Return when the next record is due, or an earlier time in its slot, epoch ms."""

@@ -16,7 +16,7 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.ports import Bounds, Source
 from delayservice.slices.lane import Lane
 from delayservice.slices.slice import OWNED, Slice
-from delayservice.slices.state import LogEndQuery, LogEndsFound, LogFound, LoopState
+from delayservice.slices.state import LogEndQuery, LogEndsFound, LogFound, LogRead, LoopState
 
 _log = structlog.get_logger(__name__)
 
@@ -101,6 +101,18 @@ def _is_too_short(query: LogEndQuery, slice_: Slice, lane: Lane, bounds: Bounds)
     if not lane.shard.owned:
         return is_short(slice_, lane, bounds, query.stored[lane.place])
     return bounds.end < min(lane.awaited_end, query.awaited[lane.place])
+
+
+# --- logs that are read again ------------------------------------------------------------------
+
+
+def read_again(state: LoopState, lane: Lane) -> None:
+    """Begin to read what a lane wants of its log, unless that was begun."""
+    wanted = lane.log_wanted
+    if wanted is None or state.log_reads.get(lane) is wanted:
+        return
+    state.log_reads[lane] = wanted
+    state.run(state.edges.reading, partial(lane.log.read, wanted), partial(LogRead, lane, wanted))
 
 
 # --- logs that have moved ------------------------------------------------------------------------

@@ -11,8 +11,8 @@ An iteration does not visit every slice: its cost depends on the number of its r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import structlog
 
@@ -31,6 +31,7 @@ from delayservice.slices.state import (
     Event,
     LogEndsFound,
     LogFound,
+    LogRead,
     LoopState,
     TakeOverEnded,
     WriterOpened,
@@ -205,26 +206,29 @@ def turn(state: LoopState, wait_ms: float | None = None) -> None:
 
 def handle(state: LoopState, event: Event) -> None:
     match event:
-        case WriterOpened():
-            ownership.writer_opened(state, event)
         case CommitEnded():
             ended = commit.end_commit(state, event)
             if ended is not None:
                 state.upkeep.active |= ended.checkpoints.keys()
                 ownership.follow_commit(state, ended)
-        case TakeOverEnded():
-            ownership.take_over_ended(state, event)
         case LogEndsFound() if state.transaction.commit is not None:
             # It would be uncertain which commit carries a first checkpoint.
             state.deferred.append(event)
-        case LogEndsFound():
-            ownership.log_ends_found(state, event)
-        case LogFound():
-            ingest.log_found(state, event)
         case WriterOutdated():
             state.writer.outdated = event.why
         case CommandArrived():
             state.upkeep.busy.add(event.slice_no)
+        case _:
+            _HANDLERS[type(event)](state, event)
+
+
+_HANDLERS: Final[Mapping[type[Event], Callable[[LoopState, Any], None]]] = {
+    WriterOpened: ownership.writer_opened,
+    TakeOverEnded: ownership.take_over_ended,
+    LogEndsFound: ownership.log_ends_found,
+    LogFound: ingest.log_found,
+    LogRead: ingest.log_read,
+}
 
 
 # Nothing is settled while the clock is not trusted.

@@ -7,7 +7,7 @@ from typing import Final
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.engine.ports import Role
-from delayservice.slices import ownership
+from delayservice.slices import log_ends, ownership
 from delayservice.slices.commit import send
 from delayservice.slices.lane import Lane
 from delayservice.slices.slice import Slice
@@ -97,6 +97,7 @@ def _settle_lane(
     except KafkaEdgeError as exc:
         ownership.interrupted(state, slice_, str(exc))
         return 0
+    log_ends.read_again(state, lane)
     if lane.shard.is_walked:
         state.agenda.walking.pop(lane.place, None)
     return slice_.uncommitted.records - before

@@ -18,6 +18,7 @@ from delayservice.engine.ports import Background, Bounds, Place, Role
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
+from delayservice.slices.log_reading import LogAnswer, LogWanted
 from delayservice.slices.slice import Slice, Taken
 from delayservice.slices.writer import Writer
 
@@ -61,6 +62,14 @@ class LogFound(NamedTuple):
     found: Future[tuple[str | None, Bounds]]
 
 
+class LogRead(NamedTuple):
+    """What a lane wanted of its log again."""
+
+    lane: Lane
+    wanted: LogWanted
+    answer: Future[LogAnswer]
+
+
 class WriterOutdated(NamedTuple):
     why: str
 
@@ -77,6 +86,7 @@ Event: TypeAlias = (
     | TakeOverEnded
     | LogEndsFound
     | LogFound
+    | LogRead
     | WriterOutdated
     | CommandArrived
 )
@@ -232,8 +242,9 @@ class Upkeep:
 
 
 class LoopState:
-    """``take_overs``: those under way. ``deferred``: events that wait for the end of the commit.
-    ``has_backlog``: more records were due than could be settled. ``may_store``: the disk has room.
+    """``take_overs``: those under way. ``log_reads``: what is read of logs again. ``deferred``:
+    events that wait for the end of the commit. ``has_backlog``: more records were due than could be
+    settled. ``may_store``: the disk has room.
     """
 
     def __init__(self, edges: Edges) -> None:
@@ -250,6 +261,7 @@ class LoopState:
         self.roles = Roles()
         self.take_overs: set[Future[dict[int, Taken]]] = set()
         self.log_ends = LogEnds()
+        self.log_reads: dict[Lane, LogWanted] = {}
         self.deferred: deque[Event] = deque()
         self.upkeep = Upkeep(edges.clock.monotonic_s())
         self.has_backlog = False

@@ -267,6 +267,7 @@ class Node:
             checkpoints=self.checkpoints,
             succession=self._succession,
             background=SimBackground(self, "aside"),
+            reading=SimBackground(self, "aside"),
             writing=SimBackground(self, "sink"),
             clock=self.clock,
             gate=SimGate(self),

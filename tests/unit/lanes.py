@@ -53,6 +53,14 @@ def log_moved(lane: Lane, bounds: Bounds, *, is_truncated: bool | None = None) -
         lane.take_over(last.cursor, bounds, last.last_read, last.lost)
 
 
+def read_again(lane: Lane) -> None:
+    """Read at once what a lane wants of its log, which a helper thread does otherwise."""
+    while lane.log_wanted is not None:
+        batch = lane.log_answered(lane.log.read(lane.log_wanted))
+        if batch is not None:
+            lane.ingest(batch)
+
+
 def window_of(
     records_max: int = 100,
     bytes_max: int = 100_000,

@@ -422,6 +422,7 @@ class Stage:
         self.gate = Ensemble()
         self.clock_watch = Watch()
         self.background = Inline()
+        more = {"reading": self.background} | more
         self.heard = Heard()
         self.targets = KnownTargets()
         edges = Edges(

@@ -7,18 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from delayservice.base.errors import KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError, SlotDamagedError
+from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers, PolledRecord
+from delayservice.contract.requeue import write_copy
 from delayservice.engine.cursor import Cursor, Frame
 from delayservice.engine.ports import Bounds, Place, PolledBatch
-from delayservice.slices import repair
+from delayservice.slices import log_reading
 from delayservice.slices.lane import Lane
+from delayservice.slices.log_reading import SlotFound, SlotWanted
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions
 from tests.rocks import LoneRocks
-from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, read_again, routes_of
 from tests.wheels import LoneStore, slot_files
 
 HOUR_MS = 3_600_000
@@ -35,11 +38,14 @@ class Log(QuietSource):
         self.start = 0
         self.end = RECORDS
         self.scanned: list[tuple[int, int]] = []
+        self.more: PolledRecord | None = None
 
     def bounds(self, _place: Place) -> Bounds:
         return Bounds(self.start, self.end)
 
     def row(self, offset: int) -> PolledRecord:
+        if self.more is not None and offset == self.more[0]:
+            return self.more
         headers: Headers = [
             ("delay-after", b"%d" % (offset * 3 * HOUR_MS // RECORDS)),
             ("delay-target-topic", b"orders"),
@@ -100,6 +106,16 @@ def held(lane: Lane) -> list[Frame]:
     return list(lane.store.scanner().frames((0, 0), START_MS * 2))
 
 
+def mended(lane: Lane) -> list[Frame]:
+    """What the store holds, once every damaged slot was read again."""
+    while True:
+        try:
+            return list(lane.store.scanner(for_repair=True).frames((0, 0), START_MS * 2))
+        except SlotDamagedError as damage:
+            lane._want_slot(damage)
+            read_again(lane)
+
+
 def lose(lane: Lane, start_ms: int, stop_ms: int) -> None:
     """The store forgets a range, and does not know."""
     lane.store.rebuild(start_ms, stop_ms, [])
@@ -152,11 +168,37 @@ def test_a_damaged_slot_that_is_too_much_for_memory_is_read_in_parts(
     before = held(lane)
     lane.close()
     slot_files(tmp_path)[1].unlink()
-    monkeypatch.setattr(repair, "_BYTES_MAX", RECORDS // 6 * (repair._FRAME_BYTES + 100))
+    monkeypatch.setattr(log_reading, "_BYTES_MAX", RECORDS // 6 * (log_reading._FRAME_BYTES + 100))
     lane = opened(LoneStore(tmp_path, options), log)
-    assert list(lane.repairing.scan((0, 0), START_MS * 2)) == before
+    assert mended(lane) == before
     assert len(log.scanned) > 1
     lane.close()
+
+
+def test_a_requeued_record_of_a_damaged_slot_keeps_its_canceller(log: Log) -> None:
+    """It was cancelled before it was requeued, so what cancels it lies before it in the log."""
+    lane = filled(MemoryStore(), log)
+    payload: Payload = ("orders", -1, None, b"v", [], START_MS + 1, (b"id 10", b"0", 1, None))
+    original = write_copy(
+        *lane.place,
+        b"secret",
+        settles=10,
+        source=b"0",
+        base=11,
+        at_ms=START_MS + 1,
+        payload=payload,
+    )
+    log.more = (RECORDS, START_MS, *original)
+    damage = SlotDamagedError(
+        "gone",
+        start_ms=START_MS,
+        stop_ms=START_MS + 2,
+        first_offset=RECORDS,
+        stop_offset=RECORDS + 1,
+    )
+    found = lane.log.read(SlotWanted(damage, RECORDS + 1))
+    assert isinstance(found, SlotFound)
+    assert [frame[:3] for frame in found.frames] == [(START_MS + 1, RECORDS, 30)]
 
 
 def test_lost_slots_in_a_row_are_read_again_at_once(tmp_path: Path, log: Log) -> None:
@@ -167,6 +209,6 @@ def test_lost_slots_in_a_row_are_read_again_at_once(tmp_path: Path, log: Log) ->
     for path in files:
         path.unlink()
     lane = opened(LoneStore(tmp_path), log)
-    assert list(lane.repairing.scan((0, 0), START_MS * 2)) == before
+    assert mended(lane) == before
     assert len(files) > len(log.scanned) == 1
     lane.close()

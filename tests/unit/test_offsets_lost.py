@@ -28,7 +28,7 @@ from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
-from tests.unit.lanes import TOPIC, QuietSource, lane_of, log_moved, routes_of
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, log_moved, read_again, routes_of
 from tests.wheels import LoneStore
 
 PLACE = (TOPIC, 0)
@@ -78,6 +78,7 @@ class Log(QuietSource):
                 self.lane.ingest(
                     PolledBatch(PLACE, self.at, self.rows[self.at : stop], stop, self.epoch)
                 )
+                read_again(self.lane)
                 self.at = max(self.at, stop)
 
     def own(self, h: int = 0, lost: tuple[Lost, ...] = ()) -> None:
@@ -87,6 +88,7 @@ class Log(QuietSource):
         """Settle all that is due: kind, offset and code of a dead letter."""
         outputs: list[Output] = []
         for _ in range(2):  # H may have to skip something before K may go on
+            read_again(self.lane)
             outputs += self.lane.settle_late(now_ms, 1_000, lambda: True)
             for chunk in self.lane.settle_due(now_ms, 1_000, 1 << 20):
                 outputs += chunk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,9 +12,12 @@ from structlog.testing import capture_logs
 from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
+    SlotDamagedError,
     WriterEndedError,
 )
 from delayservice.contract.contracts import PARAMETERS, Contract, Contracts
+from delayservice.contract.entry import OFFSET_MAX
+from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine import outcome
 from delayservice.engine.checkpoint import (
     Checkpoint,
@@ -23,13 +26,14 @@ from delayservice.engine.checkpoint import (
     fingerprint,
 )
 from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
-from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Control, PartitionError, PolledBatch, Role
+from delayservice.engine.cursor import Cursor, Frame, Key
+from delayservice.engine.ports import Bounds, Control, PartitionError, Place, PolledBatch, Role
 from delayservice.slices.edges import Limits
 from delayservice.slices.ingest import store
+from delayservice.slices.log_reading import RecordWanted
 from delayservice.slices.slice import Phase
 from delayservice.slices.writer import WriterPhase
-from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Stage
+from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Inline, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
 SECRET = fingerprint(ROUTES.secret)
@@ -694,17 +698,53 @@ def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
     stage.own()
     lane = stage.lane(0)
 
-    def fails(run: PolledBatch) -> int:
-        raise KafkaEdgeError(f"no leader for {run.place[0]}")
+    def fails(place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
+        raise KafkaEdgeError(f"no leader for {place[0]}, which has {start} to {stop}")
 
-    lane.ingest = fails  # type: ignore[method-assign]
+    def wants_its_log(_: PolledBatch) -> int:
+        lane.log_wanted = RecordWanted((NOW_MS, 0))
+        return 0
+
+    stage.logs.scan = fails  # type: ignore[method-assign]
+    lane.ingest = wants_its_log  # type: ignore[assignment, method-assign]
     stage.write(0, 0)
     stage.write(1, 0)
     stage.step(10, 2)
-    assert stage.gate.given_up[0] == (0, f"no leader for {TOPIC}")
-    assert stage.of(0).trouble == f"no leader for {TOPIC}"
+    why = f"no leader for {TOPIC}, which has 0 to 1"
+    assert stage.gate.given_up[0] == (0, why)
+    assert stage.of(0).trouble == why
     assert stage.delivered() == [(1, 0)]
     assert (0, "release") in [word for one in stage.sink.committed for word in one.words]
+
+
+def test_while_a_damaged_slot_is_read_again_the_other_slices_go_on_and_nothing_is_lost() -> None:
+    reading = Inline()
+    stage = Stage(0, 1, reading=reading)
+    stage.own()
+    reading.holds = True
+    lane = stage.lane(0)
+    sound = lane.store.read_due
+
+    def damaged(after: Key, upto_ms: int, limit: int) -> list[Frame]:
+        whole = {"stop_ms": DUE_STOP_MS, "first_offset": 0, "stop_offset": OFFSET_MAX}
+        raise SlotDamagedError(f"{limit} up to {upto_ms}", start_ms=after[0], **whole)
+
+    lane.store.read_due = damaged  # type: ignore[method-assign]
+    stage.write(0, 100, 200)
+    stage.write(1, 100, 200)
+    stage.step(10, 2)
+    stage.step(200, 3)
+    assert stage.delivered() == [(1, 0), (1, 1)]
+    stage.write(0, 100)  # is not stored before the slot is there again
+    stage.write(1, 0)
+    stage.step(10, 2)
+    assert stage.delivered() == [(1, 0), (1, 1), (1, 2)]
+    assert lane.shard.stored == 2
+    lane.store.read_due = sound  # type: ignore[method-assign]
+    assert len(reading.waiting) == 1
+    reading.run()
+    stage.step(200, 4)
+    assert stage.delivered()[3:] == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_a_take_over_that_is_denied_again_and_again_does_not_spin() -> None:
