@@ -20,6 +20,7 @@ from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.sink import CONNECT_TIMEOUT_S, WriterOptions
+from connectors.kafka.topic_facts import topic_ids as ids_of
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
@@ -79,8 +80,11 @@ class KafkaTakeOverClient:
     def newest(self, slice_no: int) -> bytes | None:
         return self._checkpoints.newest(slice_no, ANSWER_S)
 
-    def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        return many_bounds(self._admin, places)
+    def bounds(self, topic_ids: Mapping[Place, str]) -> Mapping[Place, Bounds]:
+        found = many_bounds(self._admin, topic_ids.keys())
+        # After the bounds: an id that was replaced never comes back.
+        present = ids_of(self._admin, sorted({topic for topic, _ in found}))
+        return {p: bounds for p, bounds in found.items() if present.get(p[0]) == topic_ids[p]}
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
         deadline_s = self._clients.monotonic_s() + ANSWER_S

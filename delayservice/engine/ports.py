@@ -262,8 +262,10 @@ class TakeOverClient(Protocol):
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         """Read the checkpoints to the present end; return the newest; None: never served."""
 
-    def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return the bounds of these logs; without those that give no answer."""
+    def bounds(self, topic_ids: Mapping[Place, str]) -> Mapping[Place, Bounds]:
+        """Return the bounds of these logs; without those that give no answer, or whose topic has
+        another id: it was deleted and created again.
+        """
 
 
 class Background(Protocol):

@@ -52,7 +52,7 @@ class Stores:
         """Open the worker's folder before its loop runs, because that may take a while after a
         crash; return the slices of which it has copies.
         """
-        if self._shards is None:
+        if self._shards is None or not self._path.is_dir():
             return frozenset()
         with suppress(StoreError):  # met again, and told, when a lane opens its store
             self._shards.open()

@@ -47,11 +47,12 @@ def ask(state: LoopState, lanes: list[Lane], short: Iterable[Lane] = ()) -> None
     log_ends = state.log_ends
     log_ends.short.update(short)
     stored = {lane.place: lane.shard.stored for lane in lanes}
+    topic_ids = {lane.place: lane.topic_id for lane in lanes}
     query = LogEndQuery(lanes, stored, {lane.place: lane.awaited_end for lane in lanes})
     log_ends.asked.add(query)
     state.run(
         state.edges.background,
-        partial(state.edges.succession.bounds, stored.keys()),
+        partial(state.edges.succession.bounds, topic_ids),
         partial(LogEndsFound, query),
     )
 
@@ -136,7 +137,8 @@ def look_at_log(
 
 
 def _log_now(source: Source, lane: Lane, passed: int) -> tuple[str | None, Bounds]:
-    topic_id, bounds = source.topic_id(lane.topic), source.bounds(lane.place)
+    bounds = source.bounds(lane.place)
     if bounds.end < passed:  # asked twice before it is called lost
         bounds = source.bounds(lane.place)
-    return topic_id, bounds
+    # After the bounds: an id that was replaced never comes back.
+    return source.topic_id(lane.topic), bounds

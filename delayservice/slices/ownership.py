@@ -194,16 +194,16 @@ def _begin_take_over(state: LoopState, numbers: Collection[int]) -> None:
         slice_.move(Step.FENCE)
     for group in grouped(slices):
         turns = {slice_.number: slice_.turn - 1 for slice_ in group}
-        stored = {
-            lane.place: lane.shard.stored for slice_ in group for lane in slice_.lanes.values()
-        }
+        lanes = [lane for slice_ in group for lane in slice_.lanes.values()]
+        stored = {lane.place: lane.shard.stored for lane in lanes}
+        topic_ids = {lane.place: lane.topic_id for lane in lanes}
         edges = state.edges
         work = partial(
             take_over,
             edges.succession,
             state.writer.name,
             turns,
-            stored.keys(),
+            topic_ids,
             edges.fingerprints,
         )
         event = partial(TakeOverEnded, tuple(turns), stored)

@@ -36,7 +36,7 @@ def take_over(
     succession: TakeOverClient,
     me: str,
     slices: Mapping[int, int],
-    places: Collection[Place],
+    topic_ids: Mapping[Place, str],
     secrets: Collection[str],
 ) -> dict[int, Taken]:
     """Fence former writers of slices whose claims are committed, read the last checkpoints, and
@@ -54,7 +54,7 @@ def take_over(
     succession.fence(frozenset().union(*names.values()))
     faults.point("take_over")
     found = succession.read_to_end(wanted)
-    bounds = succession.bounds([place for place in places if place[1] in wanted])
+    bounds = succession.bounds({p: one for p, one in topic_ids.items() if p[1] in wanted})
     taken = {}
     for number in wanted:
         last = _own_checkpoint(found[number], number, secrets)

@@ -106,7 +106,7 @@ class Worker:
     def take_over(self) -> Taken:
         """Claim the slice and do all that precedes the first checkpoint."""
         self.sink.commit([self.say(CLAIM)])
-        return take_over(self.succession, self.writer, {SLICE: self.turn - 1}, [], SECRET)[SLICE]
+        return take_over(self.succession, self.writer, {SLICE: self.turn - 1}, {}, SECRET)[SLICE]
 
     def serve(self, value: bytes, claim: int, commit: int = 1) -> None:
         """Deliver one record, with the checkpoint that settles it."""

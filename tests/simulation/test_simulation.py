@@ -130,7 +130,7 @@ def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_wal
 
 @pytest.mark.parametrize("block", blocks(BLOCKS_OF_HOMES))
 def test_promises_hold_where_ids_find_home(block: int) -> None:
-    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK // 2))
+    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK))
     assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
 
 

@@ -335,7 +335,7 @@ class Heritage:
         self._called("read_to_end")
         return {number: self.newest(number) for number in slices}
 
-    def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
+    def bounds(self, places: Mapping[Place, str]) -> Mapping[Place, Bounds]:
         self._called("bounds")
         return {place: self._logs.bounds(place) for place in places}
 

@@ -107,7 +107,7 @@ def test_to_own_claim_what_an_older_writer_commits_after_the_claim_and_before_it
     ]
     writer.note_checkpoint(SLICE, checkpoint(1))
     heritage.while_fencing = lambda: writer.note_checkpoint(SLICE, checkpoint(2))
-    taken = take_over(heritage, ME, {SLICE: -1}, [("topic", SLICE)], "s")
+    taken = take_over(heritage, ME, {SLICE: -1}, {("topic", SLICE): "id"}, "s")
     last = taken[SLICE].checkpoint
     assert last is not None
     assert last.commit == 2

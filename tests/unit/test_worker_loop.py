@@ -593,7 +593,9 @@ def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_
     stage.add(0, "delay_topic_slow")
     bounds = stage.heritage.bounds
     silent = {"delay_topic_slow"}
-    stage.heritage.bounds = lambda places: bounds([p for p in places if p[0] not in silent])  # type: ignore[method-assign]
+    stage.heritage.bounds = lambda places: bounds(  # type: ignore[method-assign]
+        {p: places[p] for p in places if p[0] not in silent}
+    )
     stage.logs.write(("delay_topic_slow", 0), stage.clock.now_ms, [0])
     stage.write(0, 0)
     stage.background.holds = True
