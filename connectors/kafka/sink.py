@@ -57,7 +57,7 @@ UNKNOWN_AFTER_MS: Final = 1_500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """What the sink, the reader of checkpoints and claims, and the take-over of a worker share."""
+    """Names and client options that a worker's sink, take-over and reader of checkpoints share."""
 
     # Prefix of the transactional ids: the service's prefix, the node and the worker.
     name_prefix: str

@@ -1,4 +1,4 @@
-"""What a worker does before its loop runs: it waits for Kafka, and reports that it is alive."""
+"""Start of a worker before its loop runs: it waits for Kafka, and reports that it is alive."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def wait_for_kafka(
 
 
 class Starting:
-    """What a worker says of itself before its loop runs: why it waits for Kafka, and since when it
-    has opened its store, which may never end.
+    """Reports of a worker before its loop runs: why it waits for Kafka, and since when it has been
+    opening its store, which may never end.
     """
 
     def __init__(self) -> None:

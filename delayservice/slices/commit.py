@@ -90,12 +90,13 @@ def is_urgent(state: LoopState) -> bool:
     )
 
 
-def _is_full(state: LoopState) -> bool:
+def _is_time(state: LoopState) -> bool:
     transaction, limits = state.transaction, state.edges.limits
-    return (
+    is_full = (
         transaction.records >= limits.transaction_records
         or transaction.bytes >= limits.transaction_bytes
     )
+    return bool(transaction.changing) or is_full or commit_in_ms(state) <= 0
 
 
 def commit_in_ms(state: LoopState) -> float:
@@ -117,10 +118,9 @@ def since_commit_s(state: LoopState) -> float:
 
 
 def commit_when_time(state: LoopState) -> None:
-    transaction = state.transaction
-    is_time = transaction.changing or _is_full(state) or commit_in_ms(state) <= 0
-    rewritten = any(s.is_owner for n in transaction.rewritten if (s := state.slices.get(n)))
-    if rewritten or (is_staged(state) and is_time):
+    rewritten = state.transaction.rewritten
+    is_rewritten = any(s.is_owner for n in rewritten if (s := state.slices.get(n)))
+    if is_rewritten or (is_staged(state) and _is_time(state)):
         begin_commit(state)
 
 
@@ -165,8 +165,8 @@ def _controls(state: LoopState, slice_: Slice, commit: Commit) -> list[Control]:
         controls.append(_word(state, slice_, CLAIM))
     is_changed = slice_.phase in OWNED and (slice_.is_staged or number in transaction.rewritten)
     if slice_.phase is Phase.TAKEN or is_changed:
-        edges = state.edges
-        data = slice_.checkpoint(edges.node_id, state.writer.name, edges.fingerprints[0])
+        writer, secret = state.writer.name, state.secret_fingerprint
+        data = slice_.checkpoint(state.edges.node_id, writer, secret)
         commit.checkpoints[number] = data
         controls.append(Control(number, data))
     if slice_.phase is Phase.RELEASING:

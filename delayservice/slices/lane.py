@@ -402,9 +402,9 @@ class Lane:
     # --- poll → store --------------------------------------------------------------------------
 
     def ingest(self, run: PolledBatch) -> int:
-        """Keep polled records; return their number, 0 if they were read before the last seek.
-        0 too if they are held until ``log_wanted`` was read. Raise ``LogTruncatedError``: the log
-        has lost its end; call ``refit``.
+        """Keep polled records; return their number, 0 if they were read before the last seek, or
+        before what is wanted of the log. Raise ``LogTruncatedError``: the log has lost its end;
+        call ``refit``.
         """
         if run.start != self._fetch.position or self._is_halted:
             return 0  # read before a seek, or read again

@@ -1,5 +1,5 @@
-"""What a shard needs of its log again. A lane wants it, and a helper thread reads it, for a broker
-that does not answer must not keep other shards waiting.
+"""Reads on a helper thread what a lane wants of its log again: a broker that does not answer must
+not keep other shards waiting.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LogWanted: TypeAlias = CancellersWanted | SlotWanted | RecordWanted
 
 
 class CancellersFound(NamedTuple):
-    """By the requeued record's offset, that of its canceller, or ``NO_MARK``."""
+    """Offsets of cancellers, or ``NO_MARK``, by the requeued record's offset."""
 
     by_copy: dict[int, int]
 

@@ -205,29 +205,33 @@ def turn(state: LoopState, wait_ms: float | None = None) -> None:
 
 
 def handle(state: LoopState, event: Event) -> None:
-    match event:
-        case CommitEnded():
-            ended = commit.end_commit(state, event)
-            if ended is not None:
-                state.upkeep.active |= ended.checkpoints.keys()
-                ownership.follow_commit(state, ended)
-        case LogEndsFound() if state.transaction.commit is not None:
-            # It would be uncertain which commit carries a first checkpoint.
-            state.deferred.append(event)
-        case WriterOutdated():
-            state.writer.outdated = event.why
-        case CommandArrived():
-            state.upkeep.busy.add(event.slice_no)
-        case _:
-            _HANDLERS[type(event)](state, event)
+    _HANDLERS[type(event)](state, event)
+
+
+def _commit_ended(state: LoopState, event: CommitEnded) -> None:
+    ended = commit.end_commit(state, event)
+    if ended is not None:
+        state.upkeep.active |= ended.checkpoints.keys()
+        ownership.follow_commit(state, ended)
+
+
+def _writer_outdated(state: LoopState, event: WriterOutdated) -> None:
+    state.writer.outdated = event.why
+
+
+def _command_arrived(state: LoopState, event: CommandArrived) -> None:
+    state.upkeep.busy.add(event.slice_no)
 
 
 _HANDLERS: Final[Mapping[type[Event], Callable[[LoopState, Any], None]]] = {
     WriterOpened: ownership.writer_opened,
+    CommitEnded: _commit_ended,
     TakeOverEnded: ownership.take_over_ended,
     LogEndsFound: ownership.log_ends_found,
     LogFound: ingest.log_found,
     LogRead: ingest.log_read,
+    WriterOutdated: _writer_outdated,
+    CommandArrived: _command_arrived,
 }
 
 

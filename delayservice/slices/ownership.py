@@ -271,6 +271,10 @@ def join(state: LoopState, slice_: Slice, lanes: list[Lane]) -> None:
 def log_ends_found(state: LoopState, event: LogEndsFound) -> None:
     if event.query not in state.log_ends.asked:  # the writer was lost meanwhile
         return
+    if state.transaction.commit is not None:
+        # It would be uncertain which commit carries a first checkpoint.
+        state.deferred.append(event)
+        return
     state.log_ends.asked.remove(event.query)
     for slice_, lane, bounds, stored in log_ends.judged(state, event):
         if lane.shard.owned:

@@ -63,7 +63,7 @@ class LogFound(NamedTuple):
 
 
 class LogRead(NamedTuple):
-    """What a lane wanted of its log again."""
+    """Answer to what a lane wanted of its log again."""
 
     lane: Lane
     wanted: LogWanted
@@ -152,7 +152,7 @@ class Commit:
 
 
 class Transaction:
-    """What the next commit carries, and the commit under way.
+    """Content of the next commit, and the commit under way.
 
     ``changing``: slices whose phase changes with the next commit. ``touched``: slices that may have
     something to commit. ``records`` and ``bytes`` of outputs sent since the last commit.
@@ -251,6 +251,7 @@ class LoopState:
         limits = edges.limits
         self.edges = edges
         self.clock = edges.clock
+        self.secret_fingerprint = edges.fingerprints[0]
         self.inbox = Inbox(edges.source.wake)
         self.slices: dict[int, Slice] = {}
         self.agenda = Agenda()
