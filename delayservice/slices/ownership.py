@@ -15,7 +15,7 @@ import structlog
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
 from delayservice.contract.contracts import Contract
-from delayservice.engine.ports import Bounds, Place, Role
+from delayservice.engine.ports import Bounds, Role
 from delayservice.slices import log_ends
 from delayservice.slices.commit import abort, discard
 from delayservice.slices.lane import Lane
@@ -195,7 +195,7 @@ def _begin_take_over(state: LoopState, numbers: Collection[int]) -> None:
     for group in grouped(slices):
         turns = {slice_.number: slice_.turn - 1 for slice_ in group}
         lanes = [lane for slice_ in group for lane in slice_.lanes.values()]
-        stored = {lane.place: lane.shard.stored for lane in lanes}
+        stored = {lane: lane.shard.stored for lane in lanes}
         topic_ids = {lane.place: lane.topic_id for lane in lanes}
         edges = state.edges
         work = partial(
@@ -241,18 +241,20 @@ def take_over_ended(state: LoopState, event: TakeOverEnded) -> None:
 
 
 # Settling begins at the last checkpoint; the next commit carries this owner's first one.
-def _take(state: LoopState, slice_: Slice, taken: Taken, stored: Mapping[Place, int]) -> None:
+def _take(state: LoopState, slice_: Slice, taken: Taken, stored: Mapping[Lane, int]) -> None:
     slice_.taken_over(taken, state.edges.gate.epoch(slice_.number))
     missing, short = [], []
     try:
         for lane in slice_.lanes.values():
             bounds = taken.bounds.get(lane.place)
-            if bounds is None:  # its leader gave no answer, or it was added meanwhile
+            # Its leader gave no answer, or it was added meanwhile, perhaps in the place of one of
+            # an earlier topic of this name.
+            if bounds is None or lane not in stored:
                 missing.append(lane)
-            elif log_ends.is_short(slice_, lane, bounds, stored[lane.place]):
+            elif log_ends.is_short(slice_, lane, bounds, stored[lane]):
                 short.append(lane)
             else:
-                _take_lane(state, slice_, lane, bounds, stored[lane.place])
+                _take_lane(state, slice_, lane, bounds, stored[lane])
     except KafkaEdgeError as exc:  # its log can't be read
         interrupted_safely(state, slice_, str(exc))
         return

@@ -42,10 +42,10 @@ class CommitEnded(NamedTuple):
 
 
 class TakeOverEnded(NamedTuple):
-    """``stored``: S of each shard at its start."""
+    """``stored``: S at its start, of each lane that was there."""
 
     slices: tuple[int, ...]
-    stored: Mapping[Place, int]
+    stored: Mapping[Lane, int]
     taken: Future[dict[int, Taken]]
 
 

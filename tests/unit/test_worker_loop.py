@@ -488,6 +488,31 @@ def test_what_was_stored_while_the_end_of_the_log_was_asked_for_is_not_taken_for
     assert stage.lane(0).store.stats().pending == 6
 
 
+def test_a_shard_that_takes_the_place_of_another_during_a_take_over_goes_by_its_own_log() -> None:
+    stage = Stage(0)
+    bounds = stage.heritage.bounds
+    stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(7, 9))  # type: ignore[method-assign]
+    stage.background.holds = True
+    stage.gate.says(Role.OWNER, [0])
+    for _ in range(2):  # the writer is opened, the claim is committed
+        stage.step(10)
+        stage.background.run()
+    stage.step(10)
+    assert stage.of(0).phase is Phase.TAKING
+    assert stage.loop.drop_lane(0, TOPIC)
+    stage.add(0)  # the topic was deleted and created again
+    stage.write(0, 0)
+    stage.background.run()
+    stage.heritage.bounds = bounds  # type: ignore[method-assign]
+    stage.background.holds = False
+    stage.step(10)
+    while stage.background.waiting:
+        stage.background.run()
+    stage.step(10, 6)
+    assert stage.lane(0).shard.end == 1
+    assert stage.delivered() == [(0, 0)]
+
+
 def owner_that_waits_for(end: int, limits: Limits = LITTLE) -> Stage:
     """An owner of a log that holds six records, two of them above H; its end was said to be
     another.
