@@ -10,6 +10,7 @@ import structlog
 
 from delayservice.base.clock import Clock
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.engine.ports import Background
 from delayservice.replicas.commands import Command, Report, report_on
 from delayservice.slices.digests import SliceDigests
 from delayservice.slices.lane import Lane
@@ -72,12 +73,14 @@ class CopyKeeper:
         """Queue a command for the thread of the worker's loop. Any thread may call this."""
         self._commands.append(command)
 
-    def turn(self, lanes: Mapping[str, Lane], *, is_owner: bool) -> None:
-        """Publish digests, go on with a scan, and do one step of a queued command."""
+    def turn(self, lanes: Mapping[str, Lane], reading: Background, *, is_owner: bool) -> None:
+        """Publish digests, go on with a scan, and do one step of a queued command; ``reading`` asks
+        Kafka for it.
+        """
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()
-            steps = self._carry_out(command, lanes, is_owner=is_owner)
+            steps = self._carry_out(command, lanes, reading, is_owner=is_owner)
             self._task = _Task(command, lanes.get(command.topic), steps)
         task = self._task
         if task is None:
@@ -93,13 +96,13 @@ class CopyKeeper:
         return self.digests.is_reading or self._task is not None or bool(self._commands)
 
     def _carry_out(
-        self, command: Command, lanes: Mapping[str, Lane], *, is_owner: bool
+        self, command: Command, lanes: Mapping[str, Lane], reading: Background, *, is_owner: bool
     ) -> Iterator[None]:
         try:
             lane = copy_of(command, lanes, self._clock.wall_ms())
             if command.command == "rebuild":
                 _check_is_replica(command, is_owner=is_owner)
-                yield from lane.start_over()
+                yield from lane.start_over(reading)
         except (CopyRefusedError, KafkaEdgeError) as exc:  # the store is unchanged
             self._over(command, str(exc))
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -35,7 +36,7 @@ from delayservice.engine.level import LevelRecords
 from delayservice.engine.marking import Scans
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.pacing import Growth
-from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
+from delayservice.engine.ports import Background, Bounds, PolledBatch, Source, Targets
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
@@ -573,12 +574,15 @@ class Lane:
             left -= asked
         self._read_on()
 
-    def start_over(self) -> Iterator[None]:
+    def start_over(self, reading: Background) -> Iterator[None]:
         """Empty a replica's store, to be filled from the log again. First check in small steps,
         each a yield, that the log holds every pending record; else, or if this node owns the
         slice by now, raise ``KafkaEdgeError`` with the store unchanged.
         """
-        bounds = self._fetch.source.bounds(self.place)
+        asked = reading.submit(partial(self._fetch.source.bounds, self.place))
+        while not asked.done():
+            yield
+        bounds = asked.result()
         yield from check_is_in_log(self.store, self.shard.committed, bounds.start)
         if self.shard.owned:
             raise KafkaEdgeError(f"this node delivers {self.topic}:{self.partition} by now")

@@ -48,7 +48,7 @@ def _follow_checkpoints(state: LoopState) -> None:
 
 def _follow(state: LoopState, slice_: Slice) -> None:
     upkeep = state.upkeep
-    _turn_copies(slice_)  # before the stores are pruned
+    _turn_copies(state, slice_)  # before the stores are pruned
     try:
         read_back = slice_.follower.prune(slice_.lanes, is_owner=slice_.phase in OWNED)
     except KafkaEdgeError as exc:
@@ -70,7 +70,7 @@ def _tend_slices(state: LoopState) -> None:
     upkeep, limits = state.upkeep, state.edges.limits
     for number in list(upkeep.busy):
         slice_ = state.slices.get(number)
-        if slice_ is None or not _turn_copies(slice_):
+        if slice_ is None or not _turn_copies(state, slice_):
             upkeep.busy.discard(number)
     now_s = state.clock.monotonic_s()
     elapsed_s = now_s - upkeep.tended_s
@@ -94,7 +94,7 @@ def _tend_all(state: LoopState, numbers: Iterable[int]) -> None:
         slice_ = state.slices.get(number)
         if slice_ is None:
             continue
-        if _turn_copies(slice_):
+        if _turn_copies(state, slice_):
             upkeep.busy.add(number)
         for lane in slice_.lanes.values():
             log_ends.await_end(state, lane)
@@ -103,10 +103,10 @@ def _tend_all(state: LoopState, numbers: Iterable[int]) -> None:
 
 
 # Nothing is done if the slice is refused, or digests are off.
-def _turn_copies(slice_: Slice) -> bool:
+def _turn_copies(state: LoopState, slice_: Slice) -> bool:
     if slice_.copies is None or slice_.follower.refusal:
         return False
-    slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)
+    slice_.copies.turn(slice_.lanes, state.edges.reading, is_owner=slice_.is_owner)
     return slice_.copies.is_busy
 
 

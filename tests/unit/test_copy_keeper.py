@@ -47,7 +47,7 @@ class Keeper:
         )
 
     def turn(self, *, is_owner: bool = False) -> None:
-        self.keeper.turn(self.lanes, is_owner=is_owner)
+        self.keeper.turn(self.lanes, cast("Any", None), is_owner=is_owner)
 
     @property
     def why(self) -> str:

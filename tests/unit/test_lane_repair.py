@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +23,7 @@ from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions
 from tests.rocks import LoneRocks
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, read_again, routes_of
+from tests.unit.loop_stage import Inline
 from tests.wheels import LoneStore, slot_files
 
 HOUR_MS = 3_600_000
@@ -121,10 +123,27 @@ def lose(lane: Lane, start_ms: int, stop_ms: int) -> None:
     lane.store.rebuild(start_ms, stop_ms, [])
 
 
+def test_a_silent_leader_does_not_keep_the_loop_waiting_for_a_rebuild(
+    lane: Lane, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Mock(side_effect=log.bounds)
+    monkeypatch.setattr(log, "bounds", silent)
+    reading, before = Inline(), held(lane)
+    reading.holds = True
+    steps = lane.start_over(reading)
+    for _ in range(3):
+        next(steps)
+    assert held(lane) == before
+    assert not silent.called
+    reading.run()
+    list(steps)
+    assert held(lane) == []
+
+
 def test_a_whole_copy_is_read_again_from_the_log(lane: Lane, log: Log) -> None:
     before = held(lane)
     lose(lane, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS)
-    list(lane.start_over())
+    list(lane.start_over(Inline()))
     assert held(lane) == []
     assert lane.shard.wanted == 0
     lane.ingest(log.run(0, RECORDS))
@@ -143,15 +162,15 @@ def test_a_whole_copy_that_may_hold_the_last_of_a_record_is_kept(
     before = held(lane)
     if is_kept:
         with pytest.raises(KafkaEdgeError, match="below offset 30"):
-            list(lane.start_over())
+            list(lane.start_over(Inline()))
         assert held(lane) == before
     else:
-        list(lane.start_over())
+        list(lane.start_over(Inline()))
         assert (held(lane), lane.shard.wanted) == ([], 30)
 
 
 def test_an_owners_copy_is_never_started_over(lane: Lane, log: Log) -> None:
-    steps = lane.start_over()
+    steps = lane.start_over(Inline())
     next(steps)
     lane.take_over(Cursor(), log.bounds(lane.place))
     before = held(lane)
