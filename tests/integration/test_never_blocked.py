@@ -48,6 +48,7 @@ class Stream:
     bench: Bench
     sound: str
     bad: str
+    partitions: range = range(PARTITIONS)
     sent: int = 0
     late_ms: dict[int, list[int]] = field(default_factory=dict)
     """By due second."""
@@ -76,7 +77,7 @@ class Stream:
             target = self.bad if number % 10 == 0 else self.sound
             self.sent += target == self.sound
             headers = self.bench.to(target, DELAY_MS)
-            self.bench.send_later(headers, partition=number % PARTITIONS)
+            self.bench.send_later(headers, partition=self.partitions[number % len(self.partitions)])
         self.bench.producer.flush()
 
     def _read(self) -> None:
@@ -102,7 +103,10 @@ class Stream:
     def finish(self) -> None:
         """Send no more, and await what was sent to the sound target."""
         self._stop_sending.set()
-        await_true(lambda: len(set(self.sources)) >= self.sent, "all are seen", 60)
+        self.await_seen(self.sent)
+
+    def await_seen(self, count: int) -> None:
+        await_true(lambda: len(set(self.sources)) >= count, f"{count} are seen", 60)
 
     def late_between(self, first_s: int, stop_s: int) -> list[int]:
         """Lateness of what was due then, ascending, milliseconds."""
