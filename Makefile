@@ -22,11 +22,16 @@ define make_venv
 		'import sysconfig; print(sysconfig.get_path("purelib"))')/devtools.pth"
 endef
 
-# The first Python of 3.11 or later that can make a venv; no name when there is none.
+# The first Python of 3.11 or later that can make a venv; no name when there is none. One that was
+# built with optimisations is preferred, for it takes a fifth less CPU: a distribution's, or by its
+# options.
 ifndef PYTHON
-PYTHON := $(shell for name in python3.11 python3 python3.12 python3.13; do \
-	$$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
-	2>/dev/null && echo $$name && break; done)
+PYTHON := $(shell for fast in 1 0; do \
+	for name in python3.11 /usr/bin/python3.11 python3 /usr/bin/python3 python3.12 python3.13; do \
+	$$name -c "import sys, sysconfig, venv, ensurepip; \
+	is_fast = sys.base_prefix == '/usr' or '--enable-optimizations' in str(sysconfig.get_config_var('CONFIG_ARGS')); \
+	sys.exit(sys.version_info < (3, 11) or is_fast < $$fast)" \
+	2>/dev/null && echo $$name && exit; done; done)
 endif
 
 # The stamp's name is made of what the venv was made of. File times would not do: a checkout may

@@ -59,6 +59,8 @@ def test_steady_judges_every_record(cluster: EmbeddedCluster) -> None:
     assert found["n"] == 1_000
     assert found["lateness_ms_p50"] <= found["lateness_ms_p99"] <= found["lateness_ms_max"]
     assert found["passthrough_per_s"] is None
+    assert 0 < found["floor_lateness_ms_p50"] <= found["floor_lateness_ms_p99"]
+    assert found["floor_cpu_us_per_message"] > 0
 
 
 def test_steady_without_a_load_measures_an_idle_node(cluster: EmbeddedCluster) -> None:

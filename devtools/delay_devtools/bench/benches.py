@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
-from delay_devtools.bench.figures import US, Figures
+from delay_devtools.bench.figures import US, Figures, quantile
 from delay_devtools.bench.helpers import (
     Helper,
     Loaded,
@@ -32,6 +32,7 @@ _WARM: Final = "warm"
 _PROBE: Final = "probe"
 _PASSED: Final = "passed"
 _WARM_UP_S: Final = 8.0
+_FLOOR_WARM_UP_S: Final = 3.0
 _WARM_UP_RECORDS: Final = 200_000
 _A_SECOND_MS: Final = 1_000
 _SLOW_SAMPLES_S: Final = 1.0
@@ -80,7 +81,35 @@ def steady(stand: Stand, figures: Figures) -> None:
     else:
         _fill_costs(figures, verdict.n, now_s - used_s, broker_now_s - broker_used_s)
         _fill_transactions(figures, counted)
-        figures.judge([verdict], [verdict])
+        passed = _floor(stand, figures)
+        figures.judge([verdict, passed], [verdict])
+
+
+def _floor(stand: Stand, figures: Figures) -> BenchVerdict:
+    """Copy the same load, due at once, without the service, in transactions as long as its own."""
+    rate = stand.options.rate_per_s
+    warm_up = int(rate * _FLOOR_WARM_UP_S) if stand.options.warm_up else 0
+    n = max(int(rate * stand.options.seconds), 1) + warm_up
+    names, batch = stand.round(), replace(stand.batch(n), warm_up=warm_up)
+    stand.create(names, (_PASSED,))
+    interval_s = stand.options.seconds * figures.workers / max(figures.transactions or 0, 1)
+    plan = replace(_pass_plan(stand, names, batch.n), interval_s=interval_s)
+    due_at_once = replace(stand.load(names, _PASSED, batch), rate_per_s=rate, after_ms=0, span_ms=0)
+    broker_used_s = -cpu_s(stand.brokers)
+    with (
+        Helper(judge, stand.judge(names, _PASSED, batch)) as judging,
+        Helper(passthrough, plan, stand.steps.bar("Passing through", batch.n).at) as passing,
+        Helper(load, due_at_once) as loader,
+    ):
+        passing.tell()
+        loader.tell()
+        passed, verdict = passing.expect(Passed), verdict_of(judging, LoadEnd(batch.n, now_ms()))
+    broker_used_s += cpu_s(stand.brokers)
+    figures.floor_cpu_us_per_message = passed.cpu_s / batch.n * US
+    figures.floor_broker_cpu_us_per_message = broker_used_s / batch.n * US or None
+    figures.floor_lateness_ms_p50 = quantile(verdict.lateness_ms, 0.5)
+    figures.floor_lateness_ms_p99 = quantile(verdict.lateness_ms, 0.99)
+    return verdict
 
 
 def _cpu_s(stand: Stand, serving: Serving) -> tuple[float, float]:
@@ -232,22 +261,26 @@ def _pass_through(
     stand: Stand, names: Names, batch: Batch, transaction_records: int
 ) -> tuple[Passed, BenchVerdict]:
     n = batch.n
-    plan = PassPlan(
-        consumer=stand.client("consumer"),
-        producer=stand.client("producer"),
-        source=names.delay,
-        target=names.target(_PASSED),
-        n=n,
-        transaction_records=transaction_records,
-        transactional_id=f"{names.prefix}_pass" if stand.is_exactly_once else "",
-        headers=Provenance(names.delay, 0).headers(n, now_ms(), None),
-    )
+    plan = replace(_pass_plan(stand, names, n), transaction_records=transaction_records)
     with (
         Helper(judge, stand.judge(names, _PASSED, batch)) as judging,
         Helper(passthrough, plan, stand.steps.bar("Passing through", n).at) as passing,
     ):
         passing.tell()
         return passing.expect(Passed), verdict_of(judging, LoadEnd(n, now_ms()))
+
+
+def _pass_plan(stand: Stand, names: Names, n: int) -> PassPlan:
+    return PassPlan(
+        consumer=stand.client("consumer"),
+        producer=stand.client("producer"),
+        source=names.delay,
+        target=names.target(_PASSED),
+        n=n,
+        transaction_records=n,
+        transactional_id=f"{names.prefix}_pass" if stand.is_exactly_once else "",
+        headers=Provenance(names.delay, 0).headers(n, now_ms(), None),
+    )
 
 
 def _warm_up(stand: Stand) -> None:

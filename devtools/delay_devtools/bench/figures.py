@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+import sysconfig
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from delay_devtools.bench.tally import BenchVerdict
@@ -13,6 +16,15 @@ from delayservice import __version__
 from delayservice.commands.console import out, print_json
 
 US: Final = 1_000_000
+
+
+def interpreter() -> str:
+    """Return the version of Python, and whether it was built with profiles: a plain build takes a
+    fifth more time. Debian's does not name its options.
+    """
+    options = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    is_fast = "--enable-optimizations" in options or sys.base_prefix == "/usr"
+    return f"{platform.python_version()}, {'optimised' if is_fast else 'plain'} build"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +41,7 @@ class Figures:
     size: int
     cores: int | None = None
     version: str = __version__
+    python: str = field(default_factory=interpreter)
     n: int | None = None
     seconds: float | None = None
     rate_per_s: float | None = None
@@ -44,6 +57,10 @@ class Figures:
     broker_cpu_us_per_message: float | None = None
     transactions: int | None = None
     aborts: int | None = None
+    floor_lateness_ms_p50: int | None = None
+    floor_lateness_ms_p99: int | None = None
+    floor_cpu_us_per_message: float | None = None
+    floor_broker_cpu_us_per_message: float | None = None
     records_per_transaction: float | None = None
     rss_mib_peak: float | None = None
     rss_mib_growth: float | None = None

@@ -131,7 +131,8 @@ class LoadEnd:
 @dataclass(frozen=True, slots=True)
 class PassPlan:
     """``transactional_id`` is empty for an idempotent producer without transactions; ``headers``
-    replace those of the input.
+    replace those of the input. ``interval_s``: begin a transaction with the records of this time
+    (a paced load); 0: with ``transaction_records``.
     """
 
     consumer: Mapping[str, str]
@@ -142,6 +143,7 @@ class PassPlan:
     transaction_records: int
     transactional_id: str
     headers: list[tuple[str, bytes | None]]
+    interval_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,9 +373,13 @@ def passthrough(plan: PassPlan, pipe: Connection, counter: Counter) -> None:
     consumer.assign(partitions)
     while counter.value < plan.n:
         stop = min(counter.value + plan.transaction_records, plan.n)
+        messages = consumer.consume(_BATCH, plan.interval_s) if plan.interval_s else []
+        if plan.interval_s and not messages:
+            continue
         if plan.transactional_id:
             producer.begin_transaction()
-        while counter.value < stop:
+        counter.value += _copy(producer, plan, messages)
+        while counter.value < stop and not plan.interval_s:
             messages = clients.take(consumer, 1.0, min(stop - counter.value, _BATCH))
             counter.value += _copy(producer, plan, messages)
         if plan.transactional_id:

@@ -22,13 +22,14 @@ class Batch:
     """Description of one load, whose records have the numbers 0 to n-1.
 
     A record with another ``tag`` (8 ASCII characters) counts as a stranger. ``seed`` is for filler
-    and due times.
+    and due times. The lateness of the first ``warm_up`` records is not counted.
     """
 
     tag: str
     n: int
     size: int
     seed: int
+    warm_up: int = 0
 
     def tag_bytes(self) -> bytes:
         return self.tag.encode("ascii")
@@ -100,6 +101,7 @@ class BatchTally:
         self._is_open = True
         self._tag = batch.tag_bytes()
         self._filler = batch.filler()
+        self._warm_up = batch.warm_up
         self._keys = keys()
         self._counts = bytearray(batch.n)
         self._lateness_ms: dict[int, int] = {}
@@ -127,7 +129,7 @@ class BatchTally:
     ) -> None:
         seen_ms = int(seen_s * 1_000)
         unpack, body_at = HEAD.unpack_from, HEAD.size
-        tag, filler, known_keys = self._tag, self._filler, self._keys
+        tag, filler, known_keys, warm_up = self._tag, self._filler, self._keys, self._warm_up
         counts, n, late_counts = self._counts, self._n, self._lateness_ms
         distinct = self.distinct
         for key, value in zip(record_keys, values, strict=True):
@@ -147,7 +149,8 @@ class BatchTally:
             if count < _SEEN_MAX:
                 counts[number] = count + 1
             late_ms = seen_ms - due_ms
-            late_counts[late_ms] = late_counts.get(late_ms, 0) + 1
+            if number >= warm_up:
+                late_counts[late_ms] = late_counts.get(late_ms, 0) + 1
         self.seen += len(values)
         if distinct > self.distinct:
             self._last_seen_s = seen_s
