@@ -187,7 +187,7 @@ class KafkaSink:
 
     def _make(self, config: Mapping[str, Any]) -> Producer:
         reports = self._reports
-        callbacks = {"on_delivery": reports.note_failure, "throttle_cb": reports.note_throttle}
+        callbacks = {"on_delivery": reports.note_report, "throttle_cb": reports.note_throttle}
         return self._clients.producer({**config, **callbacks})
 
     def discard(self) -> None:
@@ -254,12 +254,11 @@ class KafkaSink:
 
     def _produce(self, producer: Producer, place: Place, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
-        suspects, small = self._reports.suspects, self._targets.small
-        is_careful = bool(suspects or small)
+        small = self._targets.small
         for output in outputs:
             _, topic, partition, key, value, headers, _, offset = output
             try:
-                if is_careful and (topic in suspects or topic in small):
+                if topic in small:
                     self._produce_with_care(producer, place, output)
                 else:
                     try:
@@ -269,7 +268,7 @@ class KafkaSink:
             except KafkaException as exc:
                 if not self._takes_on(place, offset, topic, exc):
                     return
-            if is_careful and self._reports.failed:
+            if small and self._reports.failed:
                 return
         producer.poll(0)
 
@@ -295,19 +294,17 @@ class KafkaSink:
             return False
         if MEANINGS.get(error.code(), Meaning.WRITER) is Meaning.WRITER:
             raise lost("produce", exc) from exc
-        self._reports.note_record(place, offset, topic, error, None)
+        self._reports.note(topic, error, (place, offset))
         return True
 
     def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> None:
-        # A batch must not become too large; a record of a topic that has just refused one is sent
-        # alone.
         _, topic, partition, key, value, headers, _, offset = output
-        if self._targets.limits.begins_batch(output):
+        limits, own = self._targets.limits, {}
+        if limits.begins_batch(output):
             self._await_sent(producer)
-        note = partial(self._reports.note_record, place, offset, topic)
-        self._await_room(producer, topic, value, key, partition, headers=headers, on_delivery=note)
-        if topic in self._reports.suspects:
-            self._await_sent(producer)
+        if topic in limits.suspects:
+            own["on_delivery"] = partial(self._reports.note_report, alone=(place, offset))
+        self._await_room(producer, topic, value, key, partition, headers=headers, **own)
 
     def _await_sent(self, producer: Producer) -> None:
         until_s = self._monotonic_s() + UNACKNOWLEDGED_S
@@ -337,7 +334,7 @@ class KafkaSink:
             faults.point("flushed")
         faults.point("before_commit")
         self._commit_transaction(producer)
-        self._reports.committed(self._sent_to)
+        self._targets.limits.committed(self._sent_to)
         self._forget()
         return acknowledged_s
 
