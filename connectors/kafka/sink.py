@@ -18,8 +18,8 @@ is aborted. In each case it is never used again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -159,7 +159,8 @@ class KafkaSink:
         # Headers of the service's own records, which name the writer of the transaction.
         self._headers: list[tuple[str, bytes]] = []
         self._open = False
-        # Time for which the open transaction has waited for room in the client's queue, in s.
+        # Time for which the loop has waited in the open transaction, in s: for room in the client's
+        # queue, and for records that are sent one by one.
         self._awaited_s = 0.0
         # Topics of the outputs in the open transaction.
         self._sent_to: set[str] = set()
@@ -234,14 +235,11 @@ class KafkaSink:
         topics = {output[1] for output in outputs}
         self._sent_to |= topics
         self._used |= topics
-        if self._direct is None:
-            self._produce(self._fenced_producer, place, outputs)
-            return
-        direct = [output for output in outputs if output[0] == DELIVERED]
-        self._produce(self._direct, place, direct)
-        if len(direct) < len(outputs):
-            rest = [output for output in outputs if output[0] != DELIVERED]
-            self._produce(self._fenced_producer, place, rest)
+        producer = self._fenced_producer
+        if self._direct is not None:
+            self._produce(self._direct, place, [one for one in outputs if one[0] == DELIVERED])
+            outputs = [one for one in outputs if one[0] != DELIVERED]
+        self._produce(producer, place, outputs)
 
     def _begin(self) -> None:
         if not self._open:
@@ -272,21 +270,28 @@ class KafkaSink:
                 return
         producer.poll(0)
 
-    def _await_room(self, producer: Producer, *record: object, **options: object) -> None:
-        # All waits of one transaction together, as the loop stands still meanwhile.
+    @contextmanager
+    def _waiting(self) -> Iterator[float]:
+        """Count what runs within as a wait of the loop; give the time left for all waits of the
+        transaction, in s.
+        """
         started_s = self._monotonic_s()
-        left_s = UNACKNOWLEDGED_S - self._awaited_s
         try:
-            produce_patiently(
-                producer, *record, timeout_s=left_s, monotonic_s=self._monotonic_s, **options
-            )
+            yield UNACKNOWLEDGED_S - self._awaited_s
+        finally:
+            self._awaited_s += self._monotonic_s() - started_s
+
+    def _await_room(self, producer: Producer, *record: object, **options: object) -> None:
+        try:
+            with self._waiting() as left_s:
+                produce_patiently(
+                    producer, *record, timeout_s=left_s, monotonic_s=self._monotonic_s, **options
+                )
         except KafkaException as exc:
             error = error_of(exc)
             if error.code() == QUEUE_FULL:
                 self._fail(error.str(), is_stalled=True)
             raise
-        finally:
-            self._awaited_s += self._monotonic_s() - started_s
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
         error = error_of(exc)
@@ -307,12 +312,11 @@ class KafkaSink:
         self._await_room(producer, topic, value, key, partition, headers=headers, **own)
 
     def _await_sent(self, producer: Producer) -> None:
-        until_s = self._monotonic_s() + UNACKNOWLEDGED_S
-        while left := self._flush_step(producer):
-            if self._reports.failed:
-                return
-            if self._monotonic_s() > until_s:
-                self._fail(f"{left} records were not acknowledged", is_stalled=True)
+        with self._waiting() as left_s:
+            until_s = self._monotonic_s() + left_s
+            while (left := self._flush_step(producer)) and not self._reports.failed:
+                if self._monotonic_s() > until_s:
+                    self._fail(f"{left} records were not acknowledged", is_stalled=True)
 
     def commit(self, controls: Sequence[Control]) -> float:
         self._begin()

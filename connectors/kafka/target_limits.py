@@ -37,9 +37,9 @@ def _field(content: bytes | None) -> int:
 BATCH_BYTES: Final = 1_000_000
 # Size of the largest record that the client's queue has room for, in bytes.
 RECORD_BYTES_MAX: Final = 60_000_000
-# Number of records in a transaction for a topic whose records are sent one by one, each of which
-# the loop waits for.
-ALONE_MAX: Final = 50
+# Number of records in a transaction for a topic whose records are sent one by one: the loop waits
+# for each, and for all together no longer than ``sink.UNACKNOWLEDGED_S``.
+ALONE_MAX: Final = 20
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
