@@ -22,48 +22,13 @@ _LOOK_BACK: Final = 50_000
 _log = structlog.get_logger(__name__)
 
 
-class AuditSummary(AuditFacts):
-    """Result of one audit. ``ranges``: ``[topic, partition, start, stop]`` of each range of source
-    offsets to which the user limited the audit; ``stop`` is exclusive. Empty: everything was
-    audited.
+class _Audit(AuditFacts, tag_field="kind", tag="summary"):
+    """Summary of an audit, as in a record of the audit topic. ``ranges``: ``[topic, partition,
+    start, stop]`` of each range of source offsets to which the user limited it; ``stop`` is
+    exclusive. Empty: everything was audited.
     """
 
     ranges: tuple[tuple[str, int, int, int], ...] = ()
-
-
-class AuditSummaries:
-    """Newest summary of an audit of all records, and of the audits of ranges after it: the newest
-    summary for each set of ranges.
-    """
-
-    def __init__(self) -> None:
-        self._whole: AuditSummary | None = None
-        self._ranges: dict[tuple[tuple[str, int, int, int], ...], AuditSummary] = {}
-
-    def add(self, summary: AuditSummary) -> None:
-        """Keep the summary of a later audit. One of ranges replaces the kept one of the same
-        ranges; one of all records replaces all.
-        """
-        if summary.ranges:
-            self._ranges[summary.ranges] = summary
-        else:
-            self._whole = summary
-            self._ranges.clear()
-
-    def together(self) -> AuditFacts:
-        """Return all kept summaries as one: time of the newest, sum of findings by
-        kind, and number of records of the audit of all records; 0: no such audit is kept.
-        """
-        parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
-        found: Counter[str] = Counter()
-        for part in parts:
-            found.update(part.findings)
-        records = self._whole.records if self._whole is not None else 0
-        return AuditFacts(max(part.at_ms for part in parts), records, dict(found))
-
-
-class _Said(AuditSummary, tag_field="kind", tag="summary"):
-    """Summary of an audit, as in a record of the audit topic."""
 
 
 class _Repairs(msgspec.Struct, frozen=True):
@@ -84,7 +49,7 @@ class _Compared(msgspec.Struct, tag_field="kind", tag="reconcile"):
     repairs: _Repairs = _Repairs(0, stopped=False)
 
 
-_decode = msgspec.json.Decoder(_Said | _Compared).decode
+_decode = msgspec.json.Decoder(_Audit | _Compared).decode
 
 
 class AuditWatcher:
@@ -94,11 +59,14 @@ class AuditWatcher:
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        # Result of the newest audits (``AuditSummaries.together``); None: none was read.
+        # Result of the newest audit of all records and of those of ranges after it, as one: time of
+        # the newest, sum of findings by kind, and number of records of the audit of all records; 0:
+        # no such audit was read. None: no audit was read.
         self.newest: AuditFacts | None = None
         # Result of the newest comparison of copies; None: none was read.
         self.copies: ReconcileFacts | None = None
-        self._summaries = AuditSummaries()
+        # Newest summaries, by the ranges that were audited; none is older than that of all records.
+        self._summaries: dict[tuple[tuple[str, int, int, int], ...], _Audit] = {}
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
         low, high = watermarks(consumer, (self.topic, 0))
@@ -111,8 +79,14 @@ class AuditWatcher:
                 told = said.at_ms, said.findings, said.records, said.pending
                 self.copies = ReconcileFacts(*told, said.repairs.made, said.repairs.stopped)
                 return
-            self._summaries.add(said)
-            self.newest = self._summaries.together()
+            if not said.ranges:
+                self._summaries.clear()
+            self._summaries[said.ranges] = said
+            found: Counter[str] = Counter()
+            for one in self._summaries.values():
+                found.update(one.findings)
+            whole = self._summaries.get(())
+            self.newest = AuditFacts(said.at_ms, whole.records if whole else 0, dict(found))
 
     def at_end(self) -> None:
         """Do nothing: each summary takes effect when it is read."""

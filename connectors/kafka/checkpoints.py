@@ -42,36 +42,6 @@ from delayservice.engine.ports import NO_TIME, Place, ReadBack
 _CUTS_MAX: Final = 16
 # Time between the cuts of neighbouring slices, in ms, which spreads the comparisons.
 _SHIFT_MS: Final = 7_919
-
-
-class Cuts:
-    """Checkpoints at which copies of each slice are to be compared, kept until they are taken."""
-
-    def __init__(self, interval_ms: int) -> None:
-        self._interval_ms = interval_ms
-        self._untaken: dict[int, deque[ReadBack]] = {}
-
-    def note(self, slice_no: int, before: ReadBack, read_back: ReadBack) -> None:
-        """Keep the checkpoint ``read_back`` as a cut if ``before``, the slice's checkpoint before
-        it, is of an earlier interval by the brokers' timestamps.
-        """
-        every_ms, shift_ms = self._interval_ms, slice_no * _SHIFT_MS
-        if not every_ms:
-            return
-        if (read_back.broker_ms + shift_ms) // every_ms > (before.broker_ms + shift_ms) // every_ms:
-            self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
-
-    def take(self, slice_no: int) -> Sequence[ReadBack]:
-        cuts = self._untaken.get(slice_no)
-        if not cuts:
-            return ()
-        # One by one: the tail may add another meanwhile.
-        taken = []
-        while cuts:
-            taken.append(cuts.popleft())
-        return taken
-
-
 # A position moves past a transaction's markers only when the broker answers that a log has ended,
 # for which it waits so long: a take-over that reads to the end waits with it.
 FETCH_WAIT_MS: Final = 100
@@ -104,7 +74,9 @@ class KafkaCheckpoints:
         self._topic = options.checkpoint_topic
         self._partitions = options.checkpoint_partitions
         self._claims_topic = options.claims_topic
-        self._cuts = Cuts(cut_interval_ms)
+        self._cut_interval_ms = cut_interval_ms
+        # Checkpoints at which copies of each slice are to be compared, until they are taken.
+        self._cuts: dict[int, deque[ReadBack]] = {}
         self._clock = clock
         self._config = consumer_config(options.consumer, f"checkpoints-{name}") | {
             "auto.offset.reset": "earliest",
@@ -186,7 +158,10 @@ class KafkaCheckpoints:
         return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        return self._cuts.take(slice_no)
+        if slice_no not in self._cuts:
+            return ()
+        with self._changed:
+            return self._cuts.pop(slice_no)
 
     def enter(self, writer: str) -> None:
         with self._changed:
@@ -408,10 +383,21 @@ class KafkaCheckpoints:
         self._standings[slice_no] = standing
         boot_ms = int(self._clock.boot_s() * 1000)
         read_back = ReadBack(value, broker_ms, boot_ms, offset)
-        if is_new and before is not None:
-            self._cuts.note(slice_no, before, read_back)
+        if is_new and before is not None and self._is_cut(slice_no, before, read_back):
+            self._cuts.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
         self._tailed[slice_no] = read_back
         self._news.add(slice_no)
+
+    def _is_cut(self, slice_no: int, before: ReadBack, read_back: ReadBack) -> bool:
+        """Return whether a checkpoint is of a later interval, by the brokers' timestamps, than the
+        one before it.
+        """
+        every_ms, shift_ms = self._cut_interval_ms, slice_no * _SHIFT_MS
+        if not every_ms:
+            return False
+        return (read_back.broker_ms + shift_ms) // every_ms > (
+            before.broker_ms + shift_ms
+        ) // every_ms
 
     def _believed(self, slice_no: int, value: bytes | None) -> tuple[Standing, bytes]:
         if value is None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from delayservice.base.errors import KafkaEdgeError, nearest
@@ -210,6 +210,39 @@ def flush(producer: Producer, timeout_s: float) -> int:
         if cause is None:
             raise
         raise cause from None
+
+
+# Extra wait for delivery reports, in s: the client looks for expired records once a second.
+_REPORT_S: Final = 5.0
+
+
+def write_confirmed(
+    client: Mapping[str, Any], records: Iterable[Mapping[str, Any]], timeout_s: float
+) -> list[Message]:
+    """Write records, each the arguments of ``Producer.produce``, with a producer of their own;
+    return their delivery reports. ``KafkaException``: a record was refused, or was not confirmed
+    within ``timeout_s`` seconds (``_MSG_TIMED_OUT``), after which the client drops it.
+    """
+    timeout_ms = round(timeout_s * 1_000)
+    own = {"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": timeout_ms}
+    producer = producer_client({**client, **own})
+    written: list[Message] = []
+    errors: list[KafkaError] = []
+
+    def note(error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            written.append(message)
+        else:
+            errors.append(error)
+
+    for record in records:
+        producer.produce(**record, on_delivery=note)
+        producer.poll(0)
+    if flush(producer, timeout_s + _REPORT_S) and not errors:
+        errors.append(KafkaError(KafkaError._MSG_TIMED_OUT))  # noqa: SLF001 (its public name)
+    if errors:
+        raise KafkaException(errors[0])
+    return written
 
 
 def partitions_of(client: Producer | Consumer | AdminClient, topic: str, timeout_s: float) -> int:

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from connectors.kafka.clients import (
     admin_client,
     consumer_client,
-    flush,
     producer_client,
     values_of,
+    write_confirmed,
 )
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, watermarks
 from connectors.kafka.scan import consumer_config
@@ -162,7 +162,11 @@ class RepairClient:
         try:
             _, end = watermarks(consumer, (self._topic, 0))
             consumer.assign([TopicPartition(self._topic, 0, end)])
-            self._send([replace(one, expires_ms=expires_ms) for one in commands])
+            records = [
+                {"topic": self._topic, "key": one.plan.encode(), "value": encode_message(one)}
+                for one in (replace(command, expires_ms=expires_ms) for command in commands)
+            ]
+            write_confirmed(self._client, records, ASK_TIMEOUT_S)
             deadline_s = time.monotonic() + timeout_s
             while open_steps and time.monotonic() < deadline_s and not self._stop.is_set():
                 for value in values_of(consumer.consume(1_000, _WAIT_S)):
@@ -180,22 +184,6 @@ class RepairClient:
             f"topic {self._topic} can't be used: {exc}; digests must be enabled on the nodes, "
             "and the repairing user needs Read and Write on it"
         )
-
-    def _send(self, commands: Sequence[Command]) -> None:
-        failed: list[KafkaError] = []
-
-        def report(error: KafkaError | None, _message: object) -> None:
-            if error is not None:
-                failed.append(error)
-
-        producer = producer_client({**self._client, "enable.idempotence": True})
-        for command in commands:
-            value = encode_message(command)
-            producer.produce(self._topic, value, command.plan.encode(), on_delivery=report)
-            producer.poll(0)
-        if flush(producer, ASK_TIMEOUT_S) or failed:
-            timed_out = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 (its public name)
-            raise self._unusable(KafkaException(failed[0] if failed else timed_out))
 
 
 def cluster_id(client: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@ open transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,9 +49,6 @@ class DeliveryReports:
         self.failed: list[KafkaError] = []
         # Code and detail of each record that is refused for good, by its shard and source offset.
         self.refusals: dict[tuple[Place, int], tuple[str, str]] = {}
-        # Topics that refused a record which the broker did not name: their records are sent one by
-        # one until one of them is committed.
-        self.suspects: set[str] = set()
         # Topics and partitions with records that were dropped before they were acknowledged.
         self.purged: set[Target] = set()
         # Topics that the open transaction's end is put down to.
@@ -64,9 +61,6 @@ class DeliveryReports:
         self.refusals.clear()
         self.purged = set()
         self._blamed.clear()
-
-    def committed(self, topics: Collection[str]) -> None:
-        self.suspects.difference_update(topics)
 
     def note_throttle(self, event: ThrottleEvent) -> None:
         """Note until when a quota delays answers, so that partitions are not blamed for it."""
@@ -82,45 +76,32 @@ class DeliveryReports:
         self.failed.append(error)
         return True
 
-    def note_failure(self, error: KafkaError | None, message: Message) -> None:
-        # The report names topic and partition, but not the record.
+    def note_report(
+        self, error: KafkaError | None, message: Message, *, alone: tuple[Place, int] | None = None
+    ) -> None:
+        """Note a delivery report, which names topic and partition, but not the record. ``alone``:
+        shard and source offset of a record that was no part of a batch.
+        """
         topic, partition = message.topic(), message.partition()
         if error is None or topic is None:
             return
         if error.code() in PURGED:
             self.purged.add((topic, -1 if partition is None else partition))
-            return
+        else:
+            self.note(topic, error, alone)
+
+    def note(self, topic: str, error: KafkaError, alone: tuple[Place, int] | None) -> None:
         self.failed.append(error)
         meaning = meaning_of(error)
-        if meaning is Meaning.REFUSED:
-            self.suspects.add(topic)
-        self._blame(topic, meaning, error)
-
-    def note_record(
-        self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
-    ) -> None:
-        if error is None or error.code() in PURGED:
-            return
-        self.failed.append(error)
-        meaning = meaning_of(error)
-        if meaning is not Meaning.REFUSED:
-            self._blame(topic, meaning, error)
-        elif topic in self.suspects:
-            self.refuse(place, offset, topic, (refusal_code(error), error.str()))
-        else:  # perhaps it was in a batch with the one to blame
-            self.suspects.add(topic)
-
-    def refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
-        self.refusals[place, offset] = reason
-        self._blame(topic, Meaning.REFUSED)
-
-    def _blame(self, topic: str, meaning: Meaning, error: KafkaError | None = None) -> None:
+        if meaning is Meaning.REFUSED and alone is not None:
+            self.refusals[alone] = refusal_code(error), error.str()
+        elif meaning is Meaning.REFUSED:
+            self._targets.suspect(topic)
         # Once for all records of the transaction.
         if topic in self._blamed or meaning in _NOT_OF_TOPICS:
             return
         self._blamed.add(topic)
         if meaning is Meaning.UNSUITED:
-            why = f"refuses records: {error.str() if error is not None else meaning.value}"
-            self._targets.give_up({(topic, -1)}, why, UNSUITED_S)
+            self._targets.give_up({(topic, -1)}, f"refuses records: {error.str()}", UNSUITED_S)
         else:
             self._targets.contradicted(topic)

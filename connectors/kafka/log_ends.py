@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -18,7 +20,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     AdminClient,
     OffsetSpec,
 )
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from connectors.kafka.errors import answer_of, error_of
 from delayservice.base.errors import KafkaEdgeError
@@ -48,8 +49,6 @@ class _Found(NamedTuple):
     leader_epoch: int
 
 
-_Answers = dict[Place, _Found | KafkaException]
-
 _log = structlog.get_logger(__name__)
 
 
@@ -64,8 +63,7 @@ def log_bounds(
     worker's loop calls this.
     """
     place = (topic, partition)
-    asked = [_asked_twice(admin, [place], spec, isolation) for spec in (EARLIEST, LATEST)]
-    first, end = (_known(answer)[place] for answer in asked)
+    first, end = (_known(admin, [place], spec, isolation)[place] for spec in (EARLIEST, LATEST))
     return Bounds(first.offset, *end)
 
 
@@ -73,7 +71,7 @@ def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bo
     """Return first offset and high watermark of each partition, in two requests for all.
     Partitions whose leader does not answer are left out.
     """
-    first, ends = (_found(_asked(admin, places, spec)) for spec in (EARLIEST, LATEST))
+    first, ends = (_asked(admin, places, spec)[0] for spec in (EARLIEST, LATEST))
     return {p: Bounds(first[p].offset, *end) for p, end in ends.items() if p in first}
 
 
@@ -85,7 +83,8 @@ def log_ends(
     """Return the high watermark of each partition, or with ``READ_COMMITTED`` its last stable
     offset, asked all at once. Partitions whose leader does not answer are left out.
     """
-    return _offsets(_found(_asked(admin, places, LATEST, isolation)))
+    found, _ = _asked(admin, places, LATEST, isolation)
+    return {place: answer.offset for place, answer in found.items()}
 
 
 def offsets_of(
@@ -97,15 +96,8 @@ def offsets_of(
     """Return the offset that ``spec`` selects in each partition. While leaders are elected, the
     request is repeated for up to ``ASK_TIMEOUT_S``.
     """
-    retrying = Retrying(
-        retry=retry_if_result(lambda answers: bool(_stale(answers))),
-        stop=stop_after_delay(ASK_TIMEOUT_S),
-        wait=wait_fixed(_AGAIN_S),
-    )
-    try:
-        return _offsets(_known(retrying(_asked, admin, places, spec, isolation)))
-    except RetryError as exc:
-        return _offsets(_known(exc.last_attempt.result()))
+    found = _known(admin, places, spec, isolation, ASK_TIMEOUT_S)
+    return {place: answer.offset for place, answer in found.items()}
 
 
 def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -> dict[Place, int]:
@@ -130,36 +122,66 @@ def newest_time_ms(admin: AdminClient, places: Collection[Place]) -> int:
         raise KafkaEdgeError(f"when records were written can't be asked: {exc}") from exc
 
 
+def _known(
+    admin: AdminClient,
+    places: Collection[Place],
+    spec: OffsetSpec,
+    isolation: IsolationLevel,
+    wait_s: float = 0.0,
+) -> dict[Place, _Found]:
+    """Return the offset in each partition. Leaders that have changed are asked twice, and then
+    again for ``wait_s`` seconds.
+    """
+    until_s = time.monotonic() + wait_s
+    known: dict[Place, _Found] = {}
+    for asked in count():
+        found, failed = _asked(admin, [p for p in places if p not in known], spec, isolation)
+        known |= found
+        others = [exc for exc in failed.values() if error_of(exc).code() not in STALE]
+        if others or not failed or (asked and time.monotonic() >= until_s):
+            break
+        time.sleep(_AGAIN_S if asked else 0)
+    for (topic, partition), exc in failed.items():
+        raise KafkaEdgeError(
+            f"where {topic}:{partition} starts and ends can't be asked: {exc}"
+        ) from exc
+    return known
+
+
 def _asked(
     admin: AdminClient,
     places: Collection[Place],
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> _Answers:
+) -> tuple[dict[Place, _Found], dict[Place, KafkaException]]:
+    found, failed, stale = {}, {}, set()
+    asked: dict[TopicPartition, Any] = {}
+    if places:
+        asked = admin.list_offsets(
+            {TopicPartition(*place): spec for place in places},
+            isolation_level=isolation,
+            request_timeout=ASK_TIMEOUT_S,
+        )
+    for place, future in asked.items():
+        key = (place.topic, place.partition)
+        try:
+            answer = offset_of(future, ASK_TIMEOUT_S)
+        except KafkaException as exc:
+            _log.debug("log_end_not_known", topic=key[0], partition=key[1], why=str(exc))
+            failed[key] = exc
+            if error_of(exc).code() in STALE:
+                stale.add(place.topic)
+        else:
+            epoch = answer.leader_epoch
+            found[key] = _Found(answer.offset, -1 if epoch is None else epoch)
     # The client remembers leaders for 15 min, so topics whose leaders have changed are looked up
     # anew, for the next request.
-    if not places:
-        return {}
-    asked: dict[TopicPartition, Any] = admin.list_offsets(
-        {TopicPartition(*place): spec for place in places},
-        isolation_level=isolation,
-        request_timeout=ASK_TIMEOUT_S,
-    )
-    answers = {(place.topic, place.partition): _answer(future) for place, future in asked.items()}
-    for topic in sorted({topic for topic, _ in _stale(answers)}):
+    for topic in sorted(stale):
         try:
             admin.list_topics(topic, timeout=ASK_TIMEOUT_S)
         except KafkaException as exc:
             _log.warning("topic_not_looked_up", topic=topic, why=str(exc))
-    return answers
-
-
-def _asked_twice(
-    admin: AdminClient, places: Collection[Place], spec: OffsetSpec, isolation: IsolationLevel
-) -> _Answers:
-    answers = _asked(admin, places, spec, isolation)
-    again = _stale(answers)
-    return answers | _asked(admin, again, spec, isolation)
+    return found, failed
 
 
 def offset_of(future: Any, timeout_s: float) -> Any:  # noqa: ANN401  # the client leaves it untyped
@@ -171,46 +193,6 @@ def offset_of(future: Any, timeout_s: float) -> Any:  # noqa: ANN401  # the clie
         error = KafkaError(KafkaError._TRANSPORT, "the connection to the leader broke")  # noqa: SLF001
         raise KafkaException(error)
     return answer
-
-
-def _answer(future: Any) -> _Found | KafkaException:  # noqa: ANN401  # as above
-    try:
-        answer = offset_of(future, ASK_TIMEOUT_S)
-    except KafkaException as exc:
-        return exc
-    return _Found(answer.offset, -1 if answer.leader_epoch is None else answer.leader_epoch)
-
-
-def _offsets(found: dict[Place, _Found]) -> dict[Place, int]:
-    return {place: answer.offset for place, answer in found.items()}
-
-
-def _stale(answers: _Answers) -> list[Place]:
-    return [
-        place
-        for place, answer in answers.items()
-        if isinstance(answer, KafkaException) and error_of(answer).code() in STALE
-    ]
-
-
-def _known(answers: _Answers) -> dict[Place, _Found]:
-    found = _found(answers)
-    for (topic, partition), answer in answers.items():
-        if isinstance(answer, KafkaException):
-            raise KafkaEdgeError(
-                f"where {topic}:{partition} starts and ends can't be asked: {answer}"
-            ) from answer
-    return found
-
-
-def _found(answers: _Answers) -> dict[Place, _Found]:
-    found = {}
-    for place, answer in answers.items():
-        if isinstance(answer, KafkaException):
-            _log.debug("log_end_not_known", topic=place[0], partition=place[1], why=str(answer))
-        else:
-            found[place] = answer
-    return found
 
 
 def watermarks(consumer: Consumer, place: Place) -> tuple[int, int]:

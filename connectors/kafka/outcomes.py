@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from connectors.kafka.clients import NO_RECORDS
 from delayservice.base.errors import KafkaEdgeError
@@ -21,6 +21,8 @@ from delayservice.contract.names import (
     Header,
 )
 
+# Longest wait for the cluster's answer to each question, in s.
+ANSWER_S: Final = 15.0
 _POLL_S: Final = 0.2
 _NOT_PENDING: Final = "not_pending"
 
@@ -32,15 +34,22 @@ class RecordPlace(NamedTuple):
 
 
 class Outcomes:
-    """Reader of the outcomes topic from given offsets on; a context that closes the consumer."""
+    """Reader of outcomes that are written from now on; a context that closes the consumer."""
 
     def __init__(
-        self, consumer: Consumer, topic: str, ends: Sequence[int], stopping: threading.Event
+        self, consumer: Consumer, topic: str, partitions: int, stopping: threading.Event
     ) -> None:
         self._consumer = consumer
         self._topic = topic
         self._stopping = stopping
-        consumer.assign([TopicPartition(topic, n, end) for n, end in enumerate(ends)])
+        places = [TopicPartition(topic, number) for number in range(partitions)]
+        try:
+            for place in places:
+                _, place.offset = consumer.get_watermark_offsets(place, timeout=ANSWER_S)
+        except KafkaException as exc:
+            consumer.close()
+            raise KafkaEdgeError(f"{topic} can't be read: {exc}") from exc
+        consumer.assign(places)
 
     def __enter__(self) -> Self:
         return self

@@ -18,8 +18,8 @@ is aborted. In each case it is never used again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -159,7 +159,8 @@ class KafkaSink:
         # Headers of the service's own records, which name the writer of the transaction.
         self._headers: list[tuple[str, bytes]] = []
         self._open = False
-        # Time for which the open transaction has waited for room in the client's queue, in s.
+        # Time for which the loop has waited in the open transaction, in s: for room in the client's
+        # queue, and for records that are sent one by one.
         self._awaited_s = 0.0
         # Topics of the outputs in the open transaction.
         self._sent_to: set[str] = set()
@@ -187,7 +188,7 @@ class KafkaSink:
 
     def _make(self, config: Mapping[str, Any]) -> Producer:
         reports = self._reports
-        callbacks = {"on_delivery": reports.note_failure, "throttle_cb": reports.note_throttle}
+        callbacks = {"on_delivery": reports.note_report, "throttle_cb": reports.note_throttle}
         return self._clients.producer({**config, **callbacks})
 
     def discard(self) -> None:
@@ -234,14 +235,11 @@ class KafkaSink:
         topics = {output[1] for output in outputs}
         self._sent_to |= topics
         self._used |= topics
-        if self._direct is None:
-            self._produce(self._fenced_producer, place, outputs)
-            return
-        direct = [output for output in outputs if output[0] == DELIVERED]
-        self._produce(self._direct, place, direct)
-        if len(direct) < len(outputs):
-            rest = [output for output in outputs if output[0] != DELIVERED]
-            self._produce(self._fenced_producer, place, rest)
+        producer = self._fenced_producer
+        if self._direct is not None:
+            self._produce(self._direct, place, [one for one in outputs if one[0] == DELIVERED])
+            outputs = [one for one in outputs if one[0] != DELIVERED]
+        self._produce(producer, place, outputs)
 
     def _begin(self) -> None:
         if not self._open:
@@ -254,12 +252,11 @@ class KafkaSink:
 
     def _produce(self, producer: Producer, place: Place, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
-        suspects, small = self._reports.suspects, self._targets.small
-        is_careful = bool(suspects or small)
+        small = self._targets.small
         for output in outputs:
             _, topic, partition, key, value, headers, _, offset = output
             try:
-                if is_careful and (topic in suspects or topic in small):
+                if topic in small:
                     self._produce_with_care(producer, place, output)
                 else:
                     try:
@@ -269,25 +266,32 @@ class KafkaSink:
             except KafkaException as exc:
                 if not self._takes_on(place, offset, topic, exc):
                     return
-            if is_careful and self._reports.failed:
+            if small and self._reports.failed:
                 return
         producer.poll(0)
 
-    def _await_room(self, producer: Producer, *record: object, **options: object) -> None:
-        # All waits of one transaction together, as the loop stands still meanwhile.
+    @contextmanager
+    def _waiting(self) -> Iterator[float]:
+        """Count what runs within as a wait of the loop; give the time left for all waits of the
+        transaction, in s.
+        """
         started_s = self._monotonic_s()
-        left_s = UNACKNOWLEDGED_S - self._awaited_s
         try:
-            produce_patiently(
-                producer, *record, timeout_s=left_s, monotonic_s=self._monotonic_s, **options
-            )
+            yield UNACKNOWLEDGED_S - self._awaited_s
+        finally:
+            self._awaited_s += self._monotonic_s() - started_s
+
+    def _await_room(self, producer: Producer, *record: object, **options: object) -> None:
+        try:
+            with self._waiting() as left_s:
+                produce_patiently(
+                    producer, *record, timeout_s=left_s, monotonic_s=self._monotonic_s, **options
+                )
         except KafkaException as exc:
             error = error_of(exc)
             if error.code() == QUEUE_FULL:
                 self._fail(error.str(), is_stalled=True)
             raise
-        finally:
-            self._awaited_s += self._monotonic_s() - started_s
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
         error = error_of(exc)
@@ -295,27 +299,24 @@ class KafkaSink:
             return False
         if MEANINGS.get(error.code(), Meaning.WRITER) is Meaning.WRITER:
             raise lost("produce", exc) from exc
-        self._reports.note_record(place, offset, topic, error, None)
+        self._reports.note(topic, error, (place, offset))
         return True
 
     def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> None:
-        # A batch must not become too large; a record of a topic that has just refused one is sent
-        # alone.
         _, topic, partition, key, value, headers, _, offset = output
-        if self._targets.limits.begins_batch(output):
+        limits, own = self._targets.limits, {}
+        if limits.begins_batch(output):
             self._await_sent(producer)
-        note = partial(self._reports.note_record, place, offset, topic)
-        self._await_room(producer, topic, value, key, partition, headers=headers, on_delivery=note)
-        if topic in self._reports.suspects:
-            self._await_sent(producer)
+        if topic in limits.suspects:
+            own["on_delivery"] = partial(self._reports.note_report, alone=(place, offset))
+        self._await_room(producer, topic, value, key, partition, headers=headers, **own)
 
     def _await_sent(self, producer: Producer) -> None:
-        until_s = self._monotonic_s() + UNACKNOWLEDGED_S
-        while left := self._flush_step(producer):
-            if self._reports.failed:
-                return
-            if self._monotonic_s() > until_s:
-                self._fail(f"{left} records were not acknowledged", is_stalled=True)
+        with self._waiting() as left_s:
+            until_s = self._monotonic_s() + left_s
+            while (left := self._flush_step(producer)) and not self._reports.failed:
+                if self._monotonic_s() > until_s:
+                    self._fail(f"{left} records were not acknowledged", is_stalled=True)
 
     def commit(self, controls: Sequence[Control]) -> float:
         self._begin()
@@ -337,7 +338,7 @@ class KafkaSink:
             faults.point("flushed")
         faults.point("before_commit")
         self._commit_transaction(producer)
-        self._reports.committed(self._sent_to)
+        self._targets.limits.committed(self._sent_to)
         self._forget()
         return acknowledged_s
 

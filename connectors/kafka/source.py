@@ -8,8 +8,7 @@ it stops, which may lie beyond its last record.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import groupby, zip_longest
 from typing import Any, Final
 
 import confluent_kafka
@@ -39,7 +38,6 @@ from connectors.kafka.scan import (
     why_damaged,
 )
 from connectors.kafka.topic_facts import topic_ids
-from delayservice.contract.entry import PolledRecord
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Bounds, PartitionError, Place, PolledBatch
 
@@ -253,12 +251,10 @@ class KafkaSource:
         return first
 
     def _runs(self, messages: list[Any]) -> Iterator[PolledBatch]:
-        rows: dict[Place, list[PolledRecord]] = {}
+        records: dict[Place, list[Any]] = {}
         stops: dict[Place, int] = {}
         ended: list[Place] = []
-        firsts: dict[Place, Any] = {}
-        lasts: dict[Place, Any] = {}
-        before = last = None
+        before = None
         for message in messages:
             place = (message.topic(), message.partition())
             error = message.error()
@@ -266,45 +262,37 @@ class KafkaSource:
                 self._take_event(place, message, error, stops, ended)
                 continue
             if place != before:  # seldom, and comparing costs less than looking it up
-                if before is not None:
-                    lasts[before] = last
-                before, add = place, rows.setdefault(place, []).append
-                firsts.setdefault(place, message)
-            add(row_of(message))
-            last = message
-        if before is not None:
-            lasts[before] = last
-        for place, taken in rows.items():
-            stops[place] = max(stops.get(place, 0), taken[-1][0] + 1)
+                before, add = place, records.setdefault(place, []).append
+            add(message)
+        for place, taken in records.items():
+            stops[place] = max(stops.get(place, 0), taken[-1].offset() + 1)
         for place, stop in stops.items():
             start = self._positions.get(place)
             # An end at the position says that the client has checked the position.
             is_checked = stop == start and place in ended
             if start is not None and (stop > start or is_checked):
                 self._positions[place] = stop
-                run = PolledBatch(place, start, rows.get(place, []), stop)
-                yield from self._with_epochs(run, firsts, lasts, messages)
+                yield from self._by_epoch(place, start, stop, records.get(place, []))
         for place in ended:
             self._go_to_head(place)
 
-    def _with_epochs(
-        self,
-        run: PolledBatch,
-        firsts: Mapping[Place, Any],
-        lasts: Mapping[Place, Any],
-        messages: Sequence[Any],
+    def _by_epoch(
+        self, place: Place, start: int, stop: int, messages: list[Any]
     ) -> Iterator[PolledBatch]:
+        if not messages:
+            yield PolledBatch(place, start, [], stop)
+            return
         # Asking each message for its epoch costs too much; epochs ascend, so if the first and the
         # last one are equal, all are.
-        if not run.rows:
-            yield run
-            return
-        epoch = _epoch_of(lasts[run.place])
-        self._last_read[run.place] = LastRead(epoch, run.rows[-1][0])
-        if epoch == _epoch_of(firsts[run.place]):
-            yield run._replace(leader_epoch=epoch)
-        else:
-            yield from _split(run, messages)
+        last = messages[-1]
+        self._last_read[place] = LastRead(_epoch_of(last), last.offset())
+        parts = [messages]
+        if _epoch_of(messages[0]) != _epoch_of(last):
+            parts = [list(part) for _, part in groupby(messages, _epoch_of)]
+        for part, after in zip_longest(parts, parts[1:]):
+            end = stop if after is None else after[0].offset()
+            yield PolledBatch(place, start, list(map(row_of, part)), end, _epoch_of(part[0]))
+            start = end
 
     def _go_to_head(self, place: Place) -> None:
         if place in self._catching_up and self._is_assigned(place):
@@ -382,18 +370,3 @@ class KafkaSource:
 def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``row_of``
     epoch = message.leader_epoch()
     return -1 if epoch is None else int(epoch)
-
-
-def _split(run: PolledBatch, messages: Sequence[Any]) -> Iterator[PolledBatch]:
-    epochs = [
-        _epoch_of(message)
-        for message in messages
-        if message.error() is None and (message.topic(), message.partition()) == run.place
-    ]
-    pairs = zip(run.rows, epochs, strict=True)
-    parts = [(epoch, [row for row, _ in part]) for epoch, part in groupby(pairs, itemgetter(1))]
-    start = run.start
-    for (epoch, rows), after in zip(parts, [*parts[1:], None], strict=True):
-        stop = run.stop if after is None else after[1][0][0]
-        yield PolledBatch(run.place, start, rows, stop, epoch)
-        start = stop

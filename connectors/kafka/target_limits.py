@@ -8,6 +8,7 @@ Sizes are those of record batches of version 2, which ``max.message.bytes`` limi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from connectors.kafka.headers import varint_size
@@ -36,6 +37,9 @@ def _field(content: bytes | None) -> int:
 BATCH_BYTES: Final = 1_000_000
 # Size of the largest record that the client's queue has room for, in bytes.
 RECORD_BYTES_MAX: Final = 60_000_000
+# Number of records in a transaction for a topic whose records are sent one by one: the loop waits
+# for each, and for all together no longer than ``sink.UNACKNOWLEDGED_S``.
+ALONE_MAX: Final = 20
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
@@ -56,42 +60,51 @@ class Terms(NamedTuple):
         return self.batch_bytes_max >= BATCH_BYTES and not self.needs_key
 
 
+# Limits of a topic while they are unknown.
+_UNLIMITED: Final = Terms(RECORD_BYTES_MAX, needs_key=False)
+
+
 class TargetLimits:
-    """Limits of topics, and the bytes in the open transaction for topics that take small batches.
+    """Limits of topics, and what the open transaction has for topics that take small batches.
 
     librdkafka never splits a batch that is larger than its topic allows. So a transaction contains
     about one batch for such a topic, over all its partitions; its other records go into later
     transactions. Outputs that settle one record together may exceed that, and are sent as several
     batches (``begins_batch``).
+
+    A topic that refused a record which the broker did not name is a *suspect*: its records are sent
+    one by one, ``ALONE_MAX`` in a transaction, until one is committed that had room for all.
     """
 
     def __init__(self, *, compresses: bool) -> None:
         self._compresses = compresses
         self._terms: dict[str, Terms] = {}
         # Size of the largest batch of each topic that takes less than ``BATCH_BYTES``.
-        self.small: dict[str, int] = {}
-        # Bytes in the open transaction, by topic in ``small``.
-        self._reserved: dict[str, int] = {}
+        self._small: dict[str, int] = {}
+        self.suspects: set[str] = set()
+        # Bytes and number of records in the open transaction, by topic in ``small``.
+        self._reserved: dict[str, tuple[int, int]] = {}
         # Bytes that may share a batch with the next record, by topic in ``small``.
         self._batched: dict[str, int] = {}
+
+    @property
+    def small(self) -> AbstractSet[str]:
+        return self._small.keys() | self.suspects
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
         """Store the settings of a topic; return whether its limits have changed."""
         limit = int(config.get("max.message.bytes", BATCH_BYTES))
         terms = Terms(limit, "compact" in config.get("cleanup.policy", ""))
         before = self._terms.get(topic)
+        self.forget(topic)
         self._terms[topic] = terms
         if limit < BATCH_BYTES:
-            self.small[topic] = limit
-        else:
-            self.small.pop(topic, None)
-        # Unknown limits count as usual.
+            self._small[topic] = limit
         return before != terms and not (before is None and terms.is_usual)
 
-    def forget(self, topics: Iterable[str]) -> None:
-        for topic in topics:
-            self._terms.pop(topic, None)
-            self.small.pop(topic, None)
+    def forget(self, topic: str) -> None:
+        self._terms.pop(topic, None)
+        self._small.pop(topic, None)
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._terms
@@ -100,8 +113,11 @@ class TargetLimits:
         """Return whether a topic takes batches of ``BATCH_BYTES``, and records without a key; true
         also while its limits are unknown.
         """
-        terms = self._terms.get(topic)
-        return terms is None or terms.is_usual
+        return topic not in self.suspects and self._terms.get(topic, _UNLIMITED).is_usual
+
+    def is_full(self, topic: str) -> bool:
+        """Return whether the open transaction takes no further record of a suspect."""
+        return topic in self.suspects and self._reserved.get(topic, (0, 0))[1] >= ALONE_MAX
 
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
@@ -112,35 +128,39 @@ class TargetLimits:
         size = batch_bytes(key, value, headers)
         if size > RECORD_BYTES_MAX:
             return TOO_LARGE, f"{size} bytes, and the service takes at most {RECORD_BYTES_MAX}"
-        terms = self._terms.get(topic)
-        if terms is None:
-            return None
-        if terms.needs_key and key is None:
+        limit, needs_key = self._terms.get(topic, _UNLIMITED)
+        if needs_key and key is None:
             return TARGET_REFUSED, f"topic {topic} is compacted and takes no record without a key"
-        limit = terms.batch_bytes_max
         if size > limit and not self._compresses:
             return TOO_LARGE, f"{size} bytes, and max.message.bytes of {topic} is {limit}"
-        reserved = self._reserved.get(topic, 0)
-        if reserved and reserved + size > limit:
+        reserved, _ = self._reserved.get(topic, (0, 0))
+        if reserved and reserved + size > limit and topic not in self.suspects:
             return TARGET_LATER, f"the transaction has as much for {topic} as it takes at once"
         return None
 
     def reserve(self, outputs: Iterable[Output]) -> None:
         """Count ``outputs`` as part of the open transaction, which they will be sent in."""
-        for output in outputs:
+        small = self.small
+        for output in outputs if small else ():
             topic = output[1]
-            if topic in self.small:
-                self._reserved[topic] = self._reserved.get(topic, 0) + _bytes_of(output)
+            if topic in small:
+                size, count = self._reserved.get(topic, (0, 0))
+                self._reserved[topic] = size + _bytes_of(output), count + 1
 
     def begins_batch(self, output: Output) -> bool:
         """Note that an output is sent; return whether those before it must be flushed first, as
         its topic does not take them in one batch.
         """
         topic, size = output[1], _bytes_of(output)
+        limit = 0 if topic in self.suspects else self._small.get(topic, BATCH_BYTES)
         batched = self._batched.get(topic, 0)
-        is_over = bool(batched) and batched + size > self.small.get(topic, BATCH_BYTES)
+        is_over = bool(batched) and batched + size > limit
         self._batched[topic] = size if is_over else batched + size
         return is_over
+
+    def committed(self, topics: Iterable[str]) -> None:
+        """Note that a transaction with records of ``topics`` was committed."""
+        self.suspects.difference_update([t for t in topics if not self.is_full(t)])
 
     def end_transaction(self) -> None:
         self._reserved.clear()

@@ -7,6 +7,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
@@ -29,8 +31,8 @@ from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Output, Target
 
 
-def is_good(access: Access) -> bool:
-    return access.partitions > 0 and not access.lacks(WRITE)
+def is_good(access: Access | None) -> bool:
+    return access is not None and access.partitions > 0 and not access.lacks(WRITE)
 
 
 def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
@@ -42,41 +44,50 @@ def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
     return needed if in_sync < needed else 0
 
 
-def obstacle_of(
-    access: Access | None, topic: str, partition: int, in_sync_needed: int
-) -> tuple[str, str] | None:
-    """Return why a target can't be written to, as code and detail; None: it can. ``partition`` -1:
-    any, so all of them must be good. ``in_sync_needed``: 0 unless a partition is known to have
-    fewer in-sync replicas.
-    """
-    if access is None:
-        return TARGET_UNKNOWN, f"topic {topic} is not known yet"
-    if access.lacks(WRITE):
-        return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
-    if access.partitions == 0:
-        return TARGET_UNKNOWN, f"topic {topic} does not exist"
-    if access.partitions <= partition:
-        count = access.partitions
-        return TARGET_UNKNOWN, f"topic {topic} has {count} partitions, none is {partition}"
-    down = [n for n, in_sync in enumerate(access.in_sync) if in_sync < in_sync_needed]
-    if down and (partition < 0 or partition in down):
-        what = "a leader" if in_sync_needed == 1 else f"{in_sync_needed} copies in sync"
-        return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
-    return None
+@dataclass(slots=True)
+class _Known:
+    """What is known of a topic."""
 
+    # None: nothing is known now.
+    access: Access | None = None
+    # Time of the last answer, monotonic seconds.
+    asked_s: float = float("-inf")
+    # Id of the topic when it was last seen.
+    topic_id: str = ""
+    # Number of copies in sync that the topic needs, if a partition lacks them; else 0.
+    in_sync_needed: int = 0
+    # Whether the topic's settings could not be read, which is logged once.
+    is_unread: bool = False
+    # How often brokers have contradicted what was known of it, and when last, monotonic seconds.
+    contradictions: int = 0
+    contradicted_s: float = float("-inf")
 
-def unreached(
-    access: Access | None, topic: str, partition: int, silent: Collection[int]
-) -> tuple[str, str] | None:
-    """Return, as code and detail, which partitions of a target are led by brokers in ``silent``,
-    which do not answer this node; None: there are no such partitions.
-    """
-    if access is None or not silent:
+    def obstacle(
+        self, topic: str, partition: int, silent: Collection[int]
+    ) -> tuple[str, str] | None:
+        """Return why a partition can't be written to, as code and detail; None: it can.
+        ``partition`` -1: any, so all of them must be good. ``silent``: brokers that do not answer
+        this node.
+        """
+        access = self.access
+        if access is None:
+            return TARGET_UNKNOWN, f"topic {topic} is not known yet"
+        if access.lacks(WRITE):
+            return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
+        count, needed = access.partitions, self.in_sync_needed
+        if count == 0 or count <= partition:
+            what = f"has {count} partitions, none is {partition}" if count else "does not exist"
+            return TARGET_UNKNOWN, f"topic {topic} {what}"
+        asked = range(count) if partition < 0 else (partition,)
+        if down := [n for n in asked if access.in_sync[n] < needed]:
+            what = "a leader" if needed == 1 else f"{needed} copies in sync"
+            return TARGET_DOWN, f"partitions {down} of topic {topic} are without {what}"
+        if mute := [n for n in asked if access.leaders[n] in silent]:
+            return TARGET_DOWN, f"the leaders of partitions {mute} of topic {topic} do not answer"
         return None
-    found = [n for n, leader in enumerate(access.leaders) if leader in silent]
-    if found and (partition < 0 or partition in found):
-        return TARGET_DOWN, f"the leaders of partitions {found} of topic {topic} do not answer"
-    return None
+
+
+_UNKNOWN: Final = _Known()
 
 
 # Largest number of target topics whose metadata are kept, and of topics that wait for a look-up.
@@ -92,8 +103,6 @@ class TargetLog:
 
     def __init__(self, now_s: float) -> None:
         self._blocked: set[Target] = set()
-        # Topics whose settings can't be read.
-        self._unread: set[str] = set()
         self._unlogged = 0
         self._allowed = float(_TOLD_AT_ONCE)
         self._allowed_s = now_s
@@ -117,16 +126,6 @@ class TargetLog:
         more, self._unlogged = self._unlogged, 0
         name = f"{target[0]}:{target[1]}"
         _log.warning("target_blocked", target=name, why=why, others_before=more)
-
-    def read(self, topic: str) -> None:
-        self._unread.discard(topic)
-
-    def not_read(self, topic: str, why: str) -> None:
-        if topic not in self._unread:
-            if len(self._unread) >= KNOWN_MAX:
-                self._unread.clear()
-            self._unread.add(topic)
-            _log.warning("topic_config_not_read", topic=topic, why=why)
 
 
 # Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
@@ -200,28 +199,19 @@ class TargetTopics:
         # Topics that were found to be deleted and created again, until the sink clears it: a
         # producer that wrote to them may go on with their former leaders.
         self.remade: set[str] = set()
-        # Id of each topic when it was last seen.
-        self._ids: dict[str, str] = {}
         self._why_paused = why_paused
         self._admin = admin
         self._monotonic_s = monotonic_s
-        self._known: dict[str, Access] = {}
-        self._asked_s: dict[str, float] = {}
-        self._sought: dict[str, float] = {}
-        # Time since which a record has needed newer metadata of a topic, monotonic seconds, by
-        # topic.
-        self._wanted_s: dict[str, float] = {}
-        # Number of copies in sync that a topic needs, by topic that lacks them.
-        self._in_sync_needed: dict[str, int] = {}
+        self._known: dict[str, _Known] = {}
         # Limits of topics, and what the open transaction has of those that take little.
         self.limits = TargetLimits(compresses=compresses)
-        self.small = self.limits.small
+        # Time since which a look-up of a topic has been requested, monotonic seconds.
+        self._sought: dict[str, float] = {}
+        # Time since which a record has needed newer metadata of a topic, monotonic seconds.
+        self._wanted_s: dict[str, float] = {}
         # Time at which a shard began to wait for metadata, monotonic seconds, by topic.
         self._awaited_s: dict[str, float] = {}
         self._down: dict[Target, _Down] = {}
-        # How often brokers have contradicted what was known of a topic, and when last, monotonic
-        # seconds.
-        self._contradicted: dict[str, tuple[int, float]] = {}
         # Reason and time, monotonic seconds, of failed writes to topics of the service and to
         # partitions of delay topics.
         self._waited_for: dict[str, tuple[str, float]] = {}
@@ -230,27 +220,29 @@ class TargetTopics:
         self._changes = 0
         self._wake = threading.Event()
 
+    @property
+    def small(self) -> AbstractSet[str]:
+        return self.limits.small
+
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        topic = target[0]
-        paused = self._why_paused(topic)
-        if paused is not None:
-            return TARGET_PAUSED, paused
-        changes = self._changes
+        topic, changes = target[0], self._changes
+        if (held := self._hold(topic)) is not None:
+            return held
         found = self._judge(target)
-        now_s = self._monotonic_s()
+        now_s, asked_s = self._monotonic_s(), self._known.get(topic, _UNKNOWN).asked_s
         if found is None:
             self._log.fits(target)
             if not self.limits.are_usual(topic):
-                if now_s - self._asked_s.get(topic, _NEVER_S) >= _TERMS_S:
+                if now_s - asked_s >= _TERMS_S:
                     self._seek(topic, now_s)
                 return None
             with self._lock:
                 if changes == self._changes:
                     self.writable.add(target)
             return None
-        if self._given_up(target) is None and not self._is_answered(topic, now_s):
+        if self._given_up(target) is None and not self._is_answered(topic, asked_s, now_s):
             return self._awaited(topic, now_s), f"topic {topic} is being looked up"
-        if topic in self._own and topic not in self._known:
+        if topic in self._own and self._access(topic) is None:
             return None
         self._log.blocked(target, found[1], now_s)
         if topic in self._own:
@@ -258,6 +250,17 @@ class TargetTopics:
         elif self._is_delay_topic(topic):
             self._waited_for[f"{topic}:{target[1]}"] = found[1], now_s
         return found
+
+    def _hold(self, topic: str) -> tuple[str, str] | None:
+        paused = self._why_paused(topic)
+        if paused is not None:
+            return TARGET_PAUSED, paused
+        if self.limits.is_full(topic):
+            return TARGET_LATER, f"records of {topic} are sent one by one, a few at once"
+        return None
+
+    def _access(self, topic: str) -> Access | None:
+        return self._known.get(topic, _UNKNOWN).access
 
     def problems(self) -> list[str]:
         """Return one sentence for each topic of the service, or partition of a delay topic, that
@@ -271,11 +274,10 @@ class TargetTopics:
             if at_s > since_s
         ]
 
-    def _is_answered(self, topic: str, now_s: float) -> bool:
+    def _is_answered(self, topic: str, asked_s: float, now_s: float) -> bool:
         """Return whether the metadata by which a target is bad may be used: they are new enough, or
         a shard has waited ``_ANSWER_S`` for newer ones. If not, request newer ones.
         """
-        asked_s = self._asked_s.get(topic, _NEVER_S)
         is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
         if is_new or now_s - self._seek(topic, now_s) >= _ANSWER_S:
             self._wanted_s.pop(topic, None)
@@ -311,7 +313,7 @@ class TargetTopics:
         self.limits.reserve(outputs)
 
     def expect(self, targets: Collection[Target]) -> None:
-        for topic in {topic for topic, _ in targets} - self._known.keys():
+        for topic in {topic for topic, _ in targets if self._access(topic) is None}:
             self._seek(topic, self._monotonic_s())
 
     def _seek(self, topic: str, now_s: float) -> float:
@@ -319,9 +321,9 @@ class TargetTopics:
         seconds, or minus infinity while too many topics are requested already.
         """
         with self._lock:
-            since_s = self._sought.get(topic, _NEVER_S)
-            if topic not in self._sought and len(self._sought) < KNOWN_MAX:
-                since_s = self._sought[topic] = now_s
+            if topic not in self._sought and len(self._sought) >= KNOWN_MAX:
+                return _NEVER_S
+            since_s = self._sought.setdefault(topic, now_s)
         self._wake.set()
         return since_s
 
@@ -330,27 +332,16 @@ class TargetTopics:
         down = self._given_up(target)
         if down is not None:
             return TARGET_DOWN, f"topic {topic} {down.why}"
-        needed = self._in_sync_needed.get(topic, 0)
-        access = self._known.get(topic)
-        return obstacle_of(access, topic, partition, needed) or unreached(
-            access, topic, partition, self._silent()
-        )
+        return self._known.get(topic, _UNKNOWN).obstacle(topic, partition, self._silent())
 
     def _given_up(self, target: Target) -> _Down | None:
         # Partition -1: any partition of the topic.
-        if not self._down:
-            return None
         now_s, (topic, partition) = self._monotonic_s(), target
-        return next(
-            (
-                down
-                for one, down in self._down.items()
-                if one[0] == topic
-                and (partition < 0 or one[1] in {partition, -1})
-                and down.until_s > now_s
-            ),
-            None,
-        )
+        for (name, number), down in self._down.items():
+            is_same = partition == number or -1 in (partition, number)
+            if name == topic and is_same and down.until_s > now_s:
+                return down
+        return None
 
     def changed(self) -> None:
         """Clear ``writable``: targets are judged anew, as pauses or metadata have changed."""
@@ -361,9 +352,16 @@ class TargetTopics:
     def forget(self, topic: str) -> None:
         # A broker contradicts the metadata, so they are read again.
         with self._lock:
-            self._known.pop(topic, None)
-            self._asked_s.pop(topic, None)
-            self.limits.forget([topic])
+            if topic in self._known:
+                self._known[topic].access, self._known[topic].asked_s = None, _NEVER_S
+            self.limits.forget(topic)
+        self.changed()
+
+    def suspect(self, topic: str) -> None:
+        """Have records of a topic sent one by one: it refused one, and the broker did not say
+        which.
+        """
+        self.limits.suspects.add(topic)
         self.changed()
 
     def contradicted(self, topic: str) -> None:
@@ -371,13 +369,12 @@ class TargetTopics:
         on, give the topic up: each refusal ends a transaction, with the records of all others.
         """
         now_s = self._monotonic_s()
-        times, last_s = self._contradicted.get(topic, (0, _NEVER_S))
-        times = 1 if now_s - last_s > _GIVEN_UP_MAX_S else times + 1
-        if topic not in self._contradicted and len(self._contradicted) >= KNOWN_MAX:
-            self._contradicted.clear()
-        self._contradicted[topic] = times, now_s
+        known = self._known.setdefault(topic, _Known())
+        is_again = now_s - known.contradicted_s <= _GIVEN_UP_MAX_S
+        known.contradictions = known.contradictions + 1 if is_again else 1
+        known.contradicted_s = now_s
         self.forget(topic)
-        if times > _CONTRADICTIONS_MAX:
+        if known.contradictions > _CONTRADICTIONS_MAX:
             self.give_up({(topic, -1)}, "refuses records")
 
     def give_up(self, targets: Collection[Target], why: str, least_s: float = _GIVEN_UP_S) -> None:
@@ -405,22 +402,21 @@ class TargetTopics:
         without a leader counts as bad from now on, until it has one.
         """
         topics = {topic for topic, _ in targets}
-        now_s = self._monotonic_s()
-        self._ask(
-            [t for t in topics if now_s - self._asked_s.get(t, _NEVER_S) >= _RECHECK_S],
-            _UNSERVED_TIMEOUT_S,
-        )
-        self._note_leaderless(topics)
+        old_s = self._monotonic_s() - _RECHECK_S
+        asked = [t for t in topics if self._known.get(t, _UNKNOWN).asked_s <= old_s]
+        self._ask(asked, _UNSERVED_TIMEOUT_S)
+        with self._lock:
+            leaderless = [
+                known
+                for known in map(self._known.get, topics)
+                if known and known.access and 0 in known.access.in_sync and not known.in_sync_needed
+            ]
+            for known in leaderless:
+                known.in_sync_needed = 1
+        if leaderless:
+            self.changed()
         found = {target: self._judge(target) for target in targets}
         return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
-
-    def _note_leaderless(self, topics: Collection[str]) -> None:
-        with self._lock:
-            without = {t for t in topics if t in self._known and 0 in self._known[t].in_sync}
-            is_news = not without <= self._in_sync_needed.keys()
-            self._in_sync_needed |= dict.fromkeys(without - self._in_sync_needed.keys(), 1)
-        if is_news:
-            self.changed()
 
     def serve(self) -> None:
         """Wait up to a second until a look-up is requested, and do it."""
@@ -431,8 +427,6 @@ class TargetTopics:
     def look_up(self) -> None:
         with self._lock:
             sought = list(self._sought)[:_ASKED_MAX]
-        if not sought:
-            return
         try:
             found = self._ask(sought, ASK_TIMEOUT_S)
         except KafkaEdgeError as exc:
@@ -449,59 +443,50 @@ class TargetTopics:
     def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
         # In-sync replicas are checked before a topic counts as known: a transaction with records
         # for a topic that has too few could not end.
-        if not topics:
-            return ()
         found = ask_access(self._admin, topics, timeout_s, may_lack=True)
         wanted = [topic for topic, access in found.items() if self._wants_config(topic, access)]
-        configs = self._settings(wanted, timeout_s)
-        missing = {
-            topic: needed
-            for topic, config in configs.items()
-            if (needed := in_sync_missing(found[topic], config))
-        }
-        now_s = self._monotonic_s()
+        configs = dict(ask_configs(self._admin, wanted, timeout_s))
         with self._lock:
-            changed = bool(missing) or any(
-                self._known.get(topic, access) != access for topic, access in found.items()
-            )
-            for topic, config in configs.items():
-                changed = self.limits.learn(topic, config) or changed
-            self._note_ids(found)
-            self._known |= found
-            self._asked_s |= dict.fromkeys(found, now_s)
-            for topic, needed in list(self._in_sync_needed.items()):
-                if topic in found and min(found[topic].in_sync, default=0) >= needed:
-                    del self._in_sync_needed[topic]
-            self._in_sync_needed |= missing
-            changed = self._forget_some() or changed
-        if changed:
+            is_changed = False
+            for topic, access in found.items():
+                is_changed |= self._learn(topic, access, configs.get(topic))
+            is_changed |= self._forget_some()
+        if is_changed:
             self.changed()
         return found.keys()
 
-    def _settings(self, topics: Collection[str], timeout_s: float) -> dict[str, dict[str, str]]:
-        """Return the configuration of each topic; those that can't be read are left out."""
-        settings = {}
-        for topic, found in ask_configs(self._admin, topics, timeout_s):
-            if isinstance(found, KafkaException):
-                self._log.not_read(topic, str(found))
-            else:
-                self._log.read(topic)
-                settings[topic] = found
-        return settings
-
-    def _note_ids(self, found: Mapping[str, Access]) -> None:
-        ids = {topic: access.topic_id for topic, access in found.items() if access.topic_id}
-        self.remade |= {topic for topic, one in ids.items() if self._ids.get(topic, one) != one}
-        self._ids |= ids
+    def _learn(
+        self, topic: str, access: Access, config: Mapping[str, str] | KafkaException | None
+    ) -> bool:
+        """Note what was found out about a topic; return whether its targets are judged anew."""
+        known = self._known.setdefault(topic, _Known())
+        is_changed = known.access not in (None, access)
+        if min(access.in_sync, default=0) >= known.in_sync_needed:
+            known.in_sync_needed = 0
+        if isinstance(config, KafkaException):
+            if not known.is_unread:
+                _log.warning("topic_config_not_read", topic=topic, why=str(config))
+            known.is_unread = True
+        elif config is not None:
+            known.is_unread = False
+            is_changed |= self.limits.learn(topic, config)
+            if missing := in_sync_missing(access, config):
+                known.in_sync_needed, is_changed = missing, True
+        if access.topic_id:
+            if known.topic_id not in ("", access.topic_id):
+                self.remade.add(topic)
+            known.topic_id = access.topic_id
+        known.access, known.asked_s = access, self._monotonic_s()
+        return is_changed
 
     def _wants_config(self, topic: str, access: Access) -> bool:
         """Return whether a topic's settings have to be read: they are unknown, restrict records, or
         are needed as replicas are out of sync.
         """
-        if not access.partitions or access.lacks(WRITE):
-            return False
         is_usual = topic in self.limits and self.limits.are_usual(topic)
-        return not is_usual or min(access.in_sync, default=0) < access.copies
+        return is_good(access) and not (
+            is_usual and min(access.in_sync, default=0) >= access.copies
+        )
 
     def _forget_some(self) -> bool:
         """If more than ``KNOWN_MAX`` topics are known, forget some of them; return whether one of
@@ -510,14 +495,10 @@ class TargetTopics:
         if len(self._known) <= KNOWN_MAX:
             return False
         order = sorted(
-            self._known, key=lambda t: (is_good(self._known[t]), self._asked_s.get(t, _NEVER_S))
+            self._known, key=lambda t: (is_good(self._known[t].access), self._known[t].asked_s)
         )
-        extra = order[: len(order) - int(KNOWN_MAX * _KEPT)]
-        is_any_good = is_good(self._known[extra[-1]])
-        self.limits.forget(extra)
-        for topic in extra:
-            del self._known[topic]
-            self._ids.pop(topic, None)
-            self._asked_s.pop(topic, None)
-            self._in_sync_needed.pop(topic, None)
+        is_any_good = False
+        for topic in order[: len(order) - int(KNOWN_MAX * _KEPT)]:
+            self.limits.forget(topic)
+            is_any_good = is_good(self._known.pop(topic).access)
         return is_any_good

@@ -1,4 +1,4 @@
-"""Configurations with which topics are created, and checks of existing ones, and of brokers.
+"""Configurations with which topics are created, and rules for those of existing ones and brokers.
 
 The service's promises rest on logs that keep what brokers acknowledged. A node looks once, when it
 starts, at the settings by which Kafka may lose that, or leave a transaction open, and goes on:
@@ -7,9 +7,9 @@ nobody but the operator can change them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from confluent_kafka import KafkaException
@@ -26,50 +26,74 @@ from delayservice.config.settings import Settings
 LETTER_EXTRA_BYTES: Final = 8 * 1024
 
 
-def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
-    if config.get("message.timestamp.type") != "LogAppendTime":
-        yield (
-            "message.timestamp.type must be LogAppendTime, for producer timestamps would "
-            "decide what retention deletes; alter the topic's configuration"
-        )
-    if "compact" in config.get("cleanup.policy", ""):
-        yield "cleanup.policy must be delete: compaction would remove pending records"
+class Rule(NamedTuple):
+    """Rule for a setting of a topic or broker."""
+
+    setting: str
+    # Whether a value is bad. The value of a missing setting is empty.
+    is_bad: Callable[[str], bool]
+    # What follows from a bad value, and what to do.
+    text: str
+
+
+_DATED: Final = Rule(
+    "message.timestamp.type",
+    lambda value: value != "LogAppendTime",
+    "must be LogAppendTime: retention, delays and clocks go by the brokers' time of a record",
+)
+_COMPACTED: Final = Rule(
+    "cleanup.policy",
+    lambda value: "compact" in value,
+    "must be delete: compaction removes what is needed, and takes no record without a key",
+)
+DELAY_RULES: Final = (_DATED, _COMPACTED)
+# Rule for delay topics by which pending records may be lost.
+SIZED: Final = Rule(
+    "retention.bytes",
+    lambda value: int(value or -1) >= 0,
+    "must be -1: a burst could delete records that are still pending; bound the topic by time",
+)
+CURSOR_RULES: Final = (
+    Rule(
+        "cleanup.policy",
+        lambda value: set(value.replace(" ", "").split(",")) != {"compact"},
+        "must be compact: retention deletes cursors, and what was delivered is delivered again",
+    ),
+    _DATED,
+)
+# Rules for the topics of dead letters and outcomes.
+OUTLET_RULES: Final = (
+    _COMPACTED,
+    Rule(
+        "max.message.bytes",
+        lambda value: int(value or 0) < LETTER_EXTRA_BYTES,
+        f"must be {LETTER_EXTRA_BYTES} at least",
+    ),
+)
+# Name under which the number of a topic's copies is one of its settings.
+_COPIES: Final = "replication.factor"
+_VERIFICATION: Final = "transaction.partition.verification.enable"
+# Values of settings by which Kafka may lose what it acknowledged, what follows, and what to do.
+_LOSSES: Final = (
+    (_COPIES, "1", "what a lost broker held is lost; set 3"),
+    ("min.insync.replicas", "1", "a record is acknowledged that only one broker holds; set 2"),
+    ("unclean.leader.election.enable", "true", "a broker that lacks records may lead; set false"),
+    (_VERIFICATION, "false", "a transaction may stay open, and hide all behind it; set true"),
+)
+
+
+def broken(rules: Iterable[Rule], config: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each rule that a configuration breaks."""
+    return [
+        f"{setting} is {value}, and {text}"
+        for setting, is_bad, text in rules
+        if is_bad(value := config.get(setting, ""))
+    ]
 
 
 # Configuration of the topics for outcomes and dead letters. Dead letters are larger than their
 # records.
 LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
-
-
-def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
-    if config is None:
-        return  # what is refused there is found out by the refusal
-    if "compact" in config.get("cleanup.policy", ""):
-        yield (
-            f"{name}: cleanup.policy must be delete: compaction removes what was written, and "
-            "records without a key are refused"
-        )
-    limit = int(config.get("max.message.bytes", "0"))
-    if limit < LETTER_EXTRA_BYTES:
-        yield f"{name}: max.message.bytes is {limit}, and must be {LETTER_EXTRA_BYTES} at least"
-
-
-def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield the problems of a configuration of the checkpoint or claims topic: it may lose the
-    newest record of a key, or lacks the broker's timestamps.
-    """
-    policy = config.get("cleanup.policy", "")
-    if set(policy.replace(" ", "").split(",")) != {"compact"}:
-        yield (
-            f"cleanup.policy is {policy}, and must be compact: retention would delete cursors, and "
-            "what was delivered would be delivered again; alter the topic's configuration"
-        )
-    if config.get("message.timestamp.type") != "LogAppendTime":
-        yield (
-            "message.timestamp.type must be LogAppendTime: clocks are compared with the broker's "
-            "time of these records; alter the topic's configuration"
-        )
-
 
 # Shortest retention of a created delay topic, in ms: the default of Kafka.
 RETENTION_MS: Final = 7 * 86_400_000
@@ -97,39 +121,8 @@ CHECKPOINT_CONFIG: Final = {
     "message.timestamp.type": "LogAppendTime",
 }
 
-# Number of copies with which a topic survives the loss of a broker while another is restarted.
-COPIES_WANTED: Final = 3
-
-
-def too_small(
-    copies: Mapping[str, int], made: Collection[str], partitions: int, brokers: int
-) -> Iterable[str]:
-    """Yield warnings about topics with fewer copies or partitions than the brokers could keep, with
-    the change to make, one sentence each. ``copies``: smallest number of copies of any partition,
-    by topic; ``made``: delay topics created at this start, with ``partitions`` each.
-    """
-    wanted = min(COPIES_WANTED, brokers)
-    by_copies: dict[int, list[str]] = {}
-    for name, count in copies.items():
-        if count < wanted:
-            by_copies.setdefault(count, []).append(name)
-    for count, names in sorted(by_copies.items()):
-        yield (
-            f"{', '.join(sorted(names))}: {count} of {wanted} copies that {brokers} brokers can "
-            "keep; raise the replication factor with kafka-reassign-partitions.sh, and set "
-            "topics.replication_factor for topics to come"
-        )
-    if made and partitions < brokers:
-        yield (
-            f"{', '.join(sorted(made))}: created with {partitions} partitions on {brokers} "
-            f"brokers, so {partitions} workers deliver at most; add partitions before ids are in "
-            "use, and set topics.partitions and delivery.id_partitions"
-        )
-
-
 # Topic of the transaction coordinators; it does not exist before the first transaction.
 TRANSACTION_STATE: Final = "__transaction_state"
-_VERIFICATION: Final = "transaction.partition.verification.enable"
 _NAMED_MAX: Final = 6
 
 _log = structlog.get_logger(__name__)
@@ -150,49 +143,22 @@ def warn_of_losses(admin: KafkaAdmin, settings: Settings) -> int:
         if topic.error is None
         and (name in (TRANSACTION_STATE, *settings.topics.own) or is_delay_topic(name, settings))
     }
-    topics = _configs(ask_configs(admin, copies.keys()))
-    # A broker answers only for itself, so each is asked alone.
-    brokers = _configs(
-        one
-        for number in sorted(found.brokers)
-        for one in ask_configs(admin, [str(number)], kind=ResourceType.BROKER)
-    )
-    problems = [*topic_problems(copies, topics), *broker_problems(brokers)]
+    # What becomes of the other copies matters where there are others.
+    alone = {name: {_COPIES: "1"} for name, count in copies.items() if count == 1}
+    configs = alone | _configs(ask_configs(admin, [name for name in copies if name not in alone]))
+    # A broker answers only for itself, so each is asked alone. Its other settings are defaults.
+    for number in sorted(found.brokers):
+        answers = _configs(ask_configs(admin, [str(number)], kind=ResourceType.BROKER))
+        for name, config in answers.items():
+            configs[f"broker {name}"] = {_VERIFICATION: config.get(_VERIFICATION, "")}
+    problems = [
+        f"{setting} is {value}: {text} on {_named(bad)}"
+        for setting, value, text in _LOSSES
+        if (bad := [name for name, config in configs.items() if config.get(setting) == value])
+    ]
     if problems:
         _log.warning("acknowledged_may_be_lost", problems=problems)
     return len(problems)
-
-
-def topic_problems(
-    copies: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]
-) -> Iterable[str]:
-    # ``configs`` lacks topics whose configuration can't be read.
-    alone = [name for name in copies if copies[name] == 1]
-    if alone:
-        yield f"replication factor 1: what a lost broker held is lost ({_named(alone)})"
-    several = {name: config for name, config in configs.items() if copies[name] > 1}
-    few = [n for n, config in several.items() if config.get("min.insync.replicas") == "1"]
-    if few:
-        yield (
-            "min.insync.replicas is 1: a record is acknowledged that only one broker holds; set 2 "
-            f"on {_named(few)}"
-        )
-    unclean = "unclean.leader.election.enable"
-    lossy = [n for n, config in several.items() if config.get(unclean) == "true"]
-    if lossy:
-        yield (
-            f"{unclean} is true: a broker that lacks acknowledged records may become leader; set "
-            f"false on {_named(lossy)}"
-        )
-
-
-def broker_problems(configs: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    off = [name for name, config in configs.items() if config.get(_VERIFICATION) == "false"]
-    if off:
-        yield (
-            f"{_VERIFICATION} is false on brokers {', '.join(off)}: a late record may leave a "
-            "transaction open that nothing ends, and nothing behind it is read; set true"
-        )
 
 
 def is_delay_topic(name: str, settings: Settings) -> bool:

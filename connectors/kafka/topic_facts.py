@@ -138,30 +138,32 @@ def ask_access(
         include_authorized_operations=True,
         request_timeout=timeout_s,
     )
-    found = {}
-    unanswered: KafkaEdgeError | None = None
+    found: dict[str, Access] = {}
+    unanswered = ""
     for name, future in asked.items():
         try:
             topic = answer_of(future, timeout_s)
         except KafkaException as exc:
-            try:
-                found[name] = _without_answer(name, error_of(exc))
-            except KafkaEdgeError as none:
-                unanswered = none
+            code = error_of(exc).code()
+            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                found[name] = _HIDDEN
+            elif code in UNKNOWN_TARGETS:
+                found[name] = _GONE
+            else:
+                unanswered = f"topic {name} can't be described: {exc}"
             continue
         allowed = topic.authorized_operations
-        operations = None if allowed is None else frozenset(allowed)
         partitions = sorted(topic.partitions, key=lambda one: one.id)
         found[name] = Access(
             len(partitions),
-            operations,
+            None if allowed is None else frozenset(allowed),
             tuple(0 if one.leader is None else len(one.isr) for one in partitions),
             min((len(one.replicas) for one in partitions), default=0),
             str(topic.topic_id),
             tuple(-1 if one.leader is None else one.leader.id for one in partitions),
         )
-    if unanswered is not None and not (may_lack and found):
-        raise unanswered
+    if unanswered and not (may_lack and found):
+        raise KafkaEdgeError(unanswered)
     return found
 
 
@@ -172,26 +174,17 @@ def topic_ids(admin: AdminClient, topics: Collection[str]) -> dict[str, str]:
     return {name: one.topic_id for name, one in ask_access(admin, topics).items() if one.topic_id}
 
 
-def _without_answer(name: str, error: KafkaError) -> Access:
-    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return _HIDDEN
-    if error.code() in UNKNOWN_TARGETS:
-        return _GONE
-    raise KafkaEdgeError(f"topic {name} can't be described: {error}")
-
-
 def complaints(
     access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
 ) -> list[str]:
     """Return a text like ``give the service Read and Write on TOPIC`` for each topic with missing
     rights.
     """
-    told = []
-    for name, operations in needed.items():
-        lacking = access[name].lacks(*operations)
-        if lacking:
-            told.append(f"give the service {' and '.join(lacking)} on {name}")
-    return told
+    return [
+        f"give the service {' and '.join(lacking)} on {name}"
+        for name, operations in needed.items()
+        if (lacking := access[name].lacks(*operations))
+    ]
 
 
 def list_topics(admin: KafkaAdmin) -> ClusterMetadata:
@@ -226,7 +219,6 @@ def ask_configs(
 
 def record_bytes_max(admin: AdminClient, topic: str) -> int | None:
     """Return the size of the largest batch that a topic takes, in bytes; None: it can't be read."""
-    for _, found in ask_configs(admin, [topic]):
-        if not isinstance(found, KafkaException) and "max.message.bytes" in found:
-            return int(found["max.message.bytes"])
-    return None
+    ((_, found),) = ask_configs(admin, [topic])
+    text = None if isinstance(found, KafkaException) else found.get("max.message.bytes")
+    return None if text is None else int(text)

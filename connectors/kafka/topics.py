@@ -21,18 +21,19 @@ from connectors.kafka.errors import answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.topic_configs import (
     CHECKPOINT_CONFIG,
+    CURSOR_RULES,
     DELAY_CONFIG,
+    DELAY_RULES,
     DIGEST_CONFIG,
     LETTER_CONFIG,
     LETTER_EXTRA_BYTES,
+    OUTLET_RULES,
     PAUSES_CONFIG,
     RETENTION_MS,
     SHORT_CONFIG,
-    cursor_problems,
-    delay_topic_problems,
+    SIZED,
+    broken,
     is_delay_topic,
-    outlet_problems,
-    too_small,
 )
 from connectors.kafka.topic_facts import (
     READ,
@@ -58,6 +59,8 @@ _log = structlog.get_logger(__name__)
 # Configurations by topic; None: the service may not read it. Without topics that the broker which
 # was asked does not know: one that was just created is known to all brokers only a little later.
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
+# Number of partitions and configuration of a topic to create.
+_Spec: TypeAlias = tuple[int, Mapping[str, str]]
 
 
 class TopicKeeper:
@@ -75,25 +78,13 @@ class TopicKeeper:
         self._waits_ms = waits_ms
         self._settings = settings
         self._levels = settings.levels.by_topic
-        self._brokers = 0
 
     def prepare(self) -> None:
         topics = self._settings.topics
         existing = self._list()
-        there = [len(existing[name]) for name in topics.delay if name in existing]
-        # A level topic has as many as the precise one beside it, in which its records are parked.
-        level_partitions = there[0] if there else topics.partitions
-        wanted = {
-            topics.checkpoint: (topics.checkpoint_partitions, CHECKPOINT_CONFIG),
-            topics.claims_topic: (1, self._claims_config()),
-            topics.dead_letter: (1, LETTER_CONFIG),
-            topics.outcomes: (1, LETTER_CONFIG),
-            topics.pauses: (1, PAUSES_CONFIG),
-            **self._topics_about_copies,
-            **{name: (topics.partitions, self._delay_config(name)) for name in topics.delay},
-            **{name: (level_partitions, self._delay_config(name)) for name in self._levels},
+        missing = {
+            name: spec for name, spec in self._specs(existing).items() if name not in existing
         }
-        missing = {name: spec for name, spec in wanted.items() if name not in existing}
         if missing and not topics.create:
             raise KafkaEdgeError(
                 f"missing topics: {', '.join(sorted(missing))}; create them, or set topics.create. "
@@ -101,19 +92,35 @@ class TopicKeeper:
             )
         self._create(missing)
         self._check_rights()
-        names = (topics.checkpoint, topics.claims_topic)
-        existing = self._list()
-        problems = self._own_problems(existing, self._configs(names), None)
+        configs = self._configs((topics.checkpoint, topics.claims_topic))
+        problems = self._own_problems(self._list(), configs, None)
         unsafe = [problem for problem, is_fatal in problems if is_fatal]
         if unsafe:
             raise KafkaEdgeError("; ".join(unsafe))
-        copies = {name: copies_of(existing[name]) for name in wanted if name in existing}
-        made = [name for name in topics.delay if name in missing]
-        for why in too_small(copies, made, topics.partitions, self._brokers):
-            _log.warning("topics_small", why=why)
+
+    def _specs(self, existing: Mapping[str, Brokers]) -> dict[str, _Spec]:
+        """Return number of partitions and configuration of each topic that a node needs."""
+        topics = self._settings.topics
+        there = [len(existing[name]) for name in topics.delay if name in existing]
+        # A level topic has as many as the precise one beside it, in which its records are parked.
+        level_partitions = there[0] if there else topics.partitions
+        # With three copies, two must confirm each claim, so that no claim is lost with one broker
+        # and then overlooked.
+        has_three = topics.replication_factor >= _COPIES_FOR_TWO
+        in_sync = {"min.insync.replicas": "2"} if has_three else {}
+        return {
+            topics.checkpoint: (topics.checkpoint_partitions, CHECKPOINT_CONFIG),
+            topics.claims_topic: (1, CHECKPOINT_CONFIG | in_sync),
+            topics.dead_letter: (1, LETTER_CONFIG),
+            topics.outcomes: (1, LETTER_CONFIG),
+            topics.pauses: (1, PAUSES_CONFIG),
+            **self._about_copies,
+            **{name: (topics.partitions, self._delay_config(name)) for name in topics.delay},
+            **{name: (level_partitions, self._delay_config(name)) for name in self._levels},
+        }
 
     @property
-    def _topics_about_copies(self) -> dict[str, tuple[int, Mapping[str, str]]]:
+    def _about_copies(self) -> dict[str, _Spec]:
         topics = self._settings.topics
         if not self._settings.digests.enabled:
             return {}
@@ -134,33 +141,25 @@ class TopicKeeper:
         }
         if self._settings.digests.enabled:
             needed |= {topics.digests: (WRITE,), topics.repairs: (READ, WRITE)}
-        told = complaints(ask_access(self._admin, needed.keys()), needed)
-        if told:
-            raise KafkaEdgeError("; ".join(told))
+        access = ask_access(self._admin, needed.keys())
+        if lacking := complaints(access, needed):
+            raise KafkaEdgeError("; ".join(lacking))
         if self._settings.admin.listen:
             asked = dict.fromkeys(
                 (topics.dead_letter, topics.outcomes, topics.pauses), (READ, WRITE)
             )
-            for complaint in complaints(ask_access(self._admin, asked.keys()), asked):
+            for complaint in complaints(access, asked):
                 _log.warning("admin_right_missing", why=complaint)
 
-    def _claims_config(self) -> dict[str, str]:
-        # With three copies, two must confirm each claim, so that no claim is lost with one broker
-        # and then overlooked.
-        has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
-        return {**CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
-
-    def _make_again(self, name: str) -> Iterable[str]:
+    def _make_again(self, name: str) -> str:
         waits = f"{name} does not exist: what would be written there waits, with its shard"
         if not self._settings.topics.create:
-            yield f"{waits}; create it, or set topics.create"
-            return
+            return f"{waits}; create it, or set topics.create"
         try:
             self._create({name: (1, LETTER_CONFIG)})
         except KafkaEdgeError as exc:
-            yield f"{waits}; {exc}"
-            return
-        yield f"{name} {MADE_AGAIN}"
+            return f"{waits}; {exc}"
+        return f"{name} {MADE_AGAIN}"
 
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: PartitionCounts | None
@@ -180,7 +179,7 @@ class TopicKeeper:
             if config is None:
                 found.append((f"give the service DescribeConfigs on {name}", True))
                 continue
-            found += [(f"{name}: {problem}", True) for problem in cursor_problems(config)]
+            found += [(f"{name}: {problem}", True) for problem in broken(CURSOR_RULES, config)]
             if copies_of(brokers) < wanted:
                 few = f"{name} has {copies_of(brokers)} replicas, and a delay topic {wanted}"
                 why = "a cursor that is lost with its broker has everything delivered again"
@@ -213,7 +212,7 @@ class TopicKeeper:
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
-    def _create(self, missing: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+    def _create(self, missing: Mapping[str, _Spec]) -> None:
         if not missing:
             return
         replication = self._settings.topics.replication_factor
@@ -236,16 +235,17 @@ class TopicKeeper:
         topics, existing = self._settings.topics, self._list()
         names = self._names(existing)
         outlets = (topics.dead_letter, topics.outcomes)
-        others = (topics.pauses, *self._topics_about_copies)
+        others = (topics.pauses, *self._about_copies)
         own_names = (topics.checkpoint, topics.claims_topic, *outlets, *others)
         access = ask_access(self._admin, (*own_names, *names))
+        configs = self._configs((topics.checkpoint, topics.claims_topic, *outlets, *names))
         problems = complaints(access, dict.fromkeys(outlets, (WRITE,)))
         for name in outlets:
             if name not in existing and not access[name].lacks(WRITE):
-                problems += self._make_again(name)
-        configs = self._configs((topics.checkpoint, topics.claims_topic, *outlets, *names))
-        for name in outlets:
-            problems += outlet_problems(name, configs.get(name))
+                problems.append(self._make_again(name))
+            # Without a configuration, a refusal shows what is refused there.
+            if (config := configs.get(name)) is not None:
+                problems += [f"{name}: {problem}" for problem in broken(OUTLET_RULES, config)]
         own = [problem for problem, _ in self._own_problems(existing, configs, layout)]
         own += [f"{name} does not exist; create it" for name in others if name not in existing]
         ids = {name: access[name].topic_id for name in own_names if access[name].topic_id}
@@ -262,19 +262,19 @@ class TopicKeeper:
         waits_ms = self._waits_ms()
         found = []
         for name in self._names(existing):
-            topic_id = access[name].topic_id
+            topic_id, brokers = access[name].topic_id, existing[name]
             if not topic_id:  # deleted a moment ago, or hidden from this client
                 _log.warning("topic_not_described", topic=name)
                 continue
             config = configs.get(name)
-            problems = tuple(complaints(access, {name: (READ, WRITE)}))
-            risks: tuple[str, ...] = (_UNREADABLE,)
+            problems, risks = complaints(access, {name: (READ, WRITE)}), [_UNREADABLE]
             if config is not None:
-                problems = (*delay_topic_problems(config), *problems)
-                risks = tuple(self._risks(name, config, letter_bytes, waits_ms.get(name, 0)))
-            risks += tuple(self._home_risks(name, len(existing[name])))
-            brokers = existing[name]
-            found.append(ServedTopic(name, topic_id, len(brokers), problems, brokers, risks))
+                problems = broken(DELAY_RULES, config) + problems
+                risks = [*self._risks(name, config, letter_bytes, waits_ms.get(name, 0))]
+            risks += self._home_risks(name, len(brokers))
+            found.append(
+                ServedTopic(name, topic_id, len(brokers), tuple(problems), brokers, tuple(risks))
+            )
         return found + [ServedTopic(name, "", 0, (_GONE,)) for name in missing]
 
     def _risks(
@@ -291,11 +291,7 @@ class TopicKeeper:
                 f"and the outage allowance need {needed_ms}: raise retention.ms, or lower "
                 f"{less}outage.allowance_ms"
             )
-        if int(config.get("retention.bytes", "-1")) >= 0:
-            yield (
-                "retention.bytes is set, so a burst could delete records that are still pending; "
-                "remove it and bound the topic by time"
-            )
+        yield from broken([SIZED], config)
         record_bytes = int(config.get("max.message.bytes", "0"))
         if letter_bytes is None:
             yield (
@@ -331,9 +327,8 @@ class TopicKeeper:
         return configs
 
     def _list(self) -> dict[str, Brokers]:
-        found = list_topics(self._admin)
-        self._brokers = len(found.brokers)
-        return {n: brokers_of(t) for n, t in found.topics.items() if t.error is None}
+        topics = list_topics(self._admin).topics
+        return {n: brokers_of(t) for n, t in topics.items() if t.error is None}
 
 
 _COPIES_FOR_TWO: Final = 3

@@ -81,13 +81,13 @@ def test_a_node_warns_of_settings_by_which_kafka_may_lose_what_it_acknowledged(
     admin.delete_topics([name])[name].result(S)
 
 
-def test_replication_factor_1_is_one_line(cluster: EmbeddedCluster) -> None:
+def test_topics_with_one_copy_are_one_line(cluster: EmbeddedCluster) -> None:
     admin = KafkaAdmin({"bootstrap.servers": cluster.bootstrap})
     names = ["delay_topic_one", "delay_topic_two"]
     for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
         future.result(S)
     # Each broker hears of a new topic, and of a deleted one, in its own time.
-    expected = ["replication factor 1"]
+    expected = ["replication.factor"]
     await_true(lambda: problems_of(admin) == expected, "brokers know the topics", S)
     for future in admin.delete_topics(names).values():
         future.result(S)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka import targets as module
-from connectors.kafka.target_limits import TargetLimits, compresses
+from connectors.kafka.target_limits import ALONE_MAX, TargetLimits, compresses
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
@@ -435,9 +435,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.targets.unserved([(topic, -1)])
         stage.code(topic)
     targets = stage.targets
-    kept = (targets._known, targets._asked_s, targets.writable, targets._in_sync_needed)
-    more = (targets._log._blocked, targets.limits._terms, targets._awaited_s)
-    assert [len(one) <= 100 for one in (*kept, *more)] == [True] * 7
+    kept = (targets._known, targets.writable, targets._awaited_s)
+    more = (targets._log._blocked, targets.limits._terms)
+    assert [len(one) <= 100 for one in (*kept, *more)] == [True] * 5
     assert f"t{999}" in targets._known
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
 
@@ -538,6 +538,26 @@ def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     assert why_not(stage, 400, "mails") is None
     stage.targets.limits.end_transaction()
     assert why_not(stage, 400) is None
+
+
+def test_records_that_are_sent_one_by_one_are_few_in_a_transaction_while_there_are_more() -> None:
+    stage = taking()
+    limits = stage.targets.limits
+    stage.targets.suspect("orders")
+    taken = 0
+    while stage.code() is None and taken <= 1_000:
+        stage.targets.reserve([output_of(10)])
+        assert limits.begins_batch(output_of(10)) == (taken > 0)
+        taken += 1
+    assert (taken, stage.code()) == (ALONE_MAX, TARGET_LATER)
+    limits.committed(["orders"])
+    limits.end_transaction()
+    assert "orders" in stage.targets.small, "the bad one may be among the others"
+    assert stage.code() is None
+    stage.targets.reserve([output_of(10)])
+    limits.committed(["orders"])
+    limits.end_transaction()
+    assert "orders" not in stage.targets.small
 
 
 def test_records_that_are_judged_and_not_sent_take_no_room() -> None:

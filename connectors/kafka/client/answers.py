@@ -6,18 +6,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from connectors.kafka.client.base import DeliveryCallback
 from connectors.kafka.client.producer import DelayProducer
 from connectors.kafka.clients import FORCED_CONSUMER, partitions_of
-from connectors.kafka.outcomes import Outcomes, RecordPlace, together
+from connectors.kafka.outcomes import ANSWER_S, Outcomes, RecordPlace, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text
-
-_ANSWER_S: Final = 15.0
 
 
 class OutcomeReader:
@@ -40,7 +38,6 @@ class OutcomeReader:
             **FORCED_CONSUMER,
         }
         self._topic = outcomes_topic
-        self._stopping = threading.Event()
 
     def cancel(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # the contract's word
         """Cancel the pending record of an id, and wait up to ``timeout_s`` for the outcome. All
@@ -74,7 +71,7 @@ class OutcomeReader:
         reports: list[tuple[KafkaError | None, Message]] = []
         with self._listen() as outcomes:
             ask(lambda error, message: reports.append((error, message)))
-            unwritten = producer.flush(max(timeout_s, _ANSWER_S))
+            unwritten = producer.flush(max(timeout_s, ANSWER_S))
             failed = [error for error, _ in reports if error is not None]
             if unwritten or failed:
                 why = failed[0].str() if failed else f"{unwritten} records wait for the broker"
@@ -86,16 +83,11 @@ class OutcomeReader:
     def _listen(self) -> Outcomes:
         consumer = Consumer(self._config)
         try:
-            count = partitions_of(consumer, self._topic, _ANSWER_S)
-            places = [TopicPartition(self._topic, number) for number in range(count)]
-            ends = [consumer.get_watermark_offsets(one, timeout=_ANSWER_S)[1] for one in places]
-        except KafkaException as exc:
+            count = partitions_of(consumer, self._topic, ANSWER_S)
+        except (KafkaException, KafkaEdgeError) as exc:
             consumer.close()
             raise KafkaEdgeError(f"{self._topic} can't be read: {exc}") from exc
-        except KafkaEdgeError:
-            consumer.close()
-            raise
-        return Outcomes(consumer, self._topic, ends, self._stopping)
+        return Outcomes(consumer, self._topic, count, threading.Event())
 
 
 def _place(message: Message) -> RecordPlace:
