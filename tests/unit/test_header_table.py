@@ -17,7 +17,7 @@ from delayservice.contract import names
 from delayservice.contract.codes import EXPLANATIONS, OP_INVALID
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Headers
-from delayservice.contract.input_headers import ALIASES, RULES
+from delayservice.contract.input_headers import INPUT
 from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
 from delayservice.contract.record import RecordReader
 from delayservice.contract.recurrence import Recurrence, recurrence_of
@@ -185,8 +185,8 @@ TABLE: Final[dict[str, dict[bytes | None, Meaning]]] = {
         **each({"kind": CANCEL, "id": b"key"}, b"cancel", b"tombstone"),
     },
     "schedule_schema_version": {b"1.0.0": {"id": None, "own": []}},
-    **{name: {b"x" * 5_000: {"own": []}} for name in names.OUTPUT},
-    **{name: {b"{}": "copy-forged"} for name in names.COPY_NAMES | names.HOME_NAMES},
+    **{name: {b"x" * 5_000: {"own": []}} for name in sorted(names.OUTPUT)},
+    **{name: {b"{}": "copy-forged"} for name in sorted(names.COPY_NAMES | names.HOME_NAMES)},
     "delay-foo": {b"1": {"own": [("delay-foo", b"1")]}},
 }
 """By header and its value: what a record with it means that has a target and is due in 5 s, unless
@@ -194,9 +194,8 @@ the header itself says where or when."""
 
 # Headers besides the one of the table; by default ``[TARGET, SOON]``.
 BESIDE: Final[dict[str, Headers]] = {
-    **{alias.header: [TARGET] for alias in ALIASES if "TIME" in alias.header},
-    **{name: [TARGET] for name in ("delay-at", "delay-after", "delay-every", "delay-cron")},
-    **{name: [TARGET] for name in ("DELAY", "scheduler-epoch", "schedule_target_epoch")},
+    **{name: [TARGET] for name, header in INPUT.items() if header.group == "times"},
+    **{name: [TARGET] for name in ("delay-every", "delay-cron", "TIMER_DEL_UNIQKEY")},
     "delay-target-topic": [SOON],
     "delay-timezone": [TARGET, CRON],
     "delay-times": [TARGET, EVERY],
@@ -409,7 +408,7 @@ def polled(row: Row) -> tuple[int, int, bytes | None, bytes | None, Headers]:
 
 
 def test_every_header_that_is_read_is_in_the_table() -> None:
-    assert set(RULES) | {alias.header for alias in ALIASES} <= set(TABLE)
+    assert set(INPUT) <= set(TABLE)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{dict(row.headers)!r:.90}")
