@@ -33,7 +33,6 @@ from connectors.kafka.topic_facts import list_topics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.dead_letters import (
     DeadLetter,
-    Heading,
     Rewritten,
     bytes_of,
     marker,
@@ -74,7 +73,7 @@ class Survey:
     """The newest dead letters, and how much of the topic was read for them."""
 
     # The letters, newest first.
-    letters: list[Heading]
+    letters: list[DeadLetter]
     # Partition and offset of replayed letters, as far as their markers were read.
     replayed: frozenset[LetterPosition]
     # Number of offsets that the dead-letter topic holds.
@@ -123,11 +122,11 @@ class DeadLetterTopic:
         replayed. Ranges of offsets are read backwards from the end of each partition; the one in
         which ``bytes_max`` bytes of records are exceeded is the last, and is left out.
         """
-        letters: list[Heading] = []
+        letters: list[DeadLetter] = []
         replayed: set[LetterPosition] = set()
         left, looked_at = bytes_max, 0
         for partition, (start, stop) in self._looks():
-            found: list[Heading] = []
+            found: list[DeadLetter] = []
             markers: list[LetterPosition] = []
             for row in self._rows_of(partition, start, stop):
                 left -= bytes_of(row)
@@ -136,7 +135,7 @@ class DeadLetterTopic:
                 markers += [(partition, offset) for offset in replayed_offsets(row)]
                 letter = read_letter(partition, row)
                 if letter is not None and code in (None, letter.code):
-                    found.append(Heading.of(letter))
+                    found.append(letter)
             if left < 0:
                 break
             letters += found

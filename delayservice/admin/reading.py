@@ -18,7 +18,7 @@ from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.problems import Refusal, described
 from delayservice.config.reference import redacted
 from delayservice.contract.codes import RecordRefusedError
-from delayservice.contract.dead_letters import Heading
+from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
 from delayservice.inspection.query import (
@@ -304,7 +304,7 @@ def pauses_of(context: ApiContext) -> list[Pause]:
     ]
 
 
-def _letter(letter: Heading, *, is_replayed: bool) -> models.DeadLetter:
+def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
     return models.DeadLetter(
         partition=letter.partition,
         offset=letter.offset,
@@ -313,6 +313,6 @@ def _letter(letter: Heading, *, is_replayed: bool) -> models.DeadLetter:
         detail=letter.detail,
         source="" if letter.source is None else str(letter.source),
         key=models.Content.of(letter.key),
-        value_bytes=letter.value_bytes,
+        value_bytes=None if letter.value is None else len(letter.value),
         is_replayed=is_replayed,
     )

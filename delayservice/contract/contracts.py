@@ -30,7 +30,8 @@ MAX_DELAY_MS_MAX: Final = 2**52
 
 _DAY_MS = 86_400_000
 _PARTITIONS_MAX = 2**31 - 1
-_HEADER_BYTES_RANGE = (256, 65_536)
+_HEADER_BYTES_MIN = 256
+HEADER_BYTES_MAX: Final = 65_536
 
 
 class ContractError(DelayServiceError):
@@ -75,7 +76,7 @@ class Contract:
         _check_range("level_ms", self.level_ms, 0, MAX_DELAY_MS_MAX)
         _check_range("id_partitions", self.id_partitions, 0, _PARTITIONS_MAX)
         _check_range("max_delay_ms", self.max_delay_ms, 0, MAX_DELAY_MS_MAX)
-        _check_range("header_bytes_max", self.header_bytes_max, *_HEADER_BYTES_RANGE)
+        _check_range("header_bytes_max", self.header_bytes_max, _HEADER_BYTES_MIN, HEADER_BYTES_MAX)
         _check_range("id_bytes_max", self.id_bytes_max, 1, self.header_bytes_max)
         if self.past_due not in (PAST_DUE_DELIVER, PAST_DUE_DEAD_LETTER):
             raise ContractError(f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from delayservice.contract import names
 from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID
 from delayservice.contract.entry import Headers, PolledRecord
+from delayservice.contract.input_headers import INPUT, ROCKETMQ_TIMES, TARGET_TOPICS
 from delayservice.contract.names import Header
 
 REPLAYED: Final = "replayed"
@@ -44,23 +45,12 @@ _ADDED: Final = frozenset(
     }
 )
 _REPLAY_PROVENANCE: Final = frozenset({names.DELAY_REPLAYED_FROM, names.DELAY_REPLAYS})
-_TARGET_TOPICS: Final = (
-    names.DELAY_TARGET_TOPIC,
-    "scheduler-target-topic",
-    "schedule_target_topic",
-)
-
 _PLACE: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})(?:#\d{1,19})?")
 _COUNT: Final = re.compile(rb"\d{1,9}")
 _OFFSETS: Final = re.compile(rb"\d{1,19}(,\d{1,19})*")
 
 _RECURRING: Final = frozenset({names.DELAY_CRON, names.DELAY_EVERY})
 _OWN_TIMES: Final = frozenset({names.DELAY_AT, names.DELAY_AFTER})
-_ROCKETMQ_TIMES: Final = frozenset(
-    {"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"}
-)
-_KEYED_TIMES: Final = frozenset({"scheduler-epoch", "schedule_target_epoch"})
-ALL_TIMES: Final = _OWN_TIMES | _ROCKETMQ_TIMES | _KEYED_TIMES
 _ROCKETMQ_TIME: Final = {
     names.DELAY_AT: "TIMER_DELIVER_MS",
     names.DELAY_AFTER: "TIMER_DELAY_MS",
@@ -81,7 +71,9 @@ class DeadLetterSource(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class DeadLetter:
+    """A dead letter as it was read from the dead-letter topic."""
+
     partition: int
     offset: int
     time_ms: int
@@ -91,24 +83,18 @@ class _Facts:
     source: DeadLetterSource | None
     """Place where the user wrote the dead-lettered record; None: unknown."""
     key: bytes | None
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.partition, self.offset
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter(_Facts):
-    """A dead letter as it was read from the dead-letter topic."""
-
     value: bytes | None
     headers: Headers
     """Headers of the record, without those that the service added to the dead letter."""
 
     @property
+    def place(self) -> tuple[int, int]:
+        return self.partition, self.offset
+
+    @property
     def target(self) -> str | None:
         """Return the target topic in the record's headers; None: no header names one."""
-        found = [_said(self.headers, name) for name in _TARGET_TOPICS]
+        found = [_said(self.headers, name) for name in TARGET_TOPICS]
         return next((text.decode("utf-8", "replace") for text in found if text), None)
 
     @property
@@ -127,20 +113,6 @@ class DeadLetter(_Facts):
     def bytes_held(self) -> int:
         own = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + own
-
-
-@dataclass(frozen=True, slots=True)
-class Heading(_Facts):
-    """Summary of a dead letter, without value and headers, for lists."""
-
-    target: str | None
-    value_bytes: int | None
-
-    @classmethod
-    def of(cls, letter: DeadLetter) -> Heading:
-        shared = {field.name: getattr(letter, field.name) for field in fields(_Facts)}
-        value_bytes = None if letter.value is None else len(letter.value)
-        return cls(**shared, target=letter.target, value_bytes=value_bytes)
 
 
 class Rewritten(NamedTuple):
@@ -299,12 +271,12 @@ def marker(offsets: Iterable[int]) -> Headers:
 def _retimed(headers: Headers, time: Header) -> Headers:
     kept: Headers = []
     for name, value in headers:
-        if name in _ROCKETMQ_TIMES:
+        if name in ROCKETMQ_TIMES:
             kept.append((_ROCKETMQ_TIME[time[0]], time[1]))
-        elif name in _KEYED_TIMES:
-            kept.append(_KEY_IS_ID)
-        elif name not in _OWN_TIMES:
+        elif name not in INPUT or INPUT[name].group != "times":
             kept.append((name, value))
+        elif name not in _OWN_TIMES:
+            kept.append(_KEY_IS_ID)
     return [*kept, time]
 
 

@@ -1,10 +1,11 @@
 """Input headers of a record: our own, and those of other delay systems, so that their producers
 work unchanged.
 
-A *draft* holds the collected headers. A *rule* is a function that adds one header to a draft.
-``record`` checks once all headers are collected, because the operation decides which of them
-matter. Duplicates and headers of other delay systems are therefore one case: headers of one meaning
-must agree. Semantics of other headers are those of the systems' own sources:
+``INPUT`` is the table of all of them. A *draft* holds a record's headers by their meaning; they are
+checked by ``record`` once all are collected, because the operation decides which of them matter.
+Duplicates and headers of other delay systems are therefore one case: headers of one meaning must
+agree, and a record may mix them with the service's own. Semantics of other headers are those of the
+systems' own sources:
 
 RocketMQ (``MessageConst``, ``HookUtils``, ``TimerMessageStore``): its properties as headers. In
     RocketMQ a message is sent to its target topic (``REAL_TOPIC`` is set by the broker only), so
@@ -22,9 +23,8 @@ Karafka scheduled messages (``Proxy``, ``Dispatcher``): epoch in seconds (``epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
 
 from delayservice.contract import names
 from delayservice.contract.codes import OP_INVALID, TARGET_INVALID, RecordRefusedError
@@ -45,240 +45,151 @@ SCHEDULE_OP = "schedule"
 TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
 
 
-class Draft:
-    """Unchecked input headers of one record: a list for each meaning, in the record's order."""
+class InputHeader(NamedTuple):
+    """Meaning of a header: the group in which a draft has it, and of a time, how it is read."""
 
-    __slots__ = (
-        "counts",
-        "cron",
-        "every",
-        "expiries",
-        "ids",
-        "key",
-        "key_is_id",
-        "keys",
-        "ops",
-        "partitions",
-        "rocketmq",
-        "spare_id",
-        "targets",
-        "times",
-        "value",
-        "windows",
-        "zones",
-    )
-
-    def __init__(self, key: bytes | None, value: bytes | None) -> None:
-        self.key = key
-        self.value = value
-        self.times: list[tuple[str, bytes | None, TimeParser]] = []
-        self.targets: Headers = []
-        self.partitions: Headers = []
-        self.keys: Headers = []
-        self.expiries: Headers = []
-        self.windows: Headers = []
-        self.ids: Headers = []
-        self.ops: list[str] = []
-        self.every: Headers = []
-        self.cron: Headers = []
-        self.zones: Headers = []
-        self.counts: Headers = []
-        # The output's key then comes from a header or is null.
-        self.key_is_id = False
-        # ``spare_id`` is then the record's id unless another header gives one.
-        self.rocketmq = False
-        # Value of RocketMQ's header ``UNIQ_KEY``.
-        self.spare_id: bytes | None = None
-
-    def mentions_delivery(self) -> bool:
-        where = self.targets or self.partitions or self.keys
-        return bool(self.times or where or self.recurs)
-
-    @property
-    def recurs(self) -> bool:
-        return bool(self.every or self.cron or self.zones or self.counts)
+    group: str = "dropped"
+    parse: TimeParser | None = None
 
 
-def due_at_ms(name: str, value: bytes | None, _timestamp_ms: int) -> int:
+def _at(name: str, value: bytes | None, _timestamp_ms: int) -> int:
     return parse_checked_instant_ms(name, value)
 
 
-def due_after_ms(name: str, value: bytes | None, timestamp_ms: int) -> int:
+def _after(name: str, value: bytes | None, timestamp_ms: int) -> int:
     return timestamp_ms + parse_duration_ms(name, value)
 
 
-# Adds a header to the draft; raises ``RecordRefusedError`` if no operation allows its value.
-Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
+def _at_count(unit_ms: int) -> TimeParser:
+    return lambda name, value, _: min(parse_count(name, value) * unit_ms, DUE_STOP_MS)
 
 
-def into(group: str) -> Rule:
-    def rule(draft: Draft, name: str, value: bytes | None) -> None:
-        headers: Headers = getattr(draft, group)
-        headers.append((name, value))
-
-    return rule
+def _after_count(unit_ms: int) -> TimeParser:
+    at_ms = _at_count(unit_ms)
+    return lambda name, value, timestamp_ms: timestamp_ms + at_ms(name, value, 0)
 
 
-def _at(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.times.append((name, value, due_at_ms))
+def _after_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
+    level = min(parse_count(name, value), len(ROCKETMQ_LEVELS_MS))
+    return timestamp_ms + (0, *ROCKETMQ_LEVELS_MS)[level]
 
 
-def _after(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.times.append((name, value, due_after_ms))
+# Header of RocketMQ's message id: read as the id, and delivered unlike its other headers.
+ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
+
+INPUT: Final[Mapping[str, InputHeader]] = {
+    names.DELAY_AT: InputHeader("times", _at),
+    names.DELAY_AFTER: InputHeader("times", _after),
+    names.DELAY_TARGET_TOPIC: InputHeader("targets"),
+    names.DELAY_TARGET_PARTITION: InputHeader("partitions"),
+    names.DELAY_TARGET_KEY: InputHeader("keys"),  # an empty value is an empty key, null no key
+    names.DELAY_ID: InputHeader("ids"),
+    names.DELAY_OP: InputHeader("ops"),
+    names.DELAY_EXPIRES_AT: InputHeader("expiries"),
+    names.DELAY_WINDOW_MS: InputHeader("windows"),
+    names.DELAY_EVERY: InputHeader("every"),
+    names.DELAY_CRON: InputHeader("cron"),
+    names.DELAY_TIMEZONE: InputHeader("zones"),
+    names.DELAY_TIMES: InputHeader("counts"),
+    **dict.fromkeys(names.OUTPUT, InputHeader()),
+    "TIMER_DELAY_SEC": InputHeader("times", _after_count(1_000)),
+    "TIMER_DELAY_MS": InputHeader("times", _after_count(1)),
+    "TIMER_DELIVER_MS": InputHeader("times", _at_count(1)),
+    "DELAY": InputHeader("times", _after_level),
+    "TIMER_DEL_UNIQKEY": InputHeader("recalls"),
+    ROCKETMQ_UNIQ_KEY: InputHeader("spare_ids"),
+    "scheduler-epoch": InputHeader("times", _at_count(1_000)),
+    "scheduler-target-topic": InputHeader("targets"),
+    "scheduler-target-key": InputHeader("keys"),
+    "schedule_target_epoch": InputHeader("times", _at_count(1_000)),
+    "schedule_target_topic": InputHeader("targets"),
+    "schedule_target_key": InputHeader("keys"),
+    "schedule_target_partition": InputHeader("partitions"),
+    "schedule_target_partition_key": InputHeader("refused"),
+    "schedule_source_type": InputHeader("source_types"),
+    "schedule_schema_version": InputHeader(),
+}
+"""All headers of records of users that are read or dropped, by name."""
+
+TARGET_TOPICS: Final = [name for name, header in INPUT.items() if header.group == "targets"]
+"""Names of the headers that name the target topic, the service's own first."""
+
+_RECURRING: Final[tuple[str, ...]] = ("every", "cron", "zones", "counts")
+_DELIVERY: Final[tuple[str, ...]] = ("times", "targets", "partitions", "keys")
+# With one of them, ``UNIQ_KEY`` is the record's id unless another header gives one.
+ROCKETMQ_TIMES: Final = frozenset(
+    {"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"}
+)
+_ETF1: Final = frozenset({"scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"})
+# With one of them, the record's key is its id, and the output's key comes from a header or is null.
+_KEY_IS_ID: Final = _ETF1 | {"schedule_target_epoch", "schedule_source_type"}
 
 
-target_topic = into("targets")
-target_partition = into("partitions")
-# An empty value is an empty key, a null value no key.
-target_key = into("keys")
+class Draft:
+    """Unchecked input headers of one record, by meaning, in the record's order."""
+
+    def __init__(self, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+        self.key = key
+        self.value = value
+        self.said = {name for name, _ in headers}
+        self._groups: dict[str, Headers] = {}
+        for header in headers:
+            self._groups.setdefault(INPUT[header[0]].group, []).append(header)
+        for name, _ in self["refused"]:
+            raise RecordRefusedError(
+                TARGET_INVALID,
+                f"{name} is not served: send schedule_target_partition or target_key",
+            )
+
+    def __getitem__(self, group: str) -> Headers:
+        return self._groups.get(group, [])
+
+    @property
+    def ids(self) -> Headers:
+        # RocketMQ recalls by the id, in newer clients by ``topic+id``.
+        recalls = self["recalls"]
+        return self["ids"] + [
+            (name, (id_ or b"").partition(b"+")[2] or id_) for name, id_ in recalls
+        ]
+
+    @property
+    def key_is_id(self) -> bool:
+        return not self.said.isdisjoint(_KEY_IS_ID)
+
+    @property
+    def recurs(self) -> bool:
+        return any(self[group] for group in _RECURRING)
+
+    @property
+    def mentions_delivery(self) -> bool:
+        return any(self[group] for group in _DELIVERY) or self.recurs
+
+    def spare_id(self) -> bytes | None:
+        """Return the id if no header of its own gives one; None: it has none."""
+        if self.key_is_id:
+            return self.key or None
+        if not self["recalls"] and self.said.isdisjoint(ROCKETMQ_TIMES):
+            return None
+        return next((text for _, text in self["spare_ids"] if text), None)
+
+    def operations(self) -> set[str]:
+        """Return the operations that headers name; empty: they name none."""
+        found = {_operation(text) for _, text in self["ops"]}
+        is_cancel = any(text in (b"cancel", b"tombstone") for _, text in self["source_types"])
+        is_null = self.value is None and not self.said.isdisjoint(_ETF1)
+        return found | {CANCEL_OP} if self["recalls"] or is_cancel or is_null else found
 
 
-def _op(draft: Draft, _name: str, value: bytes | None) -> None:
+def _operation(value: bytes | None) -> str:
     text = "" if value is None else value[:64].decode("ascii", "replace")
     if text not in (CANCEL_OP, FIRE_OP, SCHEDULE_OP):
         raise RecordRefusedError(
             OP_INVALID, f"{names.DELAY_OP} is {text!r}: schedule, cancel or fire is expected"
         )
-    draft.ops.append(text)
+    return text
 
 
-# For headers that have no effect and are not delivered.
-def drop(_draft: Draft, _name: str, _value: bytes | None) -> None: ...
-
-
-# Headers that only the service writes (``names.OUTPUT``) are ignored.
-RULES: dict[str, Rule] = {
-    names.DELAY_AT: _at,
-    names.DELAY_AFTER: _after,
-    names.DELAY_TARGET_TOPIC: target_topic,
-    names.DELAY_TARGET_PARTITION: target_partition,
-    names.DELAY_TARGET_KEY: target_key,
-    names.DELAY_ID: into("ids"),
-    names.DELAY_OP: _op,
-    names.DELAY_EXPIRES_AT: into("expiries"),
-    names.DELAY_WINDOW_MS: into("windows"),
-    names.DELAY_EVERY: into("every"),
-    names.DELAY_CRON: into("cron"),
-    names.DELAY_TIMEZONE: into("zones"),
-    names.DELAY_TIMES: into("counts"),
-    **dict.fromkeys(names.OUTPUT, drop),
-}
-
-
-ROCKETMQ: Final = "RocketMQ"
-ETF1: Final = "etf1"
-KARAFKA: Final = "Karafka"
-
-# Header of RocketMQ's message id: read as the id, and delivered unlike its other headers.
-ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """Header of another delay system: its meaning, and the rule that adds it to a draft."""
-
-    header: str
-    system: str
-    meaning: str
-    rule: Rule
-
-
-def _seconds(name: str, value: bytes | None) -> int:
-    return min(parse_count(name, value) * 1_000, DUE_STOP_MS)
-
-
-def _due_after_seconds(name: str, value: bytes | None, timestamp_ms: int) -> int:
-    return timestamp_ms + _seconds(name, value)
-
-
-def _due_after_ms(name: str, value: bytes | None, timestamp_ms: int) -> int:
-    return timestamp_ms + parse_count(name, value)
-
-
-def _due_at_ms(name: str, value: bytes | None, _timestamp_ms: int) -> int:
-    return parse_count(name, value)
-
-
-def _due_at_seconds(name: str, value: bytes | None, _timestamp_ms: int) -> int:
-    return _seconds(name, value)
-
-
-def _due_by_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
-    level = parse_count(name, value)
-    if level == 0:
-        return timestamp_ms
-    return timestamp_ms + ROCKETMQ_LEVELS_MS[min(level, len(ROCKETMQ_LEVELS_MS)) - 1]
-
-
-# The value of ``UNIQ_KEY`` is the record's id if no other header gives one.
-def _rocketmq_time(parse: TimeParser) -> Rule:
-    def rule(draft: Draft, name: str, value: bytes | None) -> None:
-        draft.rocketmq = True
-        draft.times.append((name, value, parse))
-
-    return rule
-
-
-def _rocketmq_recall(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.rocketmq = True
-    draft.ids.append((name, (value or b"").partition(b"+")[2] or value))
-    draft.ops.append(CANCEL_OP)
-
-
-def _rocketmq_uniq_key(draft: Draft, _name: str, value: bytes | None) -> None:
-    draft.spare_id = draft.spare_id or value
-
-
-# The record's key is its id, and a record with a null value is a cancel.
-def _etf1(rule: Rule) -> Rule:
-    def keyed(draft: Draft, name: str, value: bytes | None) -> None:
-        if draft.value is None and not draft.key_is_id:
-            draft.ops.append(CANCEL_OP)
-        draft.key_is_id = True
-        rule(draft, name, value)
-
-    return keyed
-
-
-def _epoch(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.key_is_id = True
-    draft.times.append((name, value, _due_at_seconds))
-
-
-def _karafka_source_type(draft: Draft, _name: str, value: bytes | None) -> None:
-    draft.key_is_id = True
-    if value in (b"cancel", b"tombstone"):
-        draft.ops.append(CANCEL_OP)
-
-
-def _karafka_partition_key(_draft: Draft, name: str, _value: bytes | None) -> None:
-    raise RecordRefusedError(
-        TARGET_INVALID, f"{name} is not served: send schedule_target_partition or target_key"
-    )
-
-
-ALIASES: Final = (
-    Alias("TIMER_DELAY_SEC", ROCKETMQ, "delay in seconds", _rocketmq_time(_due_after_seconds)),
-    Alias("TIMER_DELAY_MS", ROCKETMQ, "delay in milliseconds", _rocketmq_time(_due_after_ms)),
-    Alias("TIMER_DELIVER_MS", ROCKETMQ, "due, epoch milliseconds", _rocketmq_time(_due_at_ms)),
-    Alias("DELAY", ROCKETMQ, "delay level 1 to 18", _rocketmq_time(_due_by_level)),
-    Alias("TIMER_DEL_UNIQKEY", ROCKETMQ, "cancel the record of this id", _rocketmq_recall),
-    Alias(ROCKETMQ_UNIQ_KEY, ROCKETMQ, "the id; delivered too", _rocketmq_uniq_key),
-    Alias("scheduler-epoch", ETF1, "due, epoch seconds", _etf1(_epoch)),
-    Alias("scheduler-target-topic", ETF1, "target topic", _etf1(target_topic)),
-    Alias("scheduler-target-key", ETF1, "output key", _etf1(target_key)),
-    Alias("schedule_target_epoch", KARAFKA, "due, epoch seconds", _epoch),
-    Alias("schedule_target_topic", KARAFKA, "target topic", target_topic),
-    Alias("schedule_target_key", KARAFKA, "output key", target_key),
-    Alias("schedule_target_partition", KARAFKA, "target partition", target_partition),
-    Alias("schedule_target_partition_key", KARAFKA, "refused", _karafka_partition_key),
-    Alias("schedule_source_type", KARAFKA, "cancel, or schedule", _karafka_source_type),
-    Alias("schedule_schema_version", KARAFKA, "not used", drop),
-)
-"""All headers of other delay systems that are read. A record may mix them with the service's own
-headers, but headers of one meaning must agree."""
-
-KNOWN: Final = names.COPY_NAMES.union(RULES, (alias.header for alias in ALIASES))
+KNOWN: Final = names.COPY_NAMES.union(INPUT)
 """Names of all headers that the service reads or drops."""
 
 STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}

@@ -52,15 +52,13 @@ from delayservice.contract.entry import (
 )
 from delayservice.contract.home import Sent, read_envelope
 from delayservice.contract.input_headers import (
-    ALIASES,
     CANCEL_OP,
     FIRE_OP,
+    INPUT,
     KNOWN,
-    RULES,
     SCHEDULE_OP,
     STRIPPED,
     Draft,
-    Rule,
 )
 from delayservice.contract.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC, Header
 from delayservice.contract.partitioner import partition_for
@@ -86,7 +84,6 @@ _PARTITION_MAX: Final = 2**31 - 1
 _ID_AND_OP: Final = 2
 _CONTROLS: Mapping[bytes | None, int] = {CANCEL_OP.encode(): CANCEL, FIRE_OP.encode(): FIRE}
 _ANY_PAST_MS: Final = -DUE_STOP_MS
-_RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
 
 
 class Origin(NamedTuple):
@@ -139,15 +136,14 @@ class UserRecords:
 
     def _read_headers(self, origin: Origin, original: Original, known: Headers) -> Entry:
         key, value, headers = original
-        draft = Draft(key, value)
         for name, text in known:
             if text is not None and len(text) > self._contract.header_bytes_max:
                 self._check_size(name, len(text))
-            _RULES[name](draft, name, text)
+        draft = Draft(key, value, known)
         if self._contract.level_ms:
             return self._level_record(origin, draft, headers)
         identity = self._identity(draft)
-        operation = _operation(draft, identity, bare=not known)
+        operation = _operation(draft, identity)
         if operation != SCHEDULE_OP:
             identity = key if not known else identity
             return self._control(origin, operation, identity, original)
@@ -173,7 +169,7 @@ class UserRecords:
     ) -> Entry:
         offset, _, written_ms, source = origin
         start_ms = 0
-        if draft.times:
+        if draft["times"]:
             start_ms = self._bounded_due_ms(self._due_ms(draft, written_ms), written_ms)
         shift_ms = self._jitter_ms(draft, offset)
         recurrence = _recurrence(draft, start_ms, shift_ms)
@@ -205,11 +201,11 @@ class UserRecords:
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
     def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
-        if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
+        if draft.operations() or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
             )
-        names_of_times = {name for name, _, _ in draft.times} & {names.DELAY_AT, names.DELAY_AFTER}
+        names_of_times = draft.said & {names.DELAY_AT, names.DELAY_AFTER}
         if names_of_times:
             raise RecordRefusedError(
                 TIME_AMBIGUOUS,
@@ -244,10 +240,8 @@ class UserRecords:
             name, identity = _agreed(draft.ids, OP_INVALID)
             if not identity:
                 raise RecordRefusedError(OP_INVALID, f"{name} is empty")
-        elif draft.key_is_id:
-            identity = draft.key or None
         else:
-            identity = (draft.spare_id or None) if draft.rocketmq else None
+            identity = draft.spare_id()
         if identity is not None:
             self._check_id(identity)
         return identity
@@ -267,14 +261,15 @@ class UserRecords:
             )
 
     def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
-        if not draft.times:
+        if not draft["times"]:
             raise RecordRefusedError(
                 TIME_MISSING, f"neither {names.DELAY_AT} nor {names.DELAY_AFTER} is given"
             )
         self._written_ms(timestamp_ms)
         dues = [
             (name, min(parse(name, text, timestamp_ms), DUE_STOP_MS))
-            for name, text, parse in draft.times
+            for name, text in draft["times"]
+            if (parse := INPUT[name].parse) is not None
         ]
         first_name, due_ms = dues[0]
         for name, other_ms in dues[1:]:
@@ -286,7 +281,7 @@ class UserRecords:
 
     # By the offset, so that every node computes the same key.
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        windows = {parse_count(name, text) for name, text in draft.windows}
+        windows = {parse_count(name, text) for name, text in draft["windows"]}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
         if not windows:
@@ -312,11 +307,11 @@ class UserRecords:
         return max(due_ms, 1)
 
     def _target(self, draft: Draft) -> str:
-        if not draft.targets:
+        if not draft["targets"]:
             if self._contract.default_target is None:
                 raise RecordRefusedError(TARGET_MISSING, f"{names.DELAY_TARGET_TOPIC} is not given")
             return self._contract.default_target
-        name, text = _agreed(draft.targets, TARGET_INVALID)
+        name, text = _agreed(draft["targets"], TARGET_INVALID)
         return self.targets.allowed.get(text) or self.targets.check(name, text)
 
 
@@ -325,29 +320,28 @@ def _misspelt(headers: Headers) -> str:
     return "".join(f"; {name[:64]} is not read, {meant} would be" for name, meant in found[:4])
 
 
-# ``bare``: without any input header, key, value and id imply the operation.
-def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:
-    if draft.ops:
-        if len(set(draft.ops)) > 1:
-            raise RecordRefusedError(OP_INVALID, f"both {' and '.join(sorted(set(draft.ops)))}")
-        return draft.ops[0]
-    if draft.value is not None:
+# Without a header for it, key, value and id imply the operation.
+def _operation(draft: Draft, identity: bytes | None) -> str:
+    operations = draft.operations()
+    if len(operations) > 1:
+        raise RecordRefusedError(OP_INVALID, f"both {' and '.join(sorted(operations))}")
+    if operations:
+        return operations.pop()
+    if draft.value is not None or draft.mentions_delivery:
         return SCHEDULE_OP
-    if bare:
-        return CANCEL_OP if draft.key else SCHEDULE_OP
-    return SCHEDULE_OP if identity is None or draft.mentions_delivery() else CANCEL_OP
+    return CANCEL_OP if identity or (not draft.said and draft.key) else SCHEDULE_OP
 
 
 def _output_key(draft: Draft) -> bytes | None:
-    if draft.keys:
-        return _agreed(draft.keys, TARGET_INVALID)[1]
+    if draft["keys"]:
+        return _agreed(draft["keys"], TARGET_INVALID)[1]
     return None if draft.key_is_id else draft.key
 
 
 def _partition(draft: Draft) -> int:
-    if not draft.partitions:
+    if not draft["partitions"]:
         return PARTITION_BY_KEY
-    name, text = _agreed(draft.partitions, TARGET_INVALID)
+    name, text = _agreed(draft["partitions"], TARGET_INVALID)
     digits = text is not None and text.isdigit()
     partition = parse_count(name, text) if digits else PARTITION_BY_KEY
     if not 0 <= partition <= _PARTITION_MAX:
@@ -356,9 +350,9 @@ def _partition(draft: Draft) -> int:
 
 
 def _expires_ms(draft: Draft) -> int | None:
-    if not draft.expiries:
+    if not draft["expiries"]:
         return None
-    instants = {parse_checked_instant_ms(name, text) for name, text in draft.expiries}
+    instants = {parse_checked_instant_ms(name, text) for name, text in draft["expiries"]}
     if len(instants) > 1:
         raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
     return instants.pop()
@@ -366,19 +360,19 @@ def _expires_ms(draft: Draft) -> int | None:
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
     left = None
-    if draft.counts:
-        left = check_times(parse_count(*_agreed(draft.counts, CRON_INVALID)))
-    if bool(draft.every) == bool(draft.cron) or (draft.zones and draft.every):
+    if draft["counts"]:
+        left = check_times(parse_count(*_agreed(draft["counts"], CRON_INVALID)))
+    if bool(draft["every"]) == bool(draft["cron"]) or (draft["zones"] and draft["every"]):
         raise RecordRefusedError(
             CRON_INVALID,
             f"a recurring schedule has {names.DELAY_EVERY}, or {names.DELAY_CRON} with or without "
             f"{names.DELAY_TIMEZONE}",
         )
-    if draft.every:
-        every_ms = check_every(parse_duration_ms(*_agreed(draft.every, CRON_INVALID)))
+    if draft["every"]:
+        every_ms = check_every(parse_duration_ms(*_agreed(draft["every"], CRON_INVALID)))
         return Recurrence(every_ms, left=left, shift_ms=shift_ms)
-    zone = parse_zone(_agreed(draft.zones, ZONE_INVALID)[1]) if draft.zones else "UTC"
-    cron = parse_cron(_agreed(draft.cron, CRON_INVALID)[1])
+    zone = parse_zone(_agreed(draft["zones"], ZONE_INVALID)[1]) if draft["zones"] else "UTC"
+    cron = parse_cron(_agreed(draft["cron"], CRON_INVALID)[1])
     return Recurrence(0, cron, zone, left, number=0, start_ms=start_ms, shift_ms=shift_ms)
 
 

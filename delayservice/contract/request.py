@@ -1,5 +1,5 @@
-"""Checks of the arguments of a client's request, and the input headers for it. Pure: nothing is
-sent here.
+"""Input headers for the arguments of a client's request, and the check of the record by the
+service's own reader. Pure: nothing is sent here.
 """
 
 from __future__ import annotations
@@ -7,23 +7,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import lru_cache, partial
-from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
 from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.contracts import (
+    HEADER_BYTES_MAX,
+    MAX_DELAY_MS_MAX,
+    Contract,
+    Contracts,
+)
+from delayservice.contract.entry import INVALID, Headers
 from delayservice.contract.input_headers import RESERVED
-from delayservice.contract.names import is_legal_topic, is_reserved
+from delayservice.contract.record import RecordReader
 from delayservice.contract.times import (
     DUE_STOP_MS,
-    check_every,
-    check_is_ms,
-    check_times,
     parse_checked_instant_ms,
-    parse_cron,
     parse_duration_ms,
-    parse_zone,
 )
 
 Text: TypeAlias = bytes | str
@@ -49,12 +50,8 @@ NO_KEY: Final = _NoKey.NO_KEY
 
 TargetKey: TypeAlias = Text | Literal[_NoKey.NO_KEY] | None
 
-Given = TypeVar("Given")
-Read = TypeVar("Read")
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_PARTITION_MAX: Final = 2**31 - 1
 
 
 class When(TypedDict, total=False):
@@ -80,8 +77,9 @@ def when_headers(
     cron: str | None = None,
     timezone: str | None = None,
     times: int | None = None,
-) -> list[Header]:
-    """Return the input headers for the due time, expiry, window and recurrence.
+) -> Headers:
+    """Return the input headers for the due time, expiry, window and recurrence. ``RequestCheck``
+    finds what is missing or contradicts itself in them.
 
     Args:
         delay: delay from the moment the broker appends the record; a fraction of a millisecond is
@@ -98,100 +96,62 @@ def when_headers(
         times: largest number of occurrences; None: unlimited.
 
     Raises:
-        InvalidRequestError: an argument can't be read, two contradict each other, or none gives
-            the due time.
+        InvalidRequestError: an argument can't be read, or two of the times contradict each other.
     """
-    recurring = _recurring_headers(every, cron, timezone, times)
-    headers = [*_due_headers(delay, at, is_needed=not recurring), *recurring]
-    if window is not None:
-        headers.append((names.DELAY_WINDOW_MS, str(delay_ms("window", window))))
-    if expires_at is not None:
-        expires_ms = instant_ms("expires_at", expires_at)
-        if at is not None and expires_ms < instant_ms("at", at):
-            raise InvalidRequestError("expires_at is before at: the record could only expire")
-        headers.append((names.DELAY_EXPIRES_AT, str(expires_ms)))
-    return headers
-
-
-def _due_headers(delay: Delay | None, at: Instant | None, *, is_needed: bool) -> list[Header]:
     if delay is not None and at is not None:
         raise InvalidRequestError("delay and at both say when: give one of them")
-    if delay is not None:
-        return [(names.DELAY_AFTER, str(delay_ms("delay", delay)))]
-    if at is not None:
-        return [(names.DELAY_AT, str(instant_ms("at", at)))]
-    if is_needed:
-        raise InvalidRequestError("nothing says when: give delay, at, every or cron")
-    return []
+    at_ms = None if at is None else instant_ms("at", at)
+    expires_ms = None if expires_at is None else instant_ms("expires_at", expires_at)
+    if at_ms is not None and expires_ms is not None and expires_ms < at_ms:
+        raise InvalidRequestError("expires_at is before at: the record could only expire")
+    said = {
+        names.DELAY_AFTER: None if delay is None else delay_ms("delay", delay),
+        names.DELAY_AT: at_ms,
+        names.DELAY_EVERY: None if every is None else delay_ms("every", every),
+        names.DELAY_CRON: cron,
+        names.DELAY_TIMEZONE: timezone,
+        names.DELAY_TIMES: times,
+        names.DELAY_WINDOW_MS: None if window is None else delay_ms("window", window),
+        names.DELAY_EXPIRES_AT: expires_ms,
+    }
+    return [(name, str(value).encode()) for name, value in said.items() if value is not None]
 
 
-def _recurring_headers(
-    every: Delay | None, cron: str | None, timezone: str | None, times: int | None
-) -> list[Header]:
-    if every is not None and cron is not None:
-        raise InvalidRequestError("every and cron both say how often: give one of them")
-    if every is None and cron is None:
-        if timezone is not None or times is not None:
-            raise InvalidRequestError("timezone and times belong to every or cron: give one")
-        return []
-    headers = _cron_headers(cron, timezone) if every is None else _every_headers(every, timezone)
-    if times is not None:
-        if type(times) is not int:
-            raise InvalidRequestError(f"times is {times!r}: give a whole number")
-        headers.append((names.DELAY_TIMES, str(_as_service(check_times, times))))
-    return headers
-
-
-def _every_headers(every: Delay, timezone: str | None) -> list[Header]:
-    if timezone is not None:
-        raise InvalidRequestError("timezone belongs to cron: a period has no zone")
-    period_ms = _as_service(check_every, delay_ms("every", every))
-    return [(names.DELAY_EVERY, str(period_ms))]
-
-
-def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
-    headers: list[Header] = [(names.DELAY_CRON, _as_service(parse_cron, (cron or "").encode()))]
-    if timezone is not None:
-        headers.append((names.DELAY_TIMEZONE, _as_service(parse_zone, timezone.encode())))
-    return headers
-
-
-def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
-    try:
-        return rule(value)
-    except RecordRefusedError as exc:
-        raise InvalidRequestError(exc.detail) from exc
-
-
-def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
-    """Return the input headers that name the target.
-
-    ``partition`` None: it is chosen by the output's key, as a Java producer does. ``key`` None: the
-    record's own key; ``NO_KEY``: no key. Raise ``InvalidRequestError`` if the topic is illegal or
-    reserved, or the partition no partition number.
+def target_headers(topic: str, partition: int | None, key: TargetKey) -> Headers:
+    """Return the input headers for the target topic and, unless None, its partition and the key of
+    the output.
     """
-    headers: list[Header] = [(names.DELAY_TARGET_TOPIC, _target(topic))]
+    headers: Headers = [(names.DELAY_TARGET_TOPIC, topic.encode())]
     if partition is not None:
-        if type(partition) is not int or not 0 <= partition <= _PARTITION_MAX:
-            raise InvalidRequestError(f"partition is {partition!r}: give a partition's number")
-        headers.append((names.DELAY_TARGET_PARTITION, str(partition)))
+        headers.append((names.DELAY_TARGET_PARTITION, str(partition).encode()))
     if key is not None:
         headers.append((names.DELAY_TARGET_KEY, None if isinstance(key, _NoKey) else _bytes(key)))
     return headers
 
 
-@lru_cache(1024)
-def _target(topic: str) -> str:
-    if not is_legal_topic(topic):
-        raise InvalidRequestError(f"{topic!r} is no legal topic name")
-    if is_reserved(topic):
-        raise InvalidRequestError(
-            f"{topic} is never a target: names with __ or delay_ at the start are reserved"
+class RequestCheck:
+    """Check of records for one delay topic by the service's own reader. It has the widest limits,
+    because the settings of the service are not known here. Thread-safe.
+    """
+
+    def __init__(self, delay_topic: str, id_bytes_max: int, level_ms: int = 0) -> None:
+        contract = Contract(
+            max_delay_ms=MAX_DELAY_MS_MAX,
+            clamp=True,
+            header_bytes_max=HEADER_BYTES_MAX,
+            id_bytes_max=id_bytes_max,
+            level_ms=level_ms,
         )
-    return topic
+        self._reader = RecordReader(delay_topic, 0, Contracts([(0, contract)]), ())
+
+    def check(self, key: Text | None, value: Text | None, headers: Headers) -> None:
+        """Raise ``InvalidRequestError`` if the service would dead-letter the record."""
+        _, kind, _, _, _, refusal = self._reader.read(0, 0, _bytes(key), _bytes(value), headers)
+        if kind == INVALID:
+            raise InvalidRequestError(refusal[1])
 
 
-def plain_headers(headers: OwnHeaders) -> list[Header]:
+def plain_headers(headers: OwnHeaders) -> Headers:
     """Return the headers that a caller wants delivered, as a list. Raise ``InvalidRequestError`` if
     the service reads, removes or writes one of them, or a name has a zero byte.
     """
@@ -229,13 +189,13 @@ def delay_ms(argument: str, delay: Delay) -> int:
     if isinstance(delay, timedelta):
         return _bounded_ms(argument, -(-delay // _MILLISECOND))
     if isinstance(delay, str):
-        delay = _as_service(partial(parse_duration_ms, argument), delay.encode())
+        delay = _read(parse_duration_ms, argument, delay)
     return _bounded_ms(argument, delay)
 
 
 def instant_ms(argument: str, instant: Instant) -> int:
     """Return an instant in epoch ms, rounded up; raise ``InvalidRequestError`` if it has no time
-    zone, is before 1970, ``DUE_STOP_MS`` or more, looks like seconds, or can't be read.
+    zone, is before 1970, ``DUE_STOP_MS`` or more, or can't be read.
     """
     if isinstance(instant, datetime):
         if instant.utcoffset() is None:
@@ -245,9 +205,15 @@ def instant_ms(argument: str, instant: Instant) -> int:
             )
         return _bounded_ms(argument, -((_EPOCH - instant) // _MILLISECOND))
     if isinstance(instant, str):
-        parse = partial(parse_checked_instant_ms, argument)
-        return _bounded_ms(argument, _as_service(parse, instant.encode()))
-    return _as_service(partial(check_is_ms, argument), _bounded_ms(argument, instant))
+        instant = _read(parse_checked_instant_ms, argument, instant)
+    return _bounded_ms(argument, instant)
+
+
+def _read(parse: Callable[[str, bytes], int], argument: str, text: str) -> int:
+    try:
+        return parse(argument, text.encode())
+    except RecordRefusedError as exc:
+        raise InvalidRequestError(exc.detail) from exc
 
 
 def _bounded_ms(argument: str, ms: int) -> int:

@@ -16,15 +16,14 @@ from delayservice.contract.entry import (
     Headers,
     PolledRecord,
 )
-from delayservice.contract.input_headers import ALIASES, RULES
-from delayservice.contract.names import COPY_NAMES, DELAY_TARGET_TOPIC
+from delayservice.contract.input_headers import KNOWN
+from delayservice.contract.names import DELAY_TARGET_TOPIC
 from delayservice.contract.provenance import Provenance, due_header
 from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler
 
 # All other headers are delivered.
-_INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
 _TARGETS_MAX = 1_024
 _NO_COPIES = "the service writes no copies to level topics"
 
@@ -83,7 +82,7 @@ class LevelRecords:
                 if name == DELAY_TARGET_TOPIC:
                     is_plain = is_plain and text is None and header[1] is not None
                     text = header[1]
-                elif name in _INPUT:
+                elif name in KNOWN:
                     is_plain = False
                 else:
                     own.append(header)

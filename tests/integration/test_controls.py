@@ -100,7 +100,7 @@ def test_a_survey_gives_the_newest_letters_without_their_content(
     topic = make_topic("dead")
     look = letters_of(cluster, topic, *range(100, 200))
     survey = look().survey(None, 1 << 20)
-    assert [(one.offset, one.value_bytes) for one in survey.letters] == [
+    assert [(one.offset, len(one.value or b"")) for one in survey.letters] == [
         (number, 100 + number) for number in reversed(range(100))
     ]
     assert (survey.held, survey.looked_at) == (100, 100)
@@ -117,7 +117,7 @@ def test_a_survey_reads_no_more_than_it_may_and_says_how_far_it_came(
 ) -> None:
     look = letters_of(cluster, make_topic("dead"), *[100 * KB] * 30, 10, 20)
     survey = look().survey(None, 2_000 * KB)
-    assert survey.letters[0].value_bytes == 20
+    assert len(survey.letters[0].value or b"") == 20
     assert 2 <= survey.looked_at < 22
     assert [one.offset for one in survey.letters] == [31 - n for n in range(survey.looked_at)]
 

@@ -159,10 +159,13 @@ def test_the_wheel_holds_the_service_and_no_development_tools(client_venv: Venv)
     assert folders == {"delayservice", "connectors", "ha"}
 
 
-def test_the_client_brings_along_kafka_and_a_hash_and_nothing_else(client_venv: Venv) -> None:
+def test_the_client_brings_along_kafka_a_codec_and_a_hash_and_nothing_else(
+    client_venv: Venv,
+) -> None:
     assert set(client_venv.distributions()) <= {
         "kafka-delay-service",
         "confluent-kafka",
+        "msgspec",
         "murmurhash2",
         "typing-extensions",  # confluent-kafka's, below Python 3.11
     }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import INVALID, Headers, PolledRecord
-from delayservice.contract.input_headers import RULES
+from delayservice.contract.input_headers import INPUT
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.cursor import Cursor
@@ -45,7 +45,7 @@ WRITABLE = (("a", -1), ("b", -1))
 
 TEXTS = st.none() | st.sampled_from([b"a", b"b", b"c", b"", b"5"])
 TARGETS = st.tuples(st.just("delay-target-topic"), TEXTS)
-OTHERS = st.tuples(st.sampled_from(["own", "own-2", "UNIQ_KEY", "DELAY", *RULES]), TEXTS)
+OTHERS = st.tuples(st.sampled_from(["own", "own-2", "UNIQ_KEY", "DELAY", *INPUT]), TEXTS)
 HEADERS: st.SearchStrategy[Headers] = st.tuples(
     st.lists(TARGETS, min_size=1, max_size=2), st.lists(OTHERS, max_size=1)
 ).map(lambda parts: [*parts[0], *parts[1]])

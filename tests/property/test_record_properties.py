@@ -14,7 +14,7 @@ from delayservice.contract.codec import Meta, Payload, decode_payload, encode_pa
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
-from delayservice.contract.input_headers import ALIASES, RULES
+from delayservice.contract.input_headers import INPUT
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
 from delayservice.contract.record import RecordReader
@@ -23,7 +23,7 @@ from delayservice.contract.requeue import write_copy
 from delayservice.engine.cursor import START_KEY
 
 TOPIC, PARTITION, SECRET = "delay_topic_any", 3, b"secret"
-INPUT_NAMES = sorted(set(RULES) | {alias.header for alias in ALIASES})
+INPUT_NAMES = sorted(INPUT)
 DELIVERED_ALIASES = {"UNIQ_KEY"}
 
 TEXTS = st.one_of(

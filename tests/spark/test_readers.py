@@ -31,6 +31,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.input_headers import KNOWN
 from delayservice.contract.names import HOME_NAMES
 from tests.conftest import MakeTopic
+from tests.unit.test_header_table import ROWS as HEADER_ROWS
 
 DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
 TARGETS = ("to_a", "to_d", "other")  # with hashes above and below 0
@@ -63,6 +64,10 @@ Row = tuple[str, int, int, int, bytes | None, bytes | None, list[Header] | None]
 def test_source_records(spark: SparkSession) -> None:
     rng = random.Random(1)
     rows = [source(rng, offset) for offset in range(RECORDS)]
+    rows += [
+        (DELAY, 0, offset, row.timestamp_ms, row.key, row.value, list(row.headers))
+        for offset, row in enumerate(HEADER_ROWS, RECORDS)
+    ]
     records = frame(spark, rows)
     classified = classified_sources(records, LEDGER).persist()
     readings = count_readings(classified)

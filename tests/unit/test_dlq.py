@@ -23,7 +23,6 @@ from delayservice.contract.entry import (
     Original,
     PolledRecord,
 )
-from delayservice.contract.input_headers import ALIASES, RULES, Draft
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
 from delayservice.contract.record import RecordReader
@@ -149,20 +148,6 @@ def test_another_due_time_replaces_whatever_said_when_and_nothing_else(
     _, entry = again(letter, time)
     assert (entry[1], entry[3]) == (SCHEDULE, identity)
     assert (entry[4][2], entry[4][5]) == (output_key, due_ms)
-
-
-def test_every_time_header_of_every_system_is_known() -> None:
-    rules = {**RULES, **{alias.header: alias.rule for alias in ALIASES}}
-    timed = set()
-    for name, rule in rules.items():
-        draft = Draft(b"k", b"v")
-        try:
-            rule(draft, name, b"1")
-        except Exception:  # noqa: BLE001, S112  # some refuse any value; none of them says when
-            continue
-        if draft.times:
-            timed.add(name)
-    assert timed == dead_letters.ALL_TIMES
 
 
 @pytest.mark.parametrize("time", [None, ("delay-after", b"0")])

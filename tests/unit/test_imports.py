@@ -49,7 +49,7 @@ MAY_KNOW: dict[str, frozenset[str]] = {
 }
 PURE = frozenset({"delayservice.contract", "delayservice.engine", "delayservice.replicas"})
 CORE_FOREIGN = frozenset({"msgspec", "murmurhash2", "xxhash"})
-BASE_FOREIGN = frozenset({"confluent_kafka", "murmurhash2"})
+BASE_FOREIGN = frozenset({"confluent_kafka", "msgspec", "murmurhash2"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.
 CORE_FORBIDDEN = frozenset(
     [

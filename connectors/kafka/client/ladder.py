@@ -19,7 +19,8 @@ from connectors.kafka.client.received import (
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.codes import printable
 from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
-from delayservice.contract.request import Delay, Header, delay_ms, target_headers
+from delayservice.contract.names import is_legal_topic, is_reserved
+from delayservice.contract.request import Delay, Header, delay_ms
 from delayservice.contract.times import parse_count
 
 RETRY_DELAYS_MS: Final = ROCKETMQ_LEVELS_MS[2:]
@@ -85,7 +86,8 @@ class RetryLadder:
         self.retry_topic = retry_topic or f"retry_{group}"
         self.dead_letter_topic = dead_letter_topic or f"dead_letter_{group}"
         for topic in (self.retry_topic, self.dead_letter_topic):
-            target_headers(topic, None, None)
+            if not is_legal_topic(topic) or is_reserved(topic):
+                raise InvalidRequestError(f"{topic!r} is no legal topic name, or reserved")
         self._delays_ms = tuple(delay_ms("delays", delay) for delay in delays)
         self._producer = producer
         self._refused: KafkaError | None = None

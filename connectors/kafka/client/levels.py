@@ -15,6 +15,7 @@ from delayservice.contract.levels import DEFAULT_LEVELS_MS, level_of, level_topi
 from delayservice.contract.request import (
     Delay,
     OwnHeaders,
+    RequestCheck,
     TargetKey,
     Text,
     delay_ms,
@@ -53,6 +54,10 @@ class LevelProducer(ProducerClient):
         self._levels_ms = tuple(levels_ms)
         self._names = [level_topic(n, topic_prefix) for n in range(1, len(levels_ms) + 1)]
         self._topics = [Places(self.producer, name) for name in self._names]
+        self._checks = [
+            RequestCheck(name, 1, level_ms)
+            for name, level_ms in zip(self._names, levels_ms, strict=True)
+        ]
 
     def send(
         self,
@@ -84,6 +89,7 @@ class LevelProducer(ProducerClient):
         """
         level = level_of(delay_ms("delay", delay), self._levels_ms)
         asked = [*plain_headers(headers), *target_headers(topic, partition, target_key)]
+        self._checks[level - 1].check(key, value, asked)
         self._topics[level - 1].check()
         self.producer.produce(
             self._names[level - 1],
@@ -91,6 +97,6 @@ class LevelProducer(ProducerClient):
             key,
             ANY_PARTITION,
             on_delivery=on_delivery,
-            headers=asked,
+            headers=[*asked],
         )
         return self._levels_ms[level - 1]

@@ -9,11 +9,11 @@ from confluent_kafka import Producer
 
 from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
 from connectors.kafka.client.places import Places
-from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
 from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
 from delayservice.contract.request import (
     OwnHeaders,
+    RequestCheck,
     TargetKey,
     Text,
     When,
@@ -58,6 +58,7 @@ class DelayProducer(ProducerClient):
         super().__init__(producer, close_timeout_s=close_timeout_s)
         self.delay_topic = delay_topic
         self._id_bytes_max = id_bytes_max
+        self._check = RequestCheck(delay_topic, id_bytes_max)
         self._places = Places(self.producer, delay_topic, partitions_before)
         self._topics = [self._places]
         self._places.check()  # so that a misspelt topic is known early
@@ -96,21 +97,19 @@ class DelayProducer(ProducerClient):
                 not answer; or it has answered that there is no such delay topic.
             BufferError, KafkaException: as by ``Producer.produce``.
         """
-        if topic == self.delay_topic:
-            raise InvalidRequestError(f"{topic} is the delay topic itself: give a target topic")
         asked = [
             *plain_headers(headers),
             *when_headers(**when),
             *target_headers(topic, partition, target_key),
         ]
-        self._places.check()
-        place = ANY_PARTITION
-        if id is not None:
-            record_id = id_bytes(id, self._id_bytes_max)
+        record_id = None if id is None else id_bytes(id, self._id_bytes_max)
+        if record_id is not None:
             asked.append((names.DELAY_ID, record_id))
-            place = self._places.now(record_id)
+        self._check.check(key, value, asked)
+        self._places.check()
+        place = ANY_PARTITION if record_id is None else self._places.now(record_id)
         self.producer.produce(
-            self.delay_topic, value, key, place, on_delivery=on_delivery, headers=asked
+            self.delay_topic, value, key, place, on_delivery=on_delivery, headers=[*asked]
         )
 
     def cancel(

@@ -64,7 +64,7 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
         .withColumns(
             {"since_ms": since_ms, "told_ms": exact_number(sf.col("time"), PLAIN_DIGITS_MAX)}
         )
-        .withColumn("due_ms", sf.greatest(sf.col("told_ms") + sf.col("since_ms"), sf.lit(1)))
+        .withColumn("due_ms", sf.greatest(sf.try_add("told_ms", "since_ms"), sf.lit(1)))
         .withColumn("shard", sf.xxhash64(sf.concat_ws(":", "topic", "partition")))
         .join(sf.broadcast(shards), "shard", "left")
     )
@@ -106,7 +106,7 @@ def _kind_of_source(targets: Sequence[str]) -> Column:
         & sf.col("target").isin(*targets)
         & sf.col("timestamp_ms").between(0, MAX_DELAY_MS_MAX - 1)
         & ((sf.col("due_ms") >= SURELY_MS) | (sf.col("since_ms") > 0))
-        & (sf.col("due_ms") - sf.col("timestamp_ms")).between(sf.col("min_ms"), sf.col("max_ms"))
+        & sf.try_subtract("due_ms", "timestamp_ms").between(sf.col("min_ms"), sf.col("max_ms"))
         & is_read
     )
     is_cancel = (sf.size("headers") == _ID_AND_OP) & (sf.col("op") == CANCEL_OP) & has_id & is_read
