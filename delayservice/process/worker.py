@@ -83,7 +83,8 @@ class GarbageCollector:
             gc.freeze()
 
 
-_JUDGED_EVERY_S: Final = 0.1
+# The shortest limit that is judged is 5.5 s (``electability``).
+_JUDGED_EVERY_S: Final = 0.25
 _ASKED_EVERY_S: Final = 0.5
 _DISK_EVERY_S: Final = 1.0
 # Interval at which a worker checks its threads, assigns slices and reports its metrics, in s.
