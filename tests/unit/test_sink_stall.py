@@ -16,24 +16,18 @@ from delayservice.engine.outcome import DELIVERED, Output
 from tests.unit.test_checkpoint_tail import OPTIONS
 
 
-def test_a_flush_that_moves_on_is_not_stalled_however_long_it_takes() -> None:
+def test_a_flush_is_stalled_since_the_last_acknowledgement() -> None:
     stall = Stall(100, 10.0)
     assert [stall.seconds(100 - n, 10.0 + 2.5 * n, 0.0) for n in (1, 2, 3, 4)] == [0.0] * 4
+    assert stall.seconds(96, 23.5, 0.0) == 3.5
+    assert Stall(5, 10.0).seconds(5, 13.5, 0.0) == 3.5, "since it began, without any"
 
 
-def test_a_flush_of_which_nothing_more_is_acknowledged_is_stalled_since_then() -> None:
-    stall = Stall(100, 10.0)
-    assert stall.seconds(40, 11.0, 0.0) == 0.0
-    assert stall.seconds(40, 14.5, 0.0) == 3.5
-
-
-def test_a_flush_that_was_never_answered_is_stalled_since_it_began() -> None:
-    assert Stall(5, 10.0).seconds(5, 13.5, 0.0) == 3.5
-
-
-def test_the_wait_that_a_quota_asks_for_does_not_count() -> None:
-    assert Stall(5, 10.0).seconds(5, 13.5, 13.0) == 0.5
-    assert Stall(5, 10.0).seconds(5, 13.5, 20.0) < 0
+@pytest.mark.parametrize(("throttled_until_s", "stalled_s"), [(13.0, 0.5), (20.0, -6.5)])
+def test_the_wait_that_a_quota_asks_for_does_not_count(
+    throttled_until_s: float, stalled_s: float
+) -> None:
+    assert Stall(5, 10.0).seconds(5, 13.5, throttled_until_s) == stalled_s
 
 
 class SilentProducer:
