@@ -8,7 +8,7 @@ the replayed letters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -40,6 +40,7 @@ from delayservice.contract.dead_letters import (
     replayed_offsets,
 )
 from delayservice.contract.entry import PolledRecord
+from delayservice.engine.ports import PolledBatch
 
 # Number of offsets of each partition that a survey reads first: few, so that the newest letters are
 # seen even if they are large.
@@ -51,6 +52,8 @@ INIT_TIMEOUT_S: Final = 60.0
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 10.0
 TRANSACTION_TIMEOUT_MS: Final = 45_000
+
+_NOT_REPLAYED: Final = "this batch was not replayed"
 
 # Partition and offset in the dead-letter topic.
 LetterPosition: TypeAlias = tuple[int, int]
@@ -128,7 +131,7 @@ class DeadLetterTopic:
         for partition, (start, stop) in self._looks():
             found: list[DeadLetter] = []
             markers: list[LetterPosition] = []
-            for row in self._rows_of(partition, start, stop):
+            for row in (row for run in self._runs(partition, start, stop) for row in run.rows):
                 left -= bytes_of(row)
                 if left < 0:
                     break
@@ -167,14 +170,13 @@ class DeadLetterTopic:
 
     def _rows(self, advance: Advance) -> Iterator[tuple[int, PolledRecord]]:
         for partition, (start, end) in enumerate(self._bounds):
-            for run in scan_partition(self._config, self._topic, partition, start, end):
+            for run in self._runs(partition, start, end):
                 for row in run.rows:
                     yield partition, row
                 advance(run.stop - run.start)
 
-    def _rows_of(self, partition: int, start: int, stop: int) -> Iterator[PolledRecord]:
-        for run in scan_partition(self._config, self._topic, partition, start, stop):
-            yield from run.rows
+    def _runs(self, partition: int, start: int, stop: int) -> Iterator[PolledBatch]:
+        return scan_partition(self._config, self._topic, partition, start, stop)
 
 
 class Replayer:
@@ -205,10 +207,8 @@ class Replayer:
 
     def __enter__(self) -> Self:
         # Fences earlier replays, which aborts their open transactions.
-        try:
+        with self._telling("nothing was replayed"):
             self._producer.init_transactions(INIT_TIMEOUT_S)
-        except KafkaException as exc:
-            raise KafkaEdgeError(self._told("nothing was replayed", error_of(exc))) from exc
         return self
 
     def __exit__(
@@ -244,7 +244,7 @@ class Replayer:
                 "the connection to the transaction coordinator has failed; run the replay again, "
                 f"which goes on where it was: {failure}"
             )
-        try:
+        with self._telling(_NOT_REPLAYED):
             self._producer.begin_transaction()
             self._open = True
             for letter, record in replays:
@@ -252,18 +252,15 @@ class Replayer:
             for place, offsets in _by_partition(replays).items():
                 record = Rewritten(self._topic, place, None, None, marker(offsets))
                 self._produce(record, partial(_note, refused, failures, None))
-            left = flush(self._producer, COMMIT_TIMEOUT_S)
-        except KafkaException as exc:
-            raise KafkaEdgeError(self._told("this batch was not replayed", error_of(exc))) from exc
-        if refused or failures or left:
+            if flush(self._producer, COMMIT_TIMEOUT_S):
+                failures.append(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
+            if not refused and not failures:
+                self._commit()
+                return {}
             self._abort()
             if not refused:
-                timed_out = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
-                why = failures[0] if failures else timed_out
-                raise KafkaEdgeError(self._told("this batch was not replayed", why))
-            return refused
-        self._commit()
-        return {}
+                raise KafkaException(failures[0])
+        return refused
 
     def _produce(
         self, record: Rewritten, note: Callable[[KafkaError | None, Message | None], None]
@@ -285,26 +282,30 @@ class Replayer:
         except KafkaException as exc:
             if error_of(exc).txn_requires_abort():
                 self._abort()
-                raise KafkaEdgeError(
-                    self._told("this batch was not replayed", error_of(exc))
-                ) from exc
+                raise
             self._open = False  # an abort could hit a commit that is on its way
             unknown = "the last batch may or may not be replayed; run it again, which is exact"
-            raise KafkaEdgeError(self._told(unknown, error_of(exc))) from exc
+            raise self._failure(unknown, error_of(exc)) from exc
         self._open = False
 
     def _abort(self) -> None:
         try:
             self._producer.abort_transaction(COMMIT_TIMEOUT_S)
-        except KafkaException as exc:
-            raise KafkaEdgeError(self._told("this batch was not replayed", error_of(exc))) from exc
         finally:
             self._open = False
 
-    def _told(self, what: str, error: KafkaError) -> str:
+    @contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as exc:
+            raise self._failure(what, error_of(exc)) from exc
+
+    def _failure(self, what: str, error: KafkaError) -> KafkaEdgeError:
+        why = f" (transactional id {self._id}): {error.str()} ({error.name()})"
         if error.code() in FENCED:
-            return f"{what}: another replay has taken over (transactional id {self._id})"
-        return f"{what} (transactional id {self._id}): {error.str()} ({error.name()})"
+            why = f": another replay has taken over (transactional id {self._id})"
+        return KafkaEdgeError(what + why)
 
 
 def _note(

@@ -5,7 +5,6 @@ open transaction.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from confluent_kafka import KafkaError, Message, ThrottleEvent
@@ -19,24 +18,6 @@ from delayservice.engine.ports import Place
 UNSUITED_S: Final = 60.0
 # Meanings of errors for which no topic is to blame.
 _NOT_OF_TOPICS: Final = frozenset({Meaning.PASSING, Meaning.WRITER})
-
-
-@dataclass(slots=True)
-class Stall:
-    """Time for which a flush has made no progress: no further record was acknowledged."""
-
-    # Smallest number of unacknowledged records so far.
-    left: int
-    # Time at which that number was reached, monotonic seconds.
-    since_s: float
-
-    def seconds(self, left: int, now_s: float, throttled_until_s: float) -> float:
-        """Note that ``left`` records are unacknowledged now; return the seconds without progress.
-        Time until ``throttled_until_s`` does not count. Times are monotonic seconds.
-        """
-        if left < self.left:
-            self.left, self.since_s = left, now_s
-        return now_s - max(self.since_s, throttled_until_s)
 
 
 class DeliveryReports:

@@ -75,15 +75,11 @@ def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bo
     return {p: Bounds(first[p].offset, *end) for p, end in ends.items() if p in first}
 
 
-def log_ends(
-    admin: AdminClient,
-    places: Collection[Place],
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[Place, int]:
-    """Return the high watermark of each partition, or with ``READ_COMMITTED`` its last stable
-    offset, asked all at once. Partitions whose leader does not answer are left out.
+def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
+    """Return the high watermark of each partition, asked all at once. Partitions whose leader does
+    not answer are left out.
     """
-    found, _ = _asked(admin, places, LATEST, isolation)
+    found, _ = _asked(admin, places, LATEST)
     return {place: answer.offset for place, answer in found.items()}
 
 

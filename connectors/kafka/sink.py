@@ -38,7 +38,7 @@ from connectors.kafka.clients import (
     flush,
     produce_patiently,
 )
-from connectors.kafka.delivery_reports import DeliveryReports, Stall
+from connectors.kafka.delivery_reports import DeliveryReports
 from connectors.kafka.errors import FENCED, MEANINGS, Meaning, error_of
 from connectors.kafka.target_limits import BATCH_BYTES, RECORD_BYTES_MAX
 from connectors.kafka.targets import TargetTopics
@@ -354,14 +354,18 @@ class KafkaSink:
 
     def _flush(self, producer: Producer) -> None:
         # In steps: after a failed record the client sends no others of the transaction.
-        started_s = self._monotonic_s()
-        stall = Stall(len(producer), started_s)
+        began_s = moved_s = self._monotonic_s()
+        least = len(producer)
         while left := self._flush_step(producer):
-            waited_s = self._monotonic_s() - started_s
-            stalled_s = stall.seconds(left, self._monotonic_s(), self._reports.throttled_until_s)
-            if waited_s > LOOKED_UP_S:
-                self._fail_if_target_is_gone(waited_s)
-            if self._reports.failed or stalled_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
+            now_s = self._monotonic_s()
+            if left < least:
+                least, moved_s = left, now_s
+            if now_s - began_s > LOOKED_UP_S:
+                self._fail_if_target_is_gone(now_s - began_s)
+            # A quota delays answers, for which no partition is to blame.
+            stalled_s = now_s - max(moved_s, self._reports.throttled_until_s)
+            is_over = stalled_s > UNACKNOWLEDGED_S or now_s - began_s > COMMIT_TIMEOUT_S
+            if self._reports.failed or is_over:
                 self._fail(f"{left} records were not acknowledged", is_stalled=True)
         if self._reports.failed:
             self._fail("records were refused by the broker")

@@ -15,7 +15,6 @@ import confluent_kafka
 import structlog
 from confluent_kafka import (
     Consumer,
-    IsolationLevel,
     KafkaError,
     TopicPartition,
 )
@@ -24,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.errors import UNKNOWN_TARGETS
 from connectors.kafka.headers import NAMES_ARE_CHECKED
-from connectors.kafka.log_ends import log_bounds, log_ends
+from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import (
     DAMAGED,
     MOVED,
@@ -57,8 +56,6 @@ BEHIND_RECORDS: Final = 2_000
 WAKE_S: Final = 0.1
 # Longest wait for records of other partitions while some partitions catch up, in s.
 BEHIND_WAIT_S: Final = 0.01
-# Time without progress in a log that goes on from which the consumers are replaced, in s.
-STALLED_S: Final = 30.0
 # Time after which a damaged partition is read again, in s: another broker may lead it by then.
 DAMAGED_AGAIN_S: Final = 5.0
 
@@ -73,7 +70,7 @@ _log = structlog.get_logger(__name__)
 
 class KafkaSource:
     """Reader of a worker's partitions of the delay topics. Only the worker's loop may call it,
-    except for ``wake`` and ``mind``.
+    except for ``wake``.
 
     It has two consumers. Each partition *catches up* in the first one, until the end of its log is
     reached; then it moves to the second. So records that are read again, after a restart or for a
@@ -104,13 +101,6 @@ class KafkaSource:
         # When each partition that was found damaged is read again, monotonic s. Until then it is
         # not assigned.
         self._damaged: dict[Place, float] = {}
-        # Position at which each partition was found behind its log's end, and since when, in
-        # monotonic s. Only ``mind`` uses it.
-        self._standing: dict[Place, tuple[int, float]] = {}
-        # Partitions that are not read although their logs go on, a sentence each.
-        self.stalled: tuple[str, ...] = ()
-        self._renewed_s = float("-inf")
-        self._is_outdated = False
         self._troubles: list[PartitionError] = []
         self._is_woken = False
         if not NAMES_ARE_CHECKED:
@@ -128,36 +118,9 @@ class KafkaSource:
         leader epochs of the new topic are lower than the ones they know.
         """
         known, self._topic_ids[topic] = self._topic_ids.get(topic, topic_id), topic_id
-        if known != topic_id:
-            self._renew(f"{topic} was deleted and created again")
-
-    def mind(self, ends: Mapping[Place, int]) -> None:
-        """Have the consumers replaced if they do not read a partition although its log goes on for
-        ``STALLED_S``. One thread may call it, the one that asks for ``ends``, the high watermarks.
-        """
-        now_s, positions = self._clients.monotonic_s(), self._positions.copy()
-        for place, end in ends.items():
-            position = positions.get(place, end)
-            if position >= end or place in self._held or place in self._damaged:
-                self._standing.pop(place, None)
-            elif self._standing.get(place, (-1, 0.0))[0] != position:
-                self._standing[place] = position, now_s
-        old = [
-            place for place, (_, since_s) in self._standing.items() if now_s - since_s > STALLED_S
-        ]
-        stable = log_ends(self._admin, old, IsolationLevel.READ_COMMITTED)
-        stalled = [place for place, end in stable.items() if end > self._standing[place][0]]
-        self.stalled = tuple(
-            f"{topic}:{number} is not read from offset {self._standing[topic, number][0]} on, "
-            "although its log goes on"
-            for topic, number in stalled
-        )
-        if stalled and now_s - self._renewed_s > STALLED_S:
-            self._renewed_s = now_s
-            self._is_outdated = True
-
-    def _renew(self, why: str) -> None:
-        _log.warning("consumers_renewed", why=why)
+        if known == topic_id:
+            return
+        _log.warning("consumers_renewed", why=f"{topic} was deleted and created again")
         before = self._head, self._behind
         self._head, self._behind = self._make_consumers()
         for place, position in self._positions.items():
@@ -219,9 +182,6 @@ class KafkaSource:
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[PolledBatch]:
         if self._damaged:
             self._read_damaged_again()
-        if self._is_outdated:
-            self._is_outdated = False
-            self._renew("; ".join(self.stalled))
         messages: list[Any] = []
         if self._catching_up:
             messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))

@@ -309,7 +309,6 @@ class Worker:
         pauses = self._targets.pauses
         unheard = [pauses.problem] if pauses.problem else []
         unheard += [self._checkpoints.problem] if self._checkpoints.problem else []
-        unheard += self._source.stalled
         return unheard + self._topics.problems() + self._targets.topics.problems()
 
     def _stop(self) -> bool:
@@ -384,11 +383,9 @@ class Worker:
         places = [(t.name, n) for t in topics for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
         mine: dict[int, dict[str, int]] = {slice_no: {} for slice_no in slices}
-        ends = log_ends(self._admin, places)
-        for (topic, slice_no), end in ends.items():
+        for (topic, slice_no), end in log_ends(self._admin, places).items():
             mine[slice_no][topic] = end
         self._thread.measured(asked_s, mine)
-        self._source.mind(ends)
 
     def _make_facts(self, found: Sequence[ServedTopic]) -> list[SliceFacts]:
         """Return stable leader and replicas of each slice's partition, which decide where the slice
@@ -416,7 +413,6 @@ class Worker:
         kafka = settings.kafka
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
-        self._source = source
         succession = KafkaTakeOverClient(
             self._options, self._checkpoints, self._admin, self._ownership.confirm_all
         )

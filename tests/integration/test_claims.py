@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import OwnershipLostError
-from delayservice.engine.claims import CLAIM, RELEASE, Tenure
+from delayservice.engine.claims import CLAIM, Tenure
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Control
 from tests.conftest import MakeTopic
@@ -81,33 +81,6 @@ def test_a_fence_of_an_open_transaction_does_not_wait_for_the_clients_half_secon
             frozen.sink.commit([])
     assert min(took_s) < 0.45, took_s  # the least of them: the machine may be busy
     assert topics.delivered() == []
-
-
-def test_a_released_slice_is_taken_without_a_fence_and_its_writer_serves_on(
-    make_worker: Callable[[str], Worker],
-) -> None:
-    first, second = make_worker("a"), make_worker("b")
-    taken = first.take_over()
-    first.serve(b"1", taken.claim)
-    first.sink.commit([first.say(RELEASE)])
-    assert second.take_over().fenced == frozenset()
-    first.sink.commit([])  # of other slices, say
-
-
-def test_a_writer_that_claims_again_what_it_released_fences_who_claimed_in_between(
-    topics: Topics, make_worker: Callable[[str], Worker]
-) -> None:
-    first, second = make_worker("a"), make_worker("b")
-    taken = first.take_over()
-    first.serve(b"1", taken.claim)
-    first.sink.commit([first.say(RELEASE)])
-    between = second.take_over()
-    again = first.take_over()
-    assert again.fenced == {second.writer}
-    first.serve(b"2", again.claim, commit=2)
-    with pytest.raises(OwnershipLostError):
-        second.serve(b"never", between.claim)
-    assert topics.delivered() == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("forgotten", [None, "somebody-else"])

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message
 
 from connectors.kafka.client import (
     NO_KEY,
     DelayProducer,
     LevelProducer,
     OutcomeReader,
-    own_headers,
     source_of,
 )
 from delay_devtools.cluster import EmbeddedCluster
@@ -200,30 +199,6 @@ def test_a_delay_by_level_waits_for_the_next_level_up_and_the_last_one_at_most(
         assert (topic, one.key, one.own) == (f"{bench.any}_level_{level}", b"k", [("trace", b"1")])
         (source,) = (seen for seen in bench.read_all(topic) if str(seen.offset) == offset)
         assert one.timestamp_ms >= source.timestamp_ms + LEVELS_MS[level - 1]
-
-
-def test_a_producer_that_is_handed_over_sends_its_own_records_too(bench: Bench) -> None:
-    target = bench.target("shared")
-    producer = Producer(quiet(bench))
-    with DelayProducer(producer, bench.any) as client:
-        producer.produce(target, b"now")
-        client.send(target, b"later", delay=200)
-    assert [one.value for one in bench.read(target, 2)] == [b"now", b"later"]
-
-
-def test_what_arrived_can_be_sent_on_without_the_services_headers(
-    bench: Bench, client: DelayProducer
-) -> None:
-    target = bench.target("on")
-    client.send(target, b"v", id="sent on", delay=0, headers=[("trace", b"1")])
-    client.flush(30)
-    (first,) = bench.read(target, 1)
-    message = as_message(first)
-    assert own_headers(message) == [("trace", b"1")]
-    assert source_of(message) == first.header("delay-source")
-    client.send(target, b"again", delay=0, headers=own_headers(message))
-    client.flush(30)
-    assert bench.read(target, 2)[1].own == [("trace", b"1")]
 
 
 def as_message(seen: Seen) -> Message:

@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from connectors.kafka.client import (
-    Deduplicator,
     DelayProducer,
     LevelProducer,
     RetryLadder,
@@ -193,28 +192,3 @@ def test_a_refused_hand_over_is_told_of_until_the_consumer_ends(bench: Bench) ->
     for _ in range(2):
         with pytest.raises(KafkaEdgeError, match="could not be handed over"):
             ladder.confirm()
-
-
-def test_a_record_that_is_handed_over_twice_is_worked_on_once(bench: Bench) -> None:
-    """As when a consumer ends between the hand-over and the commit of its offset."""
-    topic, retry = bench.target("twice"), bench.target("twice_retry")
-    client = DelayProducer(quiet(bench), bench.any)
-    ladder = RetryLadder("g", client, delays=[0], retry_topic=retry)
-    bench.producer.produce(topic, b"v")
-    bench.producer.flush(WAIT_S)
-    consumer = consumer_of(bench, f"{bench.run}-twice", topic, retry)
-    seen, worked = Deduplicator(), 0
-    try:
-        first = next_message(consumer)
-        ladder.failed(first, ValueError("no"))
-        ladder.failed(first, ValueError("no"))
-        ladder.confirm()
-        for _ in range(2):
-            message = next_message(consumer)
-            assert message.topic() == retry
-            if not seen.is_done(message):
-                worked += 1
-                seen.done(message)
-    finally:
-        consumer.close()
-    assert worked == 1

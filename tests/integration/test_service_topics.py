@@ -194,17 +194,3 @@ def test_a_topic_that_becomes_unfit_keeps_its_place(
     bench.send(bench.to(target, 0), topic=name, value=b"after it was put right")
     arrives(bench, target, b"after it was put right")
     assert [one.value for one in bench.read_all(target)].count(b"before it turned") == 1
-
-
-def test_a_target_that_is_made_while_its_record_is_parked_gets_it_at_the_next_attempt(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
-    """The last attempt would dead-letter it by an answer that is as old as the one before."""
-    with Bench(cluster.bootstrap, tmp_path, sets=["delivery.park_delays_ms=3s"]) as bench:
-        service = bench.serve()
-        target = bench.target_name("late")
-        bench.send(bench.to(target, 0), value=b"waits")
-        await_true(lambda: service.events("target_blocked"), "the record is parked")
-        bench.target("late")
-        arrives(bench, target, b"waits")
-        assert service.stop() == 0

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.log_ends import log_ends
-from connectors.kafka.source import KafkaSource
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.engine.pauses import Pause, Paused, encode_key, encode_pause
 from tests.integration.bench import Bench, Header, await_true, now_ms
@@ -69,45 +67,6 @@ def test_a_delay_topic_made_again_with_lower_leader_epochs_is_read_from_its_star
         assert not service.events("slice_interrupted")
         assert len(service.events("topic_recreated")) == min(partitions, 3)
         assert [one.value for one in bench.read_all(target)].count(b"new") == partitions
-
-
-def test_a_log_that_goes_on_and_is_not_read_is_named_and_read_by_new_consumers(
-    restarting: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here the consumers are not told that the topic was made again."""
-    monkeypatch.setattr("connectors.kafka.source.STALLED_S", 2.0)
-    with Bench(restarting.bootstrap, tmp_path) as bench:
-        place = (bench.topic(bench.any), 0)
-        source = KafkaSource({"bootstrap.servers": bench.bootstrap}, bench.admin, "stalled")
-        values: list[bytes | None] = []
-
-        def reads(value: bytes) -> bool:
-            values.extend(row[3] for run in source.poll(0.2, 100) for row in run.rows)
-            source.mind(log_ends(bench.admin, [place]))
-            return value in values
-
-        bench.send([], value=b"old")
-        source.seek(place, 0)
-        await_true(lambda: reads(b"old"), "the old topic is read")
-        restarting.stop_broker(1)
-        restarting.start_broker(1)
-        bench.send([], value=b"after the restart")
-        await_true(lambda: reads(b"after the restart"), "the new leader epoch is known")
-        bench.admin.delete_topics([bench.any])[bench.any].result(30)
-        await_true(lambda: bench.partitions_of(bench.any) == 0, "the topic is gone")
-        bench.topic(bench.any)
-        fresh = Bench(restarting.bootstrap, tmp_path)  # its producer does not know the old topic
-        fresh.send([], topic=bench.any, value=b"new")
-        source.seek(place, 0)
-        told: list[str] = []
-
-        def is_read() -> bool:
-            told.extend(source.stalled)
-            return reads(b"new")
-
-        await_true(is_read, "the new topic is read")
-        assert f"{bench.any}:0 is not read from offset 0 on" in told[0]
-        source.close()
 
 
 @pytest.mark.parametrize("which", ["checkpoint", "claims"])

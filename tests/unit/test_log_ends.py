@@ -49,10 +49,9 @@ def test_where_a_leader_is_elected_the_question_is_asked_again(code: int) -> Non
     broker = Broker(iter([code, code]))
     assert offsets_of(admin_of(broker), [PLACE], LATEST) == {PLACE: 7}
     assert broker.looked_up == [PLACE[0]] * 2
-
-
-def test_bounds_name_the_epoch_of_the_leader() -> None:
-    assert log_bounds(admin_of(Broker(iter([]))), *PLACE) == Bounds(7, 7, 3)
+    broker = Broker(iter([code]))
+    assert log_bounds(admin_of(broker), *PLACE) == Bounds(7, 7, 3)
+    assert broker.looked_up == [PLACE[0]]
 
 
 def test_any_other_refusal_is_told_at_once() -> None:
@@ -76,23 +75,11 @@ def test_who_can_not_wait_asks_once_and_has_the_new_leader_next_time() -> None:
     assert log_ends(admin_of(broker), [PLACE]) == {PLACE: 7}
 
 
-@pytest.mark.parametrize("code", sorted(module.STALE))
-def test_bounds_are_asked_of_the_new_leader(code: int) -> None:
-    broker = Broker(iter([code]))
-    assert log_bounds(admin_of(broker), *PLACE) == Bounds(7, 7, 3)
-    assert broker.looked_up == [PLACE[0]]
-
-
 def test_bounds_do_not_wait_for_an_election() -> None:
     asked = iter([KafkaError.LEADER_NOT_AVAILABLE] * 2)
     with pytest.raises(KafkaEdgeError, match="delay_topic_a:0 starts and ends"):
         log_bounds(admin_of(Broker(asked)), *PLACE)
     assert next(asked, None) is None, "it is asked twice"
-
-
-def test_bounds_that_are_not_known_are_an_error() -> None:
-    with pytest.raises(KafkaEdgeError, match="delay_topic_a:0 starts and ends"):
-        log_bounds(admin_of(Broker(iter([KafkaError._TIMED_OUT]))), *PLACE)
 
 
 def test_an_offset_that_no_log_has_is_no_answer() -> None:

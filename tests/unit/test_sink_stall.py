@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from connectors.kafka.clients import Clients
-from connectors.kafka.delivery_reports import Stall
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import WriterEndedError
@@ -16,42 +17,28 @@ from delayservice.engine.outcome import DELIVERED, Output
 from tests.unit.test_checkpoint_tail import OPTIONS
 
 
-def test_a_flush_that_moves_on_is_not_stalled_however_long_it_takes() -> None:
-    stall = Stall(100, 10.0)
-    assert [stall.seconds(100 - n, 10.0 + 2.5 * n, 0.0) for n in (1, 2, 3, 4)] == [0.0] * 4
-
-
-def test_a_flush_of_which_nothing_more_is_acknowledged_is_stalled_since_then() -> None:
-    stall = Stall(100, 10.0)
-    assert stall.seconds(40, 11.0, 0.0) == 0.0
-    assert stall.seconds(40, 14.5, 0.0) == 3.5
-
-
-def test_a_flush_that_was_never_answered_is_stalled_since_it_began() -> None:
-    assert Stall(5, 10.0).seconds(5, 13.5, 0.0) == 3.5
-
-
-def test_the_wait_that_a_quota_asks_for_does_not_count() -> None:
-    assert Stall(5, 10.0).seconds(5, 13.5, 13.0) == 0.5
-    assert Stall(5, 10.0).seconds(5, 13.5, 20.0) < 0
-
-
 class SilentProducer:
     """A producer to a leader that says nothing, whose queue has room for one more record every two
-    seconds.
+    seconds; or one that acknowledges a record every ``acknowledges_s``.
     """
 
-    def __init__(self, clock: list[float], room: int) -> None:
+    def __init__(self, clock: list[float], room: int, acknowledges_s: float = math.inf) -> None:
         self._clock = clock
         self._room = room
         self._queued = 0
+        self._acknowledges_s = acknowledges_s
+        self._sent_s = 0.0
         self.next_s = 0.0
+
+    def __len__(self) -> int:
+        return self._queued
 
     def produce(self, *_: object, **__: object) -> None:
         if self._queued >= self._room and self._clock[0] < self.next_s:
             raise BufferError
         self._queued += 1
         self.next_s = self._clock[0] + 2.0
+        self._sent_s = self._clock[0]
 
     def poll(self, timeout_s: float) -> int:
         self._clock[0] += timeout_s
@@ -59,7 +46,8 @@ class SilentProducer:
 
     def flush(self, timeout_s: float) -> int:
         self._clock[0] += timeout_s
-        return self._queued
+        done = int((self._clock[0] - self._sent_s) / self._acknowledges_s)
+        return max(self._queued - done, 0)
 
     def list_topics(self, *_: object) -> None: ...
 
@@ -67,23 +55,45 @@ class SilentProducer:
 
     def begin_transaction(self) -> None: ...
 
+    def commit_transaction(self, _: float) -> None: ...
+
     def abort_transaction(self, _: float) -> None: ...
 
     def purge(self, **_: object) -> None: ...
 
 
-def opened(room: int) -> tuple[KafkaSink, list[float]]:
+def opened(room: int, acknowledges_s: float = math.inf) -> tuple[KafkaSink, list[float]]:
     clock = [1_000.0]
     clients = Clients(
-        producer=lambda _: cast("Any", SilentProducer(clock, room)), monotonic_s=lambda: clock[0]
+        producer=lambda _: cast("Any", SilentProducer(clock, room, acknowledges_s)),
+        monotonic_s=lambda: clock[0],
     )
     targets = TargetTopics(cast("Any", None), lambda: clock[0])
+    targets.unserved = lambda targets: {}  # type: ignore[method-assign]  # noqa: ARG005  # all serve
     sink = KafkaSink(OPTIONS, targets, clients)
     sink.open()
     return sink, clock
 
 
 OUTPUTS: list[Output] = [(DELIVERED, "orders", -1, b"k", b"v", [], 0, n) for n in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("acknowledges_s", "throttled_s", "ends_s"),
+    [(2.5, 0, None), (math.inf, 0, 3), (math.inf, 10, 13), (4, 2, 7)],
+)
+def test_a_flush_ends_when_for_three_seconds_nothing_more_is_acknowledged_but_for_quotas(
+    acknowledges_s: float, throttled_s: float, ends_s: float | None
+) -> None:
+    sink, clock = opened(100, acknowledges_s)
+    sink.send(("delay_topic_any", 0), OUTPUTS[:2])
+    sink._reports.note_throttle(cast("Any", SimpleNamespace(throttle_time=throttled_s)))
+    if ends_s is None:
+        sink.commit([])
+    else:
+        with pytest.raises(WriterEndedError, match="not acknowledged"):
+            sink.commit([])
+        assert clock[0] - 1_000 == pytest.approx(ends_s, abs=0.3)
 
 
 def test_all_waits_of_a_transaction_for_room_in_the_queue_together_have_an_end() -> None:

@@ -42,10 +42,8 @@ class Cluster:
         self.in_sync: dict[str, list[int]] = {}
         """By topic: copies in sync of each partition, of three; 0: no leader."""
         self.forbidden: set[str] = set()
-        self.needed: dict[str, str] = {}
-        """``min.insync.replicas`` by topic."""
         self.settings: dict[str, dict[str, str]] = {}
-        """Other settings by topic."""
+        """By topic."""
         self.asked: Counter[str] = Counter()
         self.is_silent = False
 
@@ -55,38 +53,42 @@ class Cluster:
         return {name: self._described(name) for name in names}
 
     def _described(self, name: str) -> Future[Any]:
-        future: Future[Any] = Future()
         if self.is_silent:
-            future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
-        elif name not in self.in_sync:
-            future.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
-        else:
-            allowed = [AclOperation.READ, AclOperation.WRITE]
-            future.set_result(
-                SimpleNamespace(
-                    topic_id=f"id of {name}",
-                    authorized_operations=allowed[:1] if name in self.forbidden else allowed,
-                    partitions=[
-                        SimpleNamespace(
-                            id=number,
-                            leader=SimpleNamespace(id=number) if count else None,
-                            isr=[0] * count,
-                            replicas=[0] * 3,
-                        )
-                        for number, count in enumerate(self.in_sync[name])
-                    ],
-                )
+            return answered(KafkaError(KafkaError._TIMED_OUT))
+        if name not in self.in_sync:
+            return answered(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        allowed = [AclOperation.READ, AclOperation.WRITE]
+        partitions = [
+            SimpleNamespace(
+                id=number,
+                leader=SimpleNamespace(id=number) if count else None,
+                isr=[0] * count,
+                replicas=[0] * 3,
             )
-        return future
+            for number, count in enumerate(self.in_sync[name])
+        ]
+        operations = allowed[:1] if name in self.forbidden else allowed
+        return answered(
+            SimpleNamespace(
+                topic_id=f"id of {name}", authorized_operations=operations, partitions=partitions
+            )
+        )
 
     def describe_configs(self, resources: list[Any]) -> dict[Any, Future[Any]]:
         return {resource: self._settings(resource.name) for resource in resources}
 
     def _settings(self, name: str) -> Future[Any]:
-        values = {"min.insync.replicas": self.needed.get(name, "1")} | self.settings.get(name, {})
-        future: Future[Any] = Future()
-        future.set_result({n: SimpleNamespace(value=value) for n, value in values.items()})
-        return future
+        values = {"min.insync.replicas": "1"} | self.settings.get(name, {})
+        return answered({n: SimpleNamespace(value=value) for n, value in values.items()})
+
+
+def answered(answer: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(answer, KafkaError):
+        future.set_exception(KafkaException(answer))
+    else:
+        future.set_result(answer)
+    return future
 
 
 class Stage:
@@ -121,10 +123,13 @@ def test_what_is_not_known_is_asked_for_and_then_answered() -> None:
     assert stage.code() == TARGET_ASKED
     assert stage.cluster.asked == {}, "never by the one who wants to know"
     stage.targets.look_up()
-    assert stage.code() is None
-    assert stage.targets.writable == {ORDERS}
-    stage.targets.look_up()
-    assert stage.cluster.asked == {"orders": 1}
+    for _ in range(5):
+        assert stage.code() is None
+        assert stage.targets.writable == {ORDERS}
+        stage.now_s += 60
+        stage.targets.expect([ORDERS])
+        stage.targets.look_up()
+    assert stage.cluster.asked == {"orders": 1}, "a good one is not asked for again"
 
 
 def test_nothing_is_sent_to_a_partition_whose_leader_does_not_answer_this_node() -> None:
@@ -177,32 +182,25 @@ def test_a_topic_that_may_not_be_written_to_is_told_from_one_that_is_not_there()
     assert stage.code("orders") == TARGET_UNKNOWN
 
 
-def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_wanted() -> None:
+@pytest.mark.parametrize("place", ["outcomes", "delay_topic_any:1"])
+def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_wanted(
+    place: str,
+) -> None:
     stage = Stage()
-    stage.cluster.forbidden |= {"outcomes", "mails"}
-    stage.known(outcomes=[3], mails=[3])
-    assert stage.targets.problems() == [], "no record has wanted it"
-    assert (stage.code("outcomes"), stage.code("mails")) == (TARGET_UNAUTHORIZED,) * 2
-    (told,) = stage.targets.problems()
-    assert told.startswith("outcomes can't be written to")
-    assert "give it Write" in told
-    stage.now_s += 5
-    assert stage.targets.problems() == []
-
-
-def test_a_partition_of_a_delay_topic_that_takes_nothing_is_a_problem_while_it_is_wanted() -> None:
-    stage = Stage()
-    stage.known(delay_topic_any=[3, 3])
+    stage.cluster.forbidden.add("mails")
+    stage.known(outcomes=[3, 3], mails=[3], delay_topic_any=[3, 3])
     stage.silent = {1}
-    stage.targets.changed()
-    assert stage.code("delay_topic_any", 0) is None
     stage.now_s += 1
-    stage.code("delay_topic_any", 1)
-    stage.targets.look_up()
-    assert stage.targets.problems() == []
-    assert stage.code("delay_topic_any", 1) == TARGET_DOWN
+    topic, _, partition = place.partition(":")
+    for _ in range(2):
+        assert stage.targets.problems() == [], "no record has wanted it, or knows why"
+        stage.code("mails")
+        stage.code(topic, int(partition or -1))
+        stage.targets.look_up()
+    assert stage.code(topic, int(partition or -1)) == TARGET_DOWN
     (told,) = stage.targets.problems()
-    assert told.startswith("delay_topic_any:1 can't be written to")
+    assert told.startswith(f"{place} can't be written to")
+    assert "do not answer" in told
     stage.now_s += 5
     assert stage.targets.problems() == []
 
@@ -287,17 +285,6 @@ def test_the_log_says_once_that_a_target_is_bad_and_again_when_it_was_good_betwe
     assert told() == ["orders:-1"]
 
 
-def test_a_good_target_is_not_asked_for_again() -> None:
-    stage = Stage()
-    stage.known(orders=[3])
-    for _ in range(5):
-        stage.now_s += 60
-        assert stage.code() is None
-        stage.targets.expect([ORDERS])
-        stage.targets.look_up()
-    assert stage.cluster.asked == {"orders": 1}
-
-
 def test_what_the_broker_contradicts_is_forgotten_and_asked_for_again() -> None:
     stage = Stage()
     stage.known(orders=[3])
@@ -344,6 +331,8 @@ def test_a_partition_that_did_not_acknowledge_is_given_up_for_a_second() -> None
     stage = Stage()
     stage.known(orders=[3, 3], mails=[3])
     assert stage.code("orders", 0) is None
+    stage.targets.give_up([], "is slow")
+    assert stage.targets.writable, "nothing has changed"
     stage.targets.give_up([("orders", 0)], "is slow")
     assert stage.targets.writable == set()
     assert stage.code("orders", 0) == TARGET_DOWN
@@ -355,14 +344,6 @@ def test_a_partition_that_did_not_acknowledge_is_given_up_for_a_second() -> None
     stage.now_s += 0.2
     assert stage.code("orders", 0) is None
     assert stage.code("orders", -1) is None
-
-
-def test_what_is_given_up_for_nothing_changes_nothing() -> None:
-    stage = Stage()
-    stage.known(orders=[3])
-    assert stage.code() is None
-    stage.targets.give_up([], "is slow")
-    assert stage.targets.writable == {ORDERS}
 
 
 def test_without_a_leader_a_target_is_unserved_until_there_is_one() -> None:
@@ -384,7 +365,7 @@ def test_without_a_leader_a_target_is_unserved_until_there_is_one() -> None:
 def test_too_few_copies_in_sync_count_as_down_only_where_the_topic_asks_for_more() -> None:
     stage = Stage()
     stage.known(orders=[1], mails=[1])
-    stage.cluster.needed["orders"] = "2"
+    stage.cluster.settings["orders"] = {"min.insync.replicas": "2"}
     stage.now_s += 1
     found = stage.targets.unserved([ORDERS, ("mails", -1)])
     assert {target: code for target, (code, _) in found.items()} == {ORDERS: TARGET_DOWN}
@@ -393,7 +374,7 @@ def test_too_few_copies_in_sync_count_as_down_only_where_the_topic_asks_for_more
 def test_a_topic_with_too_few_copies_in_sync_is_down_before_anything_is_sent_there() -> None:
     """What such a partition is part of can be neither committed nor aborted."""
     stage = Stage()
-    stage.cluster.needed["orders"] = "2"
+    stage.cluster.settings["orders"] = {"min.insync.replicas": "2"}
     stage.known(orders=[1])
     assert stage.code("orders") == TARGET_DOWN
     assert not stage.targets.writable
@@ -576,13 +557,9 @@ def test_outputs_of_one_record_that_exceed_the_limit_together_are_sent_as_severa
 
 
 def test_a_record_that_its_topic_never_takes_is_refused_before_it_is_sent() -> None:
-    stage = taking(max_message_bytes="1000")
+    stage = taking(max_message_bytes="1000", cleanup_policy="delete,compact")
     assert why_not(stage, 1_000) == TOO_LARGE
     assert why_not(stage, 900) is None, "and what was refused takes no room"
-
-
-def test_a_compacted_topic_takes_no_record_without_a_key() -> None:
-    stage = taking(cleanup_policy="delete,compact")
     assert why_not(stage, 1, key=None) == TARGET_REFUSED
     assert why_not(stage, 1, key=b"") is None
 

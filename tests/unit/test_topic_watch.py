@@ -115,29 +115,24 @@ def test_another_topic_of_the_same_name_is_a_new_one(
     assert watcher.served == []
 
 
+@pytest.mark.parametrize(
+    "problem", ["delay_checkpoint: cleanup.policy is delete", "delay_outcomes does not exist"]
+)
 def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(
-    cluster: Cluster, watcher: TopicWatcher
+    cluster: Cluster, watcher: TopicWatcher, problem: str
 ) -> None:
-    cluster.own = ("delay_checkpoint: cleanup.policy is delete",)
-    watcher.refresh()
-    assert watcher.problems() == list(cluster.own)
-    assert watcher.seen.own_problems == cluster.own
-    assert watcher.served == [GOOD]
-    cluster.own = ()
-    watcher.refresh()
-    assert watcher.problems() == []
-
-
-def test_what_keeps_letters_from_being_written_is_a_problem_and_no_doubt_about_cursors(
-    cluster: Cluster, watcher: TopicWatcher
-) -> None:
-    cluster.outlets = ("delay_outcomes does not exist",)
+    told = (problem,)
+    if "outcomes" in problem:
+        cluster.outlets = told
+    else:
+        cluster.own = told
     with structlog.testing.capture_logs() as logs:
         watcher.refresh()
         watcher.refresh()
-    assert [one["problems"] for one in logs] == [cluster.outlets], "once"
-    assert watcher.problems() == list(cluster.outlets)
-    assert watcher.seen.own_problems == ()
-    cluster.outlets = ()
+    assert [one["problems"] for one in logs] == [told], "once"
+    assert watcher.problems() == [problem]
+    assert watcher.seen.own_problems == cluster.own, "letters are no doubt about cursors"
+    assert watcher.served == [GOOD]
+    cluster.own = cluster.outlets = ()
     watcher.refresh()
     assert watcher.problems() == []
