@@ -10,8 +10,8 @@ import pytest
 from delayservice.engine.electability import BROKER_S_MAX, Cause, WorkerFacts
 from delayservice.engine.ports import Role
 from ha.election import Election
-from ha.election_state import Announce, ClaimSlice, Effect, ElectionPace, Evict, Resign, SliceOwner
-from ha.notes import LifeNote, NodeNote, OwnerNote, encode
+from ha.election_state import Announce, ClaimSlice, Effect, ElectionPace, Evict, Resign
+from ha.notes import LifeNote, NodeNote, OwnerNote, SliceOwner, encode
 from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 
