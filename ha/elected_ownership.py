@@ -30,7 +30,6 @@ from ha.election_state import (
     Lease,
     Resign,
     RoleViews,
-    SliceOwner,
 )
 from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, EnsembleRefusedError
 from ha.members import Members
@@ -403,8 +402,7 @@ class ElectedOwnership:
         # would be read twice.
         for what in self._take_changes() - set(slice_nos):
             self._changes.put(what)
-        for slice_no, held in self.ensemble.owners(slice_nos):
-            seat = SliceOwner(None) if held is None else SliceOwner(held.note, held.is_mine)
+        for slice_no, seat in self.ensemble.owners(slice_nos):
             with self._lock:
                 before = self._election.seat_of(slice_no)
                 self._election.seat(slice_no, seat, self._lease.now_s())

@@ -31,10 +31,9 @@ from ha.election_state import (
     Evict,
     Resign,
     SliceElection,
-    SliceOwner,
     epoch_of,
 )
-from ha.notes import LifeNote, NodeNote
+from ha.notes import LifeNote, NodeNote, SliceOwner
 from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 

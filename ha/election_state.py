@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from delayservice.engine.ports import Role
-from ha.notes import OwnerNote
+from ha.notes import OwnerNote, SliceOwner
 from ha.ownership import SliceStanding
 
 _UNKNOWN = SliceStanding({}, math.inf)
@@ -70,15 +70,6 @@ class ElectionPace:
     handed_s: float = 60.0
     # Extra delay of a worker that may own a slice only if no other node takes it.
     last_s: float = 3.0
-
-
-class SliceOwner(NamedTuple):
-    """Owner of a slice as read from ZooKeeper. ``owner`` None: the slice is vacant. ``is_mine``:
-    this worker's present session holds the slice's owner node.
-    """
-
-    owner: OwnerNote | None
-    is_mine: bool = False
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ owner of the session must replace the session.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -23,6 +23,7 @@ from ha.notes import (
     NodeNote,
     OwnerNote,
     PinNote,
+    SliceOwner,
     WorkerId,
     encode,
     worker_name,
@@ -31,23 +32,12 @@ from ha.notes import (
 from ha.pipeline import EnsembleError, EnsembleRefusedError, Pipeline
 from ha.zookeeper_session import EVERYTHING, MEMBERS, Session, each, still_there
 
-__all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "EnsembleRefusedError", "Held"]
+__all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "EnsembleRefusedError"]
 
 # Largest number of decimal digits that is sure to fit into 64 bits.
 _EPOCH_DIGITS_MAX: Final = 18
 
 _log = structlog.get_logger(__name__)
-
-
-class Held(NamedTuple):
-    """Owner node of a slice, as read from ZooKeeper."""
-
-    # Content of the node: who owns the slice.
-    note: OwnerNote
-    # Whether this worker's session holds the node.
-    is_mine: bool
-    # Whether no session holds the node, as it was made by hand.
-    is_nobodys: bool = False
 
 
 class Ensemble:
@@ -170,12 +160,10 @@ class Ensemble:
             lives = self._lives(batch, self.session.children("live", is_watched=False))
             notes = self._nodes(batch, self.session.children("nodes", is_watched=False))
             owners = self._held(batch, sorted(slices))
-        return survey_of(
-            notes, lives.values(), {n: held and held.note for n, held in owners.items()}
-        )
+        return survey_of(notes, lives.values(), {n: held.owner for n, held in owners.items()})
 
-    def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
-        """Yield each slice with its owner node (None: vacant), and watch for that node's next
+    def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, SliceOwner]]:
+        """Yield each slice with its owner, and watch for that node's next
         change. An owner node without a session would stay for ever; it is removed unless there are
         nodes below it. Slices that could not be read are left out, and the error is raised at the
         end.
@@ -183,16 +171,16 @@ class Ensemble:
         with self.session.batch() as batch:
             yield from self._watched_owners(batch, slice_nos).items()
 
-    def _watched_owners(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, Held | None]:
+    def _watched_owners(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, SliceOwner]:
         exists, watch = self.session.client.exists_async, self.session.watch
         held = self._held(batch, slice_nos, watch=watch)
-        vacant = {n: self._owner_path(n) for n, found in held.items() if found is None}
+        vacant = {n: self._owner_path(n) for n, found in held.items() if found.owner is None}
         # The creation of a node that does not exist is watched by another request.
         stats = batch.ask_all(each(exists, vacant, watch=watch))
         created = {n for n, stat in stats.items() if stat is not None}
         unwatched = vacant.keys() - stats.keys()
         held = {n: found for n, found in held.items() if n not in unwatched}
-        foreign = {n for n, found in held.items() if found is not None and found.is_nobodys}
+        foreign = {n for n, found in held.items() if found.is_nobodys}
         for slice_no in foreign:
             path = self._owner_path(slice_no)
             _log.warning(
@@ -205,12 +193,14 @@ class Ensemble:
 
     def _held(
         self, batch: Pipeline, slice_nos: Iterable[int], **options: object
-    ) -> dict[int, Held | None]:
+    ) -> dict[int, SliceOwner]:
         paths = {slice_no: self._owner_path(slice_no) for slice_no in slice_nos}
         found = self.session.read(batch, paths, OwnerNote, **options)
         unreadable, mine = OwnerNote("?", "?", 0, 0), self.session.session_id
         return {
-            n: None if held is None else Held(held[0] or unreadable, held[1] == mine, held[1] == 0)
+            n: SliceOwner()
+            if held is None
+            else SliceOwner(held[0] or unreadable, held[1] == mine, held[1] == 0)
             for n, held in found.items()
         }
 
@@ -221,7 +211,7 @@ class Ensemble:
         self.session.sync("slices")
         with self.session.batch() as batch:
             found = self._held(batch, slice_nos)
-            yield from (n for n, held in found.items() if held is not None and held.is_mine)
+            yield from (n for n, held in found.items() if held.is_mine)
 
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
         """Claim slices for the worker that ``owner`` names, each with the slice's next epoch;
@@ -269,8 +259,8 @@ class Ensemble:
     def announce_all(self, heirs: Mapping[int, str]) -> None:
         # Only in owner nodes that this session holds.
 
-        def write(slice_no: int, held: Held, transaction: Any) -> None:  # noqa: ANN401
-            note = msgspec.structs.replace(held.note, heir=heirs[slice_no])
+        def write(slice_no: int, owner: OwnerNote, transaction: Any) -> None:  # noqa: ANN401
+            note = msgspec.structs.replace(owner, heir=heirs[slice_no])
             transaction.set_data(self._owner_path(slice_no), encode(note))
 
         with self.session.batch() as batch:
@@ -283,21 +273,22 @@ class Ensemble:
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
         # Only those that an earlier session of the worker holds.
 
-        def is_old(held: Held) -> bool:
-            return held.note.worker_id == worker_id and not held.is_mine
+        def is_old(held: SliceOwner) -> bool:
+            is_same = held.owner is not None and held.owner.worker_id == worker_id
+            return is_same and not held.is_mine
 
         with self.session.batch() as batch:
             self._change_owners(batch, slice_nos, is_old, self._delete_owner)
 
-    def _delete_owner(self, slice_no: int, _held: Held, transaction: Any) -> None:  # noqa: ANN401
+    def _delete_owner(self, slice_no: int, _owner: OwnerNote, transaction: Any) -> None:  # noqa: ANN401
         transaction.delete(self._owner_path(slice_no))
 
     def _change_owners(
         self,
         batch: Pipeline,
         slice_nos: Iterable[int],
-        is_meant: Callable[[Held], bool],
-        change: Callable[[int, Held, Any], None],
+        is_meant: Callable[[SliceOwner], bool],
+        change: Callable[[int, OwnerNote, Any], None],
     ) -> None:
         """Change each owner node for which ``is_meant`` holds, unless the slice is claimed
         meanwhile. The epoch node's version shows that; the owner node's version can't, for it
@@ -308,12 +299,12 @@ class Ensemble:
         epochs = batch.ask_all(each(self.session.client.exists_async, paths))
         changes = {}
         for slice_no, held in self._held(batch, epochs).items():
-            if held is None or not is_meant(held):
+            if held.owner is None or not is_meant(held):
                 continue
             changes[slice_no] = self.session.client.transaction()
             if epochs[slice_no] is not None:
                 changes[slice_no].check(paths[slice_no], epochs[slice_no].version)
-            change(slice_no, held, changes[slice_no])
+            change(slice_no, held.owner, changes[slice_no])
         batch.commit_all(changes)
 
     def _life_path(self, life: LifeNote) -> str:

@@ -12,7 +12,7 @@ Names come from the settings, which allow only characters that are valid in a pa
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Final, TypeAlias, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -70,6 +70,16 @@ class OwnerNote(_WorkerNote, frozen=True):
 
     epoch: int
     heir: str = ""
+
+
+class SliceOwner(NamedTuple):
+    """Owner of a slice as read from ZooKeeper. ``owner`` None: the slice is vacant."""
+
+    owner: OwnerNote | None = None
+    # Whether this worker's present session holds the owner node.
+    is_mine: bool = False
+    # Whether no session holds it, as it was made by hand.
+    is_nobodys: bool = False
 
 
 class PinNote(msgspec.Struct, frozen=True):

@@ -103,15 +103,6 @@ class ClockGuard:
     bracket that is too wide to decide neither freezes nor thaws.
     """
 
-    __slots__ = (
-        "_anchor_ms",
-        "_boot_ms",
-        "_boot_reason",
-        "_bracket",
-        "_broker_reason",
-        "_tolerance_ms",
-    )
-
     def __init__(self, tolerance_ms: int = 500) -> None:
         # Frozen (no delivery) until a broker's clock was compared.
         self._tolerance_ms = tolerance_ms
@@ -146,16 +137,6 @@ class ClockGuard:
         else:
             self._boot_reason = None
             self._anchor_ms += min(max(ahead_ms, -slewed_ms), slewed_ms)
-        return self.frozen
-
-    def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
-        """Check a broker's timestamp of a consumed record against the wall clock at its arrival,
-        both epoch ms. Return as ``frozen``. The record may be old, so only a wall clock behind the
-        broker's is detected.
-        """
-        behind_ms = broker_ms - wall_ms
-        if behind_ms > self._tolerance_ms:
-            self._broker_reason = _disagreement(-behind_ms)
         return self.frozen
 
     def observe_answer(
@@ -220,13 +201,6 @@ class ClockWatch:
         """
         with self._lock:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
-
-    def heard(self, broker_ms: int) -> None:
-        """Check the wall clock against the broker's timestamp of a record that was just consumed,
-        epoch milliseconds. ``doubt`` returns the result.
-        """
-        with self._lock:
-            self._guard.observe_record(broker_ms, self._clock.wall_ms())
 
     def heard_answer(
         self, broker_ms: int, boot_ms: int, sent_s: float, acknowledged_s: float | None = None

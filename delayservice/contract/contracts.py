@@ -8,9 +8,10 @@ every node adopts the list. So a changed setting never changes a key.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -115,56 +116,49 @@ PARAMETERS: Final[dict[int, frozenset[str]]] = {1: frozenset(_NAMES)}
 """Names of a contract's parameters, by contract version. A version that adds one gets an entry."""
 
 
+@dataclass(frozen=True, slots=True, init=False)
 class Contracts:
     """The contracts of one shard, ascending by the offset from which each applies. Immutable."""
 
-    __slots__ = ("_contracts", "_starts")
+    _entries: tuple[tuple[int, Contract], ...]
 
     def __init__(self, entries: Iterable[tuple[int, Contract]]) -> None:
         """Take ascending ``(from_offset, contract)`` pairs; raise ``ContractError`` if they are
         not.
         """
-        pairs = list(entries)
-        self._starts = [start for start, _ in pairs]
-        self._contracts = [contract for _, contract in pairs]
-        ascending = all(a < b for a, b in zip(self._starts, self._starts[1:], strict=False))
-        if not pairs or not ascending or self._starts[0] < 0:
-            raise ContractError(f"contracts must start at ascending offsets, not {self._starts}")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Contracts) and self.entries() == other.entries()
-
-    def __hash__(self) -> int:
-        return hash(self.entries())
-
-    def __repr__(self) -> str:
-        return f"Contracts({list(self.entries())!r})"
+        pairs = tuple(entries)
+        starts = [start for start, _ in pairs]
+        if not pairs or starts != sorted(set(starts)) or starts[0] < 0:
+            raise ContractError(f"contracts must start at ascending offsets, not {starts}")
+        object.__setattr__(self, "_entries", pairs)
 
     def entries(self) -> tuple[tuple[int, Contract], ...]:
         """Return all ``(from_offset, contract)`` pairs, ascending."""
-        return tuple(zip(self._starts, self._contracts, strict=True))
+        return self._entries
+
+    # The first one also applies below its start.
+    def _place(self, offset: int) -> int:
+        return max(bisect_right(self._entries, offset, key=itemgetter(0)) - 1, 0)
 
     def at(self, offset: int) -> Contract:
         """Return the contract at a source offset. The first one also applies below its start."""
-        if len(self._starts) == 1:
-            return self._contracts[0]
-        return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
+        return self._entries[self._place(offset)][1]
 
     @property
     def newest_version(self) -> int:
-        return max(contract.version for contract in self._contracts)
+        return max(contract.version for _, contract in self._entries)
 
     def since(self, offset: int) -> tuple[Contract, ...]:
         """Return the contracts that apply at source offset ``offset`` or at a higher one."""
-        return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
+        return tuple(contract for _, contract in self._entries[self._place(offset) :])
 
     def span(self, offset: int) -> tuple[int, int | None]:
         """Return the offsets ``[first, stop)`` of the contract at ``offset``; ``stop`` None: no
         end.
         """
-        after = max(bisect_right(self._starts, offset), 1)
-        first = 0 if after == 1 else self._starts[after - 1]
-        return first, self._starts[after] if after < len(self._starts) else None
+        place = self._place(offset)
+        after = self._entries[place + 1 : place + 2]
+        return self._entries[place][0] if place else 0, after[0][0] if after else None
 
     def extended(self, end: int, contract: Contract, ahead: int = 0) -> Contracts:
         """Return the contracts that start below ``end``, followed by ``contract`` from ``end +
@@ -178,8 +172,8 @@ class Contracts:
         contract = replace(contract, id_partitions=self.id_partitions or contract.id_partitions)
         if end == 0:
             return Contracts([(0, contract)])
-        begun = max(bisect_left(self._starts, end), 1)  # the first holds below its start as well
-        kept, coming = self.entries()[:begun], self.entries()[begun:]
+        begun = self._place(end - 1) + 1
+        kept, coming = self._entries[:begun], self._entries[begun:]
         if contract == kept[-1][1]:
             return Contracts(kept)
         start = max(end + ahead, kept[-1][0] + 1)
@@ -189,15 +183,14 @@ class Contracts:
 
     @property
     def id_partitions(self) -> int:
-        return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
+        return next((c.id_partitions for _, c in self._entries if c.id_partitions), 0)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self.to_json())
 
     def needed_from(self, log_start: int) -> Contracts:
         """Return these contracts without those that apply only below the log's start."""
-        gone = bisect_right(self._starts, log_start) - 1
-        return self if gone < 1 else Contracts(self.entries()[gone:])
+        return Contracts(self._entries[self._place(log_start) :])
 
     def agree_below(self, stop: int, other: Contracts) -> bool:
         """Return whether both apply the same parameters at every source offset below ``stop``.
@@ -205,17 +198,18 @@ class Contracts:
         If one starts later because its first contracts were dropped, the other must have a contract
         that starts at that offset too.
         """
-        first = max(self._starts[0], other._starts[0])
+        mine, others = dict(self._entries), dict(other._entries)
+        first = max(min(mine), min(others))
         if stop == 0:
             return True
-        if first not in self._starts or first not in other._starts:
+        if first not in mine or first not in others:
             return False
-        compared = {at for at in (*self._starts, *other._starts) if first <= at < stop}
+        compared = {at for at in mine | others if first <= at < stop}
         return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:
         """Return a list of objects with ``from``, a source offset, and ``contract``."""
-        return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]
+        return [{"from": start, "contract": c.to_json()} for start, c in self._entries]
 
     @classmethod
     def from_json(cls, data: object) -> Contracts:

@@ -6,6 +6,7 @@ answer repeats. When a worker ends, its waiting queries fail with ``NotAnsweredE
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -83,17 +84,23 @@ class WorkerClient:
             self._waiting[number] = future
         deadline_s = time.monotonic() + timeout_s
         try:
-            self._send(_pack(_Envelope(number, question, deadline_s)), timeout_s)
+            self._send(_pack(_Envelope(number, question, deadline_s)), deadline_s)
         except NotAnsweredError:
             self.forget(number)
             raise
         return Asked(self, number, future, deadline_s)
 
-    def _send(self, data: bytes, timeout_s: float) -> None:
-        # Without the lock of the answers, because a blocked pipe must not delay them.
-        if not self._sending.acquire(timeout=timeout_s):
-            raise NotAnsweredError(f"{self._name} takes no questions; try again")
+    def _send(self, data: bytes, deadline_s: float) -> None:
+        # Without the lock of the answers, because a full pipe must not delay them.
+        if not self._sending.acquire(timeout=max(deadline_s - time.monotonic(), 0.0)):
+            raise self._full()
         try:
+            # A pipe that can be written to has room for far more than a query, so that sending one
+            # never waits for a worker that is stopped.
+            room = select.poll()
+            room.register(self._pipe, select.POLLOUT)
+            if not room.poll(max(deadline_s - time.monotonic(), 0.0) * 1_000):
+                raise self._full()
             self._pipe.send_bytes(data)
         except OSError as exc:
             raise self._gone() from exc
@@ -104,6 +111,9 @@ class WorkerClient:
         """Ignore the answer to the query with this number, if it still comes."""
         with self._lock:
             self._waiting.pop(number, None)
+
+    def _full(self) -> NotAnsweredError:
+        return NotAnsweredError(f"{self._name} takes no questions; try again")
 
     def _gone(self) -> NotAnsweredError:
         return NotAnsweredError(f"{self._name} has ended; it is started again in a moment")

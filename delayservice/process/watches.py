@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from confluent_kafka.admin import AdminClient
@@ -104,6 +104,15 @@ _TOLD_AGAIN_S: Final = 600.0
 _log = structlog.get_logger(__name__)
 
 
+class MadeAgain(NamedTuple):
+    """Topic, a delay topic or one of the service's own, that was deleted and created again.
+    ``was_missing``: it was seen missing in between.
+    """
+
+    topic: str
+    was_missing: bool
+
+
 class TopicWatcher:
     """Watch of the delay topics, which a thread refreshes at intervals."""
 
@@ -114,9 +123,6 @@ class TopicWatcher:
         is_pending: Callable[[ServedTopic], bool],
         monotonic_s: Callable[[], float],
         every_s: float,
-        # Called by ``refresh`` with the name of each topic, delay topic or one of the service's
-        # own, that was deleted and created again, and whether it was seen missing.
-        made_again: Callable[[str, bool], None] = lambda _name, _was_missing: None,
     ) -> None:
         self._look = look
         # Topics, and problems of the service's other topics, as of the last successful refresh.
@@ -127,7 +133,6 @@ class TopicWatcher:
         self._looked_s = monotonic_s()
         self._has_looked = False
         self._failure = ""
-        self._on_made_again = made_again
         # Id of each topic, by name, as last seen.
         self._ids: dict[str, str] = {}
         # When a topic was found to have been created again, monotonic s, by name; without those
@@ -167,42 +172,45 @@ class TopicWatcher:
         again = [n for n, s in self._made_again_s.items() if now_s - s < _TOLD_AGAIN_S]
         return tuple(dict.fromkeys([*found, *(f"{name} {MADE_AGAIN}" for name in again)]))
 
-    def _note_ids(self, before: Mapping[str, str], seen: TopicsSnapshot) -> None:
-        now_s = self._monotonic_s()
+    def _note_ids(self, before: Mapping[str, str], seen: TopicsSnapshot) -> list[MadeAgain]:
+        now_s, again = self._monotonic_s(), []
         for name, topic_id in seen.ids.items():
             known, self._ids[name] = self._ids.get(name, topic_id), topic_id
             if known != topic_id:
                 if name in before:
                     self._made_again_s[name] = now_s
-                self._on_made_again(name, name not in before)
+                again.append(MadeAgain(name, name not in before))
         made = (n for n in self._ids if f"{n} {MADE_AGAIN}" in seen.outlet_problems)
         self._made_again_s.update(dict.fromkeys(made, now_s))
+        return again
 
-    def refresh(self) -> bool:
-        # After a failure the topics stay as they were. A topic that may lose records is not served,
-        # unless it was served before.
+    def refresh(self) -> list[MadeAgain] | None:
+        """Look at the topics; return those that were made again since the last look, or None if it
+        failed: then the topics stay as they were. A topic that may lose records is not served,
+        unless it was served before.
+        """
         try:
             seen = self._look()
             found = [self._judged(topic) for topic in seen.topics]
         except KafkaEdgeError as exc:
             self._failure = str(exc)
             _log.warning("topics_not_refreshed", why=self._failure)
-            return False
+            return None
         except Exception as exc:  # noqa: BLE001  # the next refresh may succeed
             self._failure = f"{type(exc).__name__}: {exc}"
             _log.exception("topics_not_refreshed", why=self._failure)
-            return False
+            return None
         self._failure, self._has_looked = "", True
         self._looked_s = self._monotonic_s()
         ids_before, self.seen = self.seen.ids, seen
-        self._note_ids(ids_before, seen)
+        again = self._note_ids(ids_before, seen)
         before, self._said = self._said, self._own_problems()
         if self._said and self._said != before:
             _log.error("own_topics_at_risk", problems=self._said)
         _tell_changes(self.topics, found)
         self.topics = found
         self._begun |= {topic.topic_id for topic in self.served}
-        return True
+        return again
 
     def _judged(self, topic: ServedTopic) -> ServedTopic:
         if not topic.risks or topic.topic_id in self._begun or self._is_pending(topic):

@@ -45,6 +45,7 @@ from delayservice.process.slice_copies import SliceCopies
 from delayservice.process.stores import Stores
 from delayservice.process.watches import (
     DiskWatch,
+    MadeAgain,
     TargetWatch,
     TopicWatcher,
     used_percent,
@@ -165,7 +166,6 @@ class Worker:
             self._has_checkpoint,
             self._clock.monotonic_s,
             settings.topics.refresh_s,
-            self._made_again,
         )
         self._control: ControlReader | None = None
         self._facts: list[SliceFacts] = []
@@ -330,8 +330,11 @@ class Worker:
         )
 
     def _refresh(self) -> None:
-        if not self._topics.refresh():
+        made_again = self._topics.refresh()
+        if made_again is None:
             return
+        for one in made_again:
+            self._renew_clients(one)
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
         self._slices_there = max((t.partitions for t in self._topics.served), default=0)
         self._facts = self._make_facts(self._topics.topics)
@@ -340,16 +343,17 @@ class Worker:
         except KafkaEdgeError as exc:  # asked again with the next refresh
             _log.warning("log_ends_not_known", why=str(exc))
 
-    def _made_again(self, topic: str, was_missing: bool) -> None:  # noqa: FBT001  # a callback
+    def _renew_clients(self, made_again: MadeAgain) -> None:
         """Renew the clients that know a topic which was deleted and created again: they would keep
         its former leaders and positions. ``KafkaSource.serve`` does so for delay topics. The writer
         has noticed itself that a topic of dead letters or outcomes was missing.
         """
+        topic = made_again.topic
         self._checkpoints.made_again(topic)
         if self._control is not None:
             self._control.made_again(topic)
         outlets = (self._settings.topics.dead_letter, self._settings.topics.outcomes)
-        if topic not in outlets or not was_missing:
+        if topic not in outlets or not made_again.was_missing:
             self._thread.loop.renew_writer(f"{topic} was deleted and made again")
 
     def _has_checkpoint(self, topic: ServedTopic) -> bool:

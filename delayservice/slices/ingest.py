@@ -26,26 +26,22 @@ def poll(state: LoopState, wait_ms: float, gather_ms: float) -> float:
         batches = edges.source.poll(wait_ms / 1000, edges.limits.poll_records, gather_ms / 1000)
     waited_s = state.clock.monotonic_s() - began_s
     faults.point("after_poll")
-    appended_ms = 0
     for batch in batches:
-        if store(state, batch) and batch.rows:
-            appended_ms = max(appended_ms, batch.rows[-1][1])
-    if appended_ms:
-        edges.clock_watch.heard(appended_ms)
+        store(state, batch)
     for error in edges.source.take_errors():
         _partition_failed(state, error)
     faults.point("after_append")
     return waited_s
 
 
-def store(state: LoopState, batch: PolledBatch) -> bool:
-    """Store polled records. Return False if the shard is not served or refused, or that failed:
-    then its slice is released.
+def store(state: LoopState, batch: PolledBatch) -> None:
+    """Store polled records, unless the shard is not served or refused. If that fails, its slice is
+    released.
     """
     topic, number = batch.place
     found = state.find(batch.place)
     if found is None or found[0].follower.refusal:  # dropped or refused a moment ago
-        return False
+        return
     slice_, lane = found
     if topic in slice_.damaged_logs and batch.stop > slice_.damaged_logs[topic][0]:
         del slice_.damaged_logs[topic]
@@ -53,14 +49,13 @@ def store(state: LoopState, batch: PolledBatch) -> bool:
         records = lane.ingest(batch)
     except LogTruncatedError as exc:
         ownership.log_moved(state, slice_, lane, str(exc), is_truncated=exc.is_stored)
-        return False
+        return
     log_ends.read_again(state, lane)
     state.edges.observer.ingested(number, records)
     state.upkeep.active.add(number)
     if lane.shard.owned:
         state.transaction.touched.add(number)
         state.agenda.walk(lane)
-    return True
 
 
 def log_read(state: LoopState, event: LogRead) -> None:

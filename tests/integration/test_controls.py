@@ -94,7 +94,7 @@ def letters_of(cluster: EmbeddedCluster, topic: str, *sizes: int) -> Callable[..
     return lambda last=2_000: DeadLetterTopic(topic, 1, options, admin_client(options), last)
 
 
-def test_a_survey_gives_the_newest_letters_without_their_content(
+def test_a_survey_gives_the_newest_letters_first(
     cluster: EmbeddedCluster, make_topic: MakeTopic
 ) -> None:
     topic = make_topic("dead")

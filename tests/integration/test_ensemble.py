@@ -17,8 +17,8 @@ from kazoo.security import make_acl
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.ports import Role
-from ha.ensemble import Ensemble, EnsembleError, EnsembleRefusedError, Held
-from ha.notes import LifeNote, NodeNote, OwnerNote
+from ha.ensemble import Ensemble, EnsembleError, EnsembleRefusedError
+from ha.notes import LifeNote, NodeNote, OwnerNote, SliceOwner
 from ha.ownership import SliceStanding
 from ha.pipeline import Pipeline
 from ha.placement import SliceFacts
@@ -74,10 +74,10 @@ def test_one_of_many_claims_wins_and_epochs_grow(pair: tuple[Ensemble, Ensemble]
     for epoch in range(1, 21):
         won = claimed_together(pair)
         assert won.count(True) == 1
-        held = [owner(one) for one in pair]
-        assert [one.is_mine for one in held if one] == won
         name = "ab"[won.index(True)]
-        assert [one.note for one in held if one] == [OwnerNote(name, f"{name}1", 0, epoch)] * 2
+        note = OwnerNote(name, f"{name}1", 0, epoch)
+        held = [dict(one.owners([0]))[0] for one in pair]
+        assert held == [SliceOwner(note, is_mine=has_won) for has_won in won]
         for one in pair:
             one.resign_all([0])
         assert owner(pair[0]) is None
@@ -92,8 +92,8 @@ def claim(one: Ensemble, name: str, slice_no: int = 0) -> bool:
     return slice_no in one.claim_all([slice_no], OWNER[name])
 
 
-def owner(one: Ensemble, slice_no: int = 0) -> Held | None:
-    return dict(one.owners([slice_no]))[slice_no]
+def owner(one: Ensemble, slice_no: int = 0) -> OwnerNote | None:
+    return dict(one.owners([slice_no]))[slice_no].owner
 
 
 def is_confirmed(one: Ensemble) -> bool:
@@ -128,7 +128,7 @@ def test_what_was_won_by_another_in_between_is_left_alone(
     }
     looked = first._held
 
-    def look_and_lose(batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, Held | None]:
+    def look_and_lose(batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, SliceOwner]:
         held = looked(batch, slice_nos)
         second.session.delete(second._owner_path(0))
         claim(second, "b")
@@ -138,8 +138,8 @@ def test_what_was_won_by_another_in_between_is_left_alone(
     changing[change]()
     held = owner(second)
     assert held is not None
-    assert held.is_mine
-    assert held.note.node_id == "b"
+    assert held.node_id == "b"
+    assert is_confirmed(second)
 
 
 def test_an_owner_node_deleted_by_hand_is_not_confirmed(
@@ -212,24 +212,24 @@ def test_a_thousand_slices_are_claimed_confirmed_and_resigned_together(
     first, second = pair
     assert first.claim_all(MANY, OWNER["a"]) == set(MANY)
     note = msgspec.structs.replace(OWNER["a"], epoch=1)
-    assert dict(first.owners(MANY)) == dict.fromkeys(MANY, Held(note, is_mine=True))
-    assert dict(second.owners(MANY)) == dict.fromkeys(MANY, Held(note, is_mine=False))
+    assert dict(first.owners(MANY)) == dict.fromkeys(MANY, SliceOwner(note, is_mine=True))
+    assert dict(second.owners(MANY)) == dict.fromkeys(MANY, SliceOwner(note, is_mine=False))
     assert set(first.confirm_all(MANY)) == set(MANY)
     assert not set(second.confirm_all(MANY))
     assert [held.owner for held in second.survey(MANY).slices] == ["a"] * len(MANY)
     second.resign_all(MANY)
     assert set(first.confirm_all(MANY)) == set(MANY)
     first.resign_all(MANY)
-    assert dict(second.owners(MANY)) == dict.fromkeys(MANY)
+    assert dict(second.owners(MANY)) == dict.fromkeys(MANY, SliceOwner())
     assert second.claim_all(MANY, OWNER["b"]) == set(MANY)
-    assert {held.note.epoch for _, held in second.owners(MANY) if held} == {2}
+    assert {held.owner and held.owner.epoch for _, held in second.owners(MANY)} == {2}
 
 
 def test_a_claim_that_loses_keeps_no_other_from_winning(pair: tuple[Ensemble, Ensemble]) -> None:
     first, second = pair
     assert claim(first, "a", slice_no=1)
     assert second.claim_all(range(3), OWNER["b"]) == {0, 2}
-    held = {n: held.note.node_id for n, held in second.owners(range(3)) if held is not None}
+    held = {n: held.owner.node_id for n, held in second.owners(range(3)) if held.owner}
     assert held == {0: "b", 1: "a", 2: "b"}
 
 
@@ -248,7 +248,7 @@ def test_a_slice_that_is_refused_keeps_no_other_from_being_claimed_read_and_conf
         operator.set_acls(f"{zookeeper.root}/slices/0/owner", unreadable)
     read = dict(read_until_refused(first.owners(range(3))))
     confirmed = set(read_until_refused(first.confirm_all(range(3))))
-    assert {n: held is not None for n, held in read.items()} == {1: False, 2: True}
+    assert {n: held.owner is not None for n, held in read.items()} == {1: False, 2: True}
     assert confirmed == {2}
 
 
@@ -270,7 +270,7 @@ def test_a_slice_that_appears_while_it_is_looked_for_is_watched(
     monkeypatch.setattr(first.session, "_changed", changed.append)
     looked = first._held
 
-    def look_and_lose(*asked: Any, **options: Any) -> dict[int, Held | None]:
+    def look_and_lose(*asked: Any, **options: Any) -> dict[int, SliceOwner]:
         held = looked(*asked, **options)
         if options:
             claim(second, "b")
@@ -279,7 +279,7 @@ def test_a_slice_that_appears_while_it_is_looked_for_is_watched(
     monkeypatch.setattr(first, "_held", look_and_lose)
     held = owner(first)
     assert held is not None
-    assert held.note.node_id == "b"
+    assert held.node_id == "b"
     second.resign_all([0])
     await_true(lambda: 0 in changed, "its end is seen")
 
@@ -344,7 +344,7 @@ def test_an_epoch_that_is_no_number_counts_from_0_and_is_told_once(
             assert claim(pair[0], "a")
             held = owner(pair[0])
             assert held is not None
-            assert held.note.epoch == 1
+            assert held.epoch == 1
             pair[0].resign_all([0])
     assert len(logged(lines, "epoch_not_readable")()) == 1
 

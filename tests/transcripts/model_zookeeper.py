@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError, Held
-from ha.notes import LifeNote, NodeNote, OwnerNote, WorkerId, worker_name
+from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError
+from ha.notes import LifeNote, NodeNote, OwnerNote, SliceOwner, WorkerId, worker_name
 from tests.transcripts.events import Events
 
 TICK_S = 0.5
@@ -310,17 +310,18 @@ class Link:
         lives = self._zookeeper.lives
         return {name: lives[name].note for name in names if name in lives}
 
-    def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
+    def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, SliceOwner]]:
         """As the ensemble's."""
         session = self._ask()
         for slice_no in slice_nos:
             held = self._zookeeper.owners.get(slice_no)
-            yield slice_no, None if held is None else Held(held.note, held.session == session)
+            note, holder = (None, None) if held is None else (held.note, held.session)
+            yield slice_no, SliceOwner(note, holder == session)
 
     def confirm_all(self, slice_nos: Iterable[int]) -> Iterator[int]:
         """As the ensemble's."""
         held = dict(self.owners(slice_nos))
-        yield from (n for n, one in held.items() if one is not None and one.is_mine)
+        yield from (n for n, one in held.items() if one.is_mine)
 
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
         """As the ensemble's."""
@@ -356,5 +357,5 @@ class Link:
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
         """As the ensemble's."""
         for slice_no, held in self.owners(slice_nos):
-            if held is not None and held.note.worker_id == worker_id:
+            if held.owner is not None and held.owner.worker_id == worker_id:
                 self._zookeeper.vacate(slice_no)

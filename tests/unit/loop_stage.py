@@ -381,8 +381,6 @@ class Watch(ClockWatch):
     def doubt(self) -> str | None:
         return self.reason
 
-    def heard(self, broker_ms: int) -> None: ...
-
     def heard_answer(self, broker_ms: int, _boot_ms: int, sent_s: float, *_: object) -> None:
         self.answers.append((broker_ms, sent_s))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import Pipe
+from contextlib import suppress
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 
 import pytest
@@ -22,6 +24,7 @@ from delayservice.inspection.asking import (
     answer_questions,
 )
 from delayservice.inspection.query import Ahead, BacklogCounts, Question
+from tests.stopwatch import Stopwatch
 
 AHEAD = Ahead(now_ms=5)
 
@@ -98,6 +101,34 @@ def test_a_worker_that_reads_nothing_holds_nobody_up_for_longer_than_asked(
             one.answer(BacklogCounts)
     assert time.monotonic() - began_s < 5
     client.ask(AHEAD, 0.01)  # there is room again
+
+
+def answering(pipe: Connection) -> None:
+    answer_questions(pipe, lambda _: BacklogCounts(total=1))
+    time.sleep(600)
+
+
+def test_a_worker_that_is_stopped_delays_a_question_to_its_deadline_at_most() -> None:
+    context = get_context("fork")
+    mine, its = context.Pipe()
+    worker = context.Process(target=answering, args=(its,), daemon=True)
+    worker.start()
+    try:
+        client = WorkerClient(mine, "worker 0")
+        assert client.ask(AHEAD, 10).answer(BacklogCounts).total == 1
+        os.kill(worker.pid or 0, signal.SIGSTOP)
+        with suppress(NotAnsweredError):
+            for _ in range(100_000):  # until the pipe is full
+                client.forget(client.ask(AHEAD, 0.2).number)
+        with Stopwatch() as watch, pytest.raises(NotAnsweredError, match="takes no questions"):
+            client.ask(AHEAD, 0.2)
+        assert watch.fair_s(2.0) < 2.0
+        os.kill(worker.pid or 0, signal.SIGCONT)
+        assert client.ask(AHEAD, 10).answer(BacklogCounts).total == 1
+    finally:
+        worker.kill()
+        worker.join()
+        its.close()
 
 
 def test_what_came_too_late_is_not_carried_out(ends: tuple[Connection, Connection]) -> None:

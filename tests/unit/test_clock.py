@@ -97,20 +97,6 @@ def test_a_broker_that_disagrees_freezes_until_it_agrees(step_ms: int, sign: int
     assert answer(watched, WALL + 18, WALL + 20, 1_020, took_ms=5) is None
 
 
-@given(st.integers(min_value=0, max_value=10**12))
-def test_an_old_record_proves_nothing(age_ms: int) -> None:
-    watched = guard()
-    assert watched.observe_record(WALL - age_ms, WALL) is None
-    watched.observe(WALL + 10_000, 1_010)
-    assert watched.observe_record(WALL + 10_000 - age_ms, WALL + 10_000), "nor thaws"
-
-
-def test_a_consumed_record_from_the_future_shows_that_the_wall_clock_is_behind() -> None:
-    frozen = guard().observe_record(WALL + 501, WALL)
-    assert frozen is not None
-    assert "behind the broker's clock" in frozen
-
-
 @given(STEP, SIGN)
 def test_a_clock_that_was_wrong_when_it_was_read_first_is_caught_when_it_is_wrong_again(
     step_ms: int, sign: int

@@ -12,8 +12,8 @@ from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.electability import Cause, WorkerFacts
 from delayservice.engine.ports import Role
 from delayservice.process.worker_entry import make_ownership
-from ha.ensemble import MEMBERS, EnsembleError, Held
-from ha.notes import NodeNote, OwnerNote
+from ha.ensemble import MEMBERS, EnsembleError
+from ha.notes import NodeNote, OwnerNote, SliceOwner
 from ha.ownership import Standalone
 from ha.placement import SliceFacts
 from tests.transcripts.events import Events
@@ -150,7 +150,7 @@ def test_a_seat_that_can_not_be_read_keeps_no_other_from_being_known(
     node = world.start("a")
     read = node.link.owners
 
-    def owners(slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
+    def owners(slice_nos: Iterable[int]) -> Iterator[tuple[int, SliceOwner]]:
         yield from read(set(slice_nos) - {1})
         if 1 in slice_nos:
             raise EnsembleError("1 is not to be read")

@@ -10,7 +10,7 @@ import structlog
 
 from connectors.kafka.topic_facts import ServedTopic, TopicsSnapshot
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.process.watches import TopicWatcher
+from delayservice.process.watches import MadeAgain, TopicWatcher
 
 GOOD = ServedTopic("delay_topic_any", "id-1", 2, ())
 RISKY = replace(GOOD, risks=("retention.ms is 1",))
@@ -25,11 +25,12 @@ class Cluster:
     checkpointed: set[str] = field(default_factory=set)
     own: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
+    ids: dict[str, str] = field(default_factory=dict)
 
     def look(self) -> TopicsSnapshot:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return TopicsSnapshot(self.answer, self.own, self.outlets)
+        return TopicsSnapshot(self.answer, self.own, self.outlets, self.ids)
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_a_first_look_that_fails_is_a_problem_at_once(
     cluster: Cluster, watcher: TopicWatcher, error: Exception
 ) -> None:
     cluster.answer = error
-    assert not watcher.refresh()
+    assert watcher.refresh() is None
     assert [str(error) in text for text in watcher.problems()] == [True]
 
 
@@ -63,17 +64,17 @@ def test_a_first_look_that_fails_is_a_problem_at_once(
 def test_what_was_served_goes_on_when_a_look_fails_and_its_age_is_told(
     cluster: Cluster, watcher: TopicWatcher, error: Exception
 ) -> None:
-    assert watcher.refresh()
+    assert watcher.refresh() == []
     cluster.answer = error
     cluster.now_s += 10
-    assert not watcher.refresh()
+    assert watcher.refresh() is None
     assert watcher.served == [GOOD]
     assert watcher.problems() == [], "one look was missed"
     assert watcher.age_s == 10
     cluster.now_s += 10
     assert [str(error) in text for text in watcher.problems()] == [True]
     cluster.answer = (GOOD,)
-    assert watcher.refresh()
+    assert watcher.refresh() == []
     assert watcher.problems() == []
     assert watcher.age_s == 0
 
@@ -136,3 +137,13 @@ def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(
     cluster.own = cluster.outlets = ()
     watcher.refresh()
     assert watcher.problems() == []
+
+
+def test_a_topic_that_is_made_again_is_said_once_and_whether_it_was_missing_before(
+    cluster: Cluster, watcher: TopicWatcher
+) -> None:
+    said = []
+    for ids in ({"a": "1", "b": "1"}, {"a": "2"}, {"a": "2", "b": "2"}, {"a": "2", "b": "2"}):
+        cluster.ids = ids
+        said.append(watcher.refresh())
+    assert said == [[], [MadeAgain("a", was_missing=False)], [MadeAgain("b", was_missing=True)], []]
