@@ -1,8 +1,7 @@
-"""Every rule of an election by itself. How the rules play together is in ``tests/transcripts``."""
+"""Rules of an election that no transcript reaches; all others are in ``tests/transcripts``."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from delayservice.engine.electability import BROKER_S_MAX, Cause, WorkerFacts
 from delayservice.engine.ports import Role
 from ha.election import Election
-from ha.election_state import Announce, ClaimSlice, Effect, ElectionPace, Evict, Resign
+from ha.election_state import Announce, ClaimSlice, ElectionPace, Resign
 from ha.notes import LifeNote, NodeNote, OwnerNote, SliceOwner, encode
 from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
@@ -70,15 +69,6 @@ def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) 
     return election
 
 
-def inherited(election: Election, heir: str = "me") -> Election:
-    """Slice 0 was the third's, who named an heir; it is mine since 0, and the other is ready."""
-    for seat in (others("third", 0, heir), VACANT, MINE):
-        election.seat(0, seat, 0)
-    election.settling(0, is_settling=True)
-    ready(election, "other")
-    return election
-
-
 def ready(election: Election, *names: str) -> None:
     """These nodes' copies of slice 0 are up to date."""
     ready_for(election, 0, *names)
@@ -99,81 +89,6 @@ def announced(election: Election, heir: str, now_s: float) -> None:
 
 
 class TestClaims:
-    def test_the_preferred_node_claims_a_vacant_slice_at_once(self) -> None:
-        election = elected()
-        vacated(election)
-        assert election.step(0) == [ClaimSlice(0)]
-
-    def test_another_claims_one_stagger_later_and_asks_to_be_woken_then(self) -> None:
-        election = elected(["other"])
-        vacated(election)
-        assert election.step(0.49) == []
-        assert election.wake_s == 0.5
-        assert election.step(0.5) == [ClaimSlice(0)]
-
-    def test_the_third_claims_two_staggers_later(self) -> None:
-        election = elected(["other"] * 12, live=NODES)
-        third = next(n for n, ranked in election.view._ranked.items() if ranked[2] == "me")
-        vacated(election, slice_no=third)
-        assert election.step(0.99) == []
-        assert election.step(1.0) == [ClaimSlice(third)]
-
-    def test_at_first_sight_another_waits_longer_and_the_preferred_one_does_not(self) -> None:
-        election = elected(["me", "other"])
-        for slice_no in (0, 1):
-            election.seat(slice_no, VACANT, 0)
-        assert election.step(2.49) == [ClaimSlice(0)]
-        assert election.step(2.5) == [ClaimSlice(0), ClaimSlice(1)]
-
-    def test_the_heir_claims_at_once_though_it_is_not_preferred(self) -> None:
-        election = elected(["other"])
-        election.seat(0, others("third", heir="me"), 0)
-        election.seat(0, VACANT, 1)
-        assert election.step(1) == [ClaimSlice(0)]
-
-    def test_even_the_preferred_node_leaves_a_slice_to_a_living_heir_for_a_while(self) -> None:
-        election = elected(live=NODES)
-        election.seat(0, others("other", heir="third"), 0)
-        election.seat(0, VACANT, 1)
-        assert election.step(1 + ElectionPace().heir_s - 0.01) == []
-        assert election.step(1 + ElectionPace().heir_s) == [ClaimSlice(0)]
-
-    def test_nobody_waits_for_an_heir_that_is_dead(self) -> None:
-        election = elected(live=["me", "other"])
-        election.seat(0, others("other", heir="third"), 0)
-        election.seat(0, VACANT, 1)
-        assert election.step(1) == [ClaimSlice(0)]
-
-    def test_nothing_is_claimed_before_the_seat_is_known(self) -> None:
-        election = elected()
-        assert election.step(100) == []
-        vacated(election)
-        election.forget_seats()
-        election.live(["me", "other"], is_registered=True)
-        assert election.step(100) == []
-
-    @pytest.mark.parametrize("lag_s", [10.1, math.inf])
-    def test_a_copy_that_is_behind_never_claims(self, lag_s: float) -> None:
-        election = elected()
-        vacated(election)
-        election.standing(0, SliceStanding({}, lag_s))
-        assert election.step(1000) == []
-        election.standing(0, SliceStanding({}, 10))
-        assert election.step(1000) == [ClaimSlice(0)]
-
-    def test_a_worker_that_is_not_registered_never_claims(self) -> None:
-        election = elected()
-        vacated(election)
-        election.live(["me", "other"], is_registered=False)
-        assert election.step(1000) == []
-
-    def test_a_node_that_does_not_reach_kafka_never_claims(self) -> None:
-        election = elected()
-        vacated(election)
-        assert election.judge(CUT_OFF)
-        assert not election.judge(CUT_OFF), "that is no news"
-        assert election.step(1000) == []
-
     @pytest.mark.parametrize(
         "facts",
         [
@@ -209,19 +124,6 @@ class TestClaims:
         assert election.life(0).caught_up == ()
         assert election.step(ElectionPace().last_s - 0.01) == []
         assert election.step(ElectionPace().last_s) == [ClaimSlice(0)]
-
-    def test_a_node_that_leaves_never_claims(self) -> None:
-        election = elected(live=["me"])
-        vacated(election)
-        election.leave()
-        assert election.step(1000) == []
-
-    def test_a_node_that_keeps_a_copy_no_longer_placed_there_never_claims(self) -> None:
-        election = elected(["other"], live=NODES, known=["me"], replicas=1)
-        election.nodes([note("me"), note("other")])
-        assert election.serve(beside("other")) == {0}
-        vacated(election)
-        assert election.step(1000) == []
 
 
 class TestGivingUp:
@@ -272,24 +174,6 @@ class TestGivingUp:
         assert election.wake_s == COOL_S
         assert election.verdict(0, 1).cause is Cause.FAILING
 
-    def test_an_owner_that_gave_up_resigns_and_says_why(self) -> None:
-        election = owning(elected())
-        election.gave_up(0, "no topic")
-        assert election.roles(0) == {0: Role.REPLICA}
-        assert election.step(1) == [Resign(0, "no topic")]
-
-    def test_an_owner_that_is_not_registered_any_more_resigns_as_well(self) -> None:
-        election = owning(elected())
-        election.live(["me", "other"], is_registered=False)
-        election.gave_up(0, "no topic")
-        assert election.step(1) == [Resign(0, "no topic")]
-
-    def test_what_is_not_owned_can_not_be_given_up(self) -> None:
-        election = elected()
-        vacated(election)
-        election.gave_up(0, "too late")
-        assert election.step(0) == [ClaimSlice(0)]
-
     def test_the_cool_down_grows_with_each_failure_and_ends(self) -> None:
         election, now_s, waits_s = elected(), 0.0, []
         for _ in range(6):
@@ -322,82 +206,8 @@ class TestGivingUp:
             election.step(since_s)
             assert election.wake_s == since_s + COOL_S
 
-    def test_it_does_not_offer_itself_as_an_heir_while_it_cools_down(self) -> None:
-        election = owning(elected())
-        assert election.life(0).caught_up == (0,)
-        election.gave_up(0, "broken")
-        election.step(0)
-        election.seat(0, VACANT, 0)
-        assert election.life(COOL_S - 0.1).caught_up == ()
-        assert election.life(COOL_S).caught_up == (0,)
-
-    def test_an_unfit_node_does_not_offer_itself_as_an_heir(self) -> None:
-        election = elected()
-        election.judge(CUT_OFF)
-        assert election.life(0).caught_up == ()
-
 
 class TestHandOver:
-    def test_announced_then_alert_then_stopped_then_resigned(self) -> None:
-        election = owning(elected(["other"]))
-        ready(election, "other")
-        announced(election, "other", 20)
-        assert election.step(20.9) == []
-        assert election.wake_s == 21
-        assert election.roles(0) == {0: Role.OWNER}
-        assert election.step(21) == []
-        assert election.roles(0) == {0: Role.REPLICA}
-        assert election.step(30) == [], "its loop has not stopped yet"
-        election.settling(0, is_settling=False)
-        assert election.step(30) == [Resign(0, "handed over")]
-
-    def test_the_alert_counts_from_when_the_announcement_is_known_to_be_there(self) -> None:
-        election = owning(elected(["other"]))
-        ready(election, "other")
-        assert election.step(20) == [Announce(0, "other")]
-        assert election.step(25) == [Announce(0, "other")], "it failed, and is asked for again"
-        election.seat(0, SliceOwner(OwnerNote("me", "me1", 0, 1, "other"), is_mine=True), 27)
-        assert election.step(27) == []
-        assert election.wake_s == 28
-
-    def test_a_new_owner_keeps_a_slice_for_its_tenure(self) -> None:
-        election = owning(elected(["other"]), since_s=100)
-        ready(election, "other")
-        assert election.step(119.9) == []
-        assert election.wake_s == 120
-        assert election.step(120) == [Announce(0, "other")]
-
-    def test_what_a_living_owner_handed_over_is_kept_for_longer(self) -> None:
-        election = inherited(elected(["other"], live=NODES))
-        assert election.step(59.9) == []
-        assert election.wake_s == 60
-        assert election.step(60) == [Announce(0, "other")]
-
-    def test_what_an_owner_left_that_has_gone_is_handed_over_after_a_tenure(self) -> None:
-        election = inherited(elected(["other"], live=NODES))
-        election.live(["me", "other"], is_registered=True)
-        election.live(NODES, is_registered=True)
-        assert election.step(20) == [Announce(0, "other")]
-
-    def test_so_is_what_an_owner_left_whose_name_another_node_has_now(self) -> None:
-        election = inherited(elected(["other"], live=NODES))
-        election.nodes([note("other"), NodeNote("third", "third2", 1, 3)])
-        assert election.step(20) == [Announce(0, "other")]
-
-    def test_what_was_won_without_an_heir_is_handed_over_after_a_tenure(self) -> None:
-        election = inherited(elected(["other"], live=NODES), heir="other")
-        assert election.step(20) == [Announce(0, "other")]
-
-    def test_who_has_to_go_hands_over_at_once_whatever_was_handed_to_it(self) -> None:
-        election = inherited(elected(["other"], live=NODES))
-        election.leave()
-        assert election.step(1) == [Announce(0, "other")]
-
-    def test_the_preferred_owner_keeps_its_slice(self) -> None:
-        election = owning(elected())
-        ready(election, "other")
-        assert election.step(1000) == []
-
     def test_a_pinned_owner_keeps_its_slice_until_it_has_to_go(self) -> None:
         election = owning(elected(["other"]))
         ready(election, "other")
@@ -431,34 +241,10 @@ class TestHandOver:
         election.pin(is_pinned=False)
         assert election.step(20.6) == []
 
-    def test_nobody_inherits_who_has_not_caught_up(self) -> None:
-        election = owning(elected(["other"]))
-        ready(election, "third")
-        assert election.step(1000) == []
-
     def test_a_slice_that_is_not_served_yet_is_not_handed_over(self) -> None:
         election = owning(elected(["other"]), is_settling=False)
         ready(election, "other")
         assert election.step(1000) == []
-
-    def test_the_heir_s_death_before_the_stop_takes_the_announcement_back(self) -> None:
-        election = owning(elected(["other"]))
-        ready(election, "other")
-        announced(election, "other", 20)
-        election.live(["me"], is_registered=True)
-        assert election.step(100) == [Announce(0, "")]
-        assert election.roles(0) == {0: Role.OWNER}
-
-    def test_the_heir_s_death_after_the_stop_leaves_the_slice_to_whoever_claims_it(self) -> None:
-        election = owning(elected(["other"]))
-        ready(election, "other")
-        announced(election, "other", 20)
-        election.step(21)
-        election.live(["me"], is_registered=True)
-        election.settling(0, is_settling=False)
-        assert election.step(22) == [Resign(0, "handed over")]
-        election.seat(0, VACANT, 22)
-        assert election.step(22) == [ClaimSlice(0)]
 
     def test_progress_is_asked_of_the_preferred_node_only_while_it_is_not_the_owner(self) -> None:
         assert owning(elected(["other"], live=NODES)).rivals == {"other:0"}
@@ -466,106 +252,13 @@ class TestHandOver:
         assert elected(["other"], live=NODES).rivals == frozenset()
 
 
-class TestLeaving:
-    def test_it_hands_over_to_whoever_is_ready_without_waiting_for_a_tenure(self) -> None:
-        election = owning(elected(["me"], live=NODES))
-        election.leave()
-        assert election.rivals == {"other:0", "third:0"}
-        for name in ("other", "third"):
-            ready(election, name)
-            assert election.step(0) == [Announce(0, name)]
-
-    def test_it_does_so_though_the_others_do_not_know_it_any_more(self) -> None:
-        election = owning(elected())
-        election.leave()
-        election.live(["other"], is_registered=False)
-        ready(election, "other")
-        assert election.step(0) == [Announce(0, "other")]
-
-    def test_it_stays_as_long_as_nobody_is_ready(self) -> None:
-        election = owning(elected())
-        election.leave()
-        assert election.step(1000) == []
-        assert election.roles(0) == {0: Role.OWNER}
-
-    def test_it_goes_at_once_when_it_is_alone(self) -> None:
-        election = owning(elected(live=["me"]))
-        election.leave()
-        assert election.step(0) == []
-        assert election.roles(0) == {0: Role.REPLICA}
-        assert election.wake_s == 0
-        election.settling(0, is_settling=False)
-        assert election.step(0) == [Resign(0, "handed over")]
-        election.seat(0, VACANT, 0)
-        assert election.owned == []
-
-
-class TestPredecessors:
-    def test_what_an_earlier_session_of_this_worker_left_is_removed(self) -> None:
-        election = elected()
-        election.seat(0, others("me"), 0)
-        assert election.step(0) == [Evict(0)]
-
-    @pytest.mark.parametrize(
-        "owner",
-        [
-            OwnerNote("me", "me2", 0, 1),
-            OwnerNote("other", "me1", 0, 1),
-            OwnerNote("me", "me1", 1, 1),
-        ],
-        ids=["of the same name", "of the same instance", "another worker"],
-    )
-    def test_nobody_else_is_evicted(self, owner: OwnerNote) -> None:
-        election = elected()
-        election.seat(0, SliceOwner(owner), 0)
-        assert election.step(1000) == []
-
-    def test_nor_is_anybody_while_this_worker_is_not_registered(self) -> None:
-        election = elected()
-        election.seat(0, others("me"), 0)
-        election.live(["me", "other"], is_registered=False)
-        assert election.step(0) == []
-
-
 class TestCopies:
-    def test_every_node_keeps_every_slice_by_default_before_anybody_is_known(self) -> None:
-        election = Election(note("me"), 0, None, PACE)
-        assert election.serve(beside("other", "third")) == {0, 1}
-
-    def test_where_copies_are_counted_none_is_begun_before_the_nodes_are_known(self) -> None:
-        election = Election(note("me"), 0, 1, PACE)
-        assert election.serve(beside("me")) == frozenset()
-        election.nodes([note("other")])
-        assert election.serve(beside("me", "other")) == {0}
-
-    def test_what_it_had_before_it_goes_on_with_before_the_nodes_are_known(self) -> None:
-        election = Election(note("me"), 0, 1, PACE, frozenset({1, 7}))
-        assert election.serve(beside("me", "other")) == {1}
-        election.nodes([note("other")])
-        assert election.serve(beside("me", "other")) == {0, 1}, "until the other one is ready"
-        ready_for(election, 1, "other")
-        assert election.serve(beside("me", "other")) == {0}
-
-    def test_a_worker_keeps_the_slices_of_its_number(self) -> None:
-        two = NodeNote("me", "me1", 2, 1)
-        elections = [Election(two, worker, None, PACE) for worker in (0, 1)]
-        assert [e.serve(beside(*["me"] * 5)) for e in elections] == [{0, 2, 4}, {1, 3}]
-
     def test_a_copy_is_kept_until_all_that_are_placed_are_ready(self) -> None:
         election = elected(["other"], live=NODES, known=["me"], replicas=1)
         election.nodes([note("me"), note("other")])
         assert election.serve(beside("other")) == {0}
         assert election.rivals == {"other:0"}
         ready(election, "other")
-        assert election.serve(beside("other")) == frozenset()
-
-    def test_an_owner_keeps_its_copy_until_it_has_handed_over(self) -> None:
-        election = owning(elected(["other"], live=NODES, known=["me"], replicas=1))
-        election.nodes([note("me"), note("other")])
-        ready(election, "other")
-        assert election.serve(beside("other")) == {0}
-        assert election.step(0) == [Announce(0, "other")], "without a tenure: it is none of its own"
-        election.seat(0, others("other", 2), 1)
         assert election.serve(beside("other")) == frozenset()
 
     def test_a_slice_that_is_not_told_of_for_a_while_stays_as_it_is(self) -> None:
@@ -577,38 +270,6 @@ class TestCopies:
         assert election.view._ranked == before, "nor do others move"
         election.gave_up(0, "broken")
         assert election.step(0) == [Resign(0, "broken")], "it can still be left to others"
-
-    def test_a_copy_that_is_not_told_of_is_not_removed_though_others_are_ready(self) -> None:
-        election = elected(["other"], live=NODES, known=["me"], replicas=1)
-        election.nodes([note("me"), note("other")])
-        ready(election, "other")
-        assert election.serve([]) == {0}
-        assert election.serve(beside("other")) == frozenset()
-        assert election.serve([]) == frozenset(), "nor is it begun anew"
-
-    def test_a_copy_that_is_told_of_late_is_gone_on_with(self) -> None:
-        election = Election(note("me"), 0, 1, PACE, frozenset({1}))
-        election.nodes([note("other")])
-        assert election.serve(beside("me")) == {0}
-        assert election.serve(beside("me", "other")) == {0, 1}
-
-    def test_a_copy_of_before_is_looked_at_once_it_is_told_of(self) -> None:
-        """Whoever looked before had nobody to tell: what is new in ``slices`` is looked at."""
-        election = Election(note("me"), 0, 1, PACE, frozenset({0}))
-        assert election.slices == frozenset()
-        election.serve(beside("me"))
-        assert election.slices == {0}
-
-    def test_a_copy_that_comes_back_has_to_be_looked_at_anew(self) -> None:
-        election = owning(elected(["other"], live=NODES, known=["me"], replicas=1))
-        election.nodes([note("me"), note("other")])
-        ready(election, "other")
-        election.seat(0, others("other", 2), 1)
-        assert election.serve(beside("other")) == frozenset()
-        election.nodes([note("me")])
-        assert election.serve(beside("other")) == {0}
-        assert election.seat_of(0) is None
-        assert not election.verdict(0, 0).may_own
 
 
 class TestRoles:
@@ -633,40 +294,6 @@ class TestRoles:
             election.seat(0, seat, 0)
         assert election.roles(0) == {0: role}
 
-    def test_a_copy_that_is_behind_is_no_heir(self) -> None:
-        election = elected()
-        election.seat(0, VACANT, 0)
-        election.standing(0, SliceStanding({}, 11))
-        assert election.roles(0) == {0: Role.REPLICA}
-
-    def test_a_node_that_does_not_reach_kafka_is_no_heir(self) -> None:
-        election = elected()
-        election.seat(0, VACANT, 0)
-        election.judge(CUT_OFF)
-        assert election.roles(0) == {0: Role.REPLICA}
-
-    def test_a_node_that_cools_down_is_no_heir(self) -> None:
-        election = owning(elected())
-        election.gave_up(0, "broken")
-        election.step(0)
-        election.seat(0, VACANT, 0)
-        assert election.roles(COOL_S - 0.1) == {0: Role.REPLICA}
-        assert election.roles(COOL_S) == {0: Role.HEIR}
-
-    def test_a_lost_session_makes_everything_a_replica(self) -> None:
-        election = owning(elected())
-        election.forget_seats()
-        assert election.roles(0) == {0: Role.REPLICA}
-        assert election.owned == []
-
-    def test_a_node_that_was_deleted_and_won_again_starts_afresh(self) -> None:
-        election = owning(elected(["other"]))
-        ready(election, "other")
-        announced(election, "other", 20)
-        election.step(21)
-        election.seat(0, SliceOwner(OwnerNote("me", "me1", 0, 2), is_mine=True), 22)
-        assert election.roles(0) == {0: Role.OWNER}
-
 
 def test_a_worker_tells_one_position_for_each_slice_however_many_topics_there_are() -> None:
     election = elected(["me"] * 256)
@@ -676,16 +303,6 @@ def test_a_worker_tells_one_position_for_each_slice_however_many_topics_there_ar
     life = election.life(0)
     assert life.stored == dict.fromkeys(range(256), 13 * 10**9)
     assert len(encode(life)) < 8_000
-
-
-def effects_of(election: Election, now_s: float) -> list[type[Effect]]:
-    return [type(effect) for effect in election.step(now_s)]
-
-
-def test_a_step_without_reason_to_wake_asks_for_none() -> None:
-    election = owning(elected())
-    assert effects_of(election, 5) == []
-    assert math.isinf(election.wake_s)
 
 
 # --- contract versions ----------------------------------------------------------------------------
