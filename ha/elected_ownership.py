@@ -31,12 +31,13 @@ from ha.election_state import (
     Resign,
     RoleViews,
 )
-from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, EnsembleRefusedError
+from ha.ensemble import Ensemble
 from ha.members import Members
 from ha.notes import LifeNote, NodeNote, OwnerNote, PinNote, worker_of
 from ha.ownership import SliceStanding
-from ha.pipeline import REQUESTS_MAX
+from ha.pipeline import REQUESTS_MAX, EnsembleError, EnsembleRefusedError
 from ha.placement import SliceFacts
+from ha.zookeeper_session import EVERYTHING, MEMBERS
 
 _LEAVE_S: Final = 8.0
 _BEATS_PER_SESSION: Final = 6

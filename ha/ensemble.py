@@ -29,10 +29,8 @@ from ha.notes import (
     worker_name,
     worker_of,
 )
-from ha.pipeline import EnsembleError, EnsembleRefusedError, Pipeline
-from ha.zookeeper_session import EVERYTHING, MEMBERS, Session, each, still_there
-
-__all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "EnsembleRefusedError"]
+from ha.pipeline import EnsembleError, Pipeline
+from ha.zookeeper_session import Session, each, still_there
 
 # Largest number of decimal digits that is sure to fit into 64 bits.
 _EPOCH_DIGITS_MAX: Final = 18

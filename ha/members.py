@@ -76,11 +76,10 @@ def survey_of(
         )
         for node in nodes
     ]
+    shown = {number: note or OwnerNote("", "", 0, 0) for number, note in sorted(owners.items())}
     held = [
         Holding(slice=number, owner=o.node_id, worker=o.worker, epoch=o.epoch, heir=o.heir)
-        if o is not None
-        else Holding(slice=number, owner="", worker=0, epoch=0, heir="")
-        for number, o in sorted(owners.items())
+        for number, o in shown.items()
     ]
     copies = [
         MemberCopies(

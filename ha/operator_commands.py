@@ -5,7 +5,7 @@ their slices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
@@ -25,24 +25,27 @@ def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None)
     """
     acl = acl_of(options) or OPEN_ACL_UNSAFE
     count = 0
+    with _writing(options, options.root) as client:
+        for path in _paths(client, options.root):
+            with suppress(NoNodeError):  # its session ended meanwhile
+                client.set_acls(path, acl)
+                count += 1
+                done(count)
+    return count
+
+
+@contextmanager
+def _writing(options: ZooKeeper, path: str) -> Iterator[KazooClient]:
     try:
         with connected(options) as client:
-            for path in _paths(client, options.root):
-                with suppress(NoNodeError):  # its session ended meanwhile
-                    client.set_acls(path, acl)
-                    count += 1
-                    done(count)
+            yield client
     except NoAuthError as exc:
         raise DelayServiceError(
-            f"ZooKeeper does not let {options.username or 'everybody'} set rights below "
-            f"{options.root} ({count} nodes were set): log in as a user who may write there now, "
-            f"and name the other one in zookeeper.accepted"
+            f"ZooKeeper does not let {options.username or 'everybody'} write {path}: log in as a "
+            "user who may write there now, as the nodes do, and name others in zookeeper.accepted"
         ) from exc
     except KazooException as exc:
-        raise DelayServiceError(
-            f"ZooKeeper failed after {count} nodes were set, repeat it: {exc!r}"
-        ) from exc
-    return count
+        raise DelayServiceError(f"ZooKeeper failed at {path}, repeat it: {exc!r}") from exc
 
 
 def _paths(client: KazooClient, path: str) -> Iterator[str]:
@@ -57,21 +60,13 @@ def set_pin(options: ZooKeeper, note: PinNote | None) -> bool:
     ``note`` None: end that. Return whether owners were pinned before. May be repeated.
     """
     path = f"{options.root}/pinned"
-    try:
-        with connected(options) as client:
-            was_pinned = client.exists(path) is not None
-            if note is None:
-                with suppress(NoNodeError):
-                    client.delete(path)
-            elif was_pinned:
-                client.set(path, encode(note))
-            else:
-                client.create(path, encode(note), makepath=True)
-    except NoAuthError as exc:
-        raise DelayServiceError(
-            f"ZooKeeper does not let {options.username or 'everybody'} write {path}: log in as the "
-            "nodes do"
-        ) from exc
-    except KazooException as exc:
-        raise DelayServiceError(f"ZooKeeper failed at {path}, repeat it: {exc!r}") from exc
+    with _writing(options, path) as client:
+        was_pinned = client.exists(path) is not None
+        if note is None:
+            with suppress(NoNodeError):
+                client.delete(path)
+        elif was_pinned:
+            client.set(path, encode(note))
+        else:
+            client.create(path, encode(note), makepath=True)
     return was_pinned

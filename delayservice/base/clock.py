@@ -27,13 +27,11 @@ class Clock(Protocol):
 
     def wall_ms(self) -> int:
         """Return the wall clock, epoch milliseconds, for due times; it may jump."""
-        ...
 
     def monotonic_s(self) -> float:
         """Return the monotonic clock, seconds, for elapsed time. It never goes back, and may stand
         still while the machine is suspended.
         """
-        ...
 
 
 class NodeClock(Clock, Protocol):
@@ -41,7 +39,6 @@ class NodeClock(Clock, Protocol):
 
     def boot_s(self) -> float:
         """Return the seconds since boot, time in suspend included, for the clock guard."""
-        ...
 
 
 class SystemClock:

@@ -15,6 +15,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -52,27 +53,16 @@ EXIT_STATUS = 70
 HANG_S = 25.0
 
 
-def _stop() -> None:
+_ACTIONS: Mapping[str, Callable[[], None]] = {
     # Signal this thread: a signal to the process may be delivered to another thread first, and on
     # a busy machine this one would go on until that one is scheduled.
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-
-
-def _hang(seconds: float | None) -> None:
-    threading.Event().wait(seconds)
-
-
-_ACTIONS: Mapping[str, Callable[[], None]] = {
-    "stop": _stop,
-    "hang": partial(_hang, HANG_S),
-    "stick": partial(_hang, None),
+    "stop": lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),
+    "hang": lambda: time.sleep(HANG_S),
+    "stick": lambda: time.sleep(1e9),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     # Not sys.exit: nothing may be cleaned up, as in a crash.
     "exit": partial(os._exit, EXIT_STATUS),
 }
-
-
-def _no_fault(name: str, /) -> None: ...
 
 
 def bind(setting: str) -> Callable[[str], None]:
@@ -80,7 +70,7 @@ def bind(setting: str) -> Callable[[str], None]:
     ``NAME:ACTION:N`` or ``NAME:ACTION:/FILE``; empty: no fault. Without ``:N``, N is 1.
     """
     if not setting:
-        return _no_fault
+        return lambda _: None
     name, _, rest = setting.partition(":")
     action, _, count = rest.partition(":")
     if name not in POINTS:

@@ -111,8 +111,7 @@ class DeadLetter:
 
     @property
     def bytes_held(self) -> int:
-        own = sum(len(name) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + own
+        return bytes_of((self.offset, self.time_ms, self.key, self.value, self.headers))
 
 
 class Rewritten(NamedTuple):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -59,29 +58,23 @@ from ha.placement import SliceFacts, StableLeaders
 COLLECT_INTERVAL_S: Final = 30.0
 
 
-class GarbageCollector:
-    """Collector of reference cycles at a fixed interval, not after a number of new objects.
+def collect_garbage() -> None:
+    """Collect reference cycles, which Python's own collector no longer does after the first call:
+    it works after a number of new objects.
 
     Every record is some ten small tuples and lists until its batch ends. Python's collector counts
     those as new objects and visits all of them again and again: it took 60 % of the hot path's time
     (``bench whole``). Yet they are never in a cycle, and are freed with the last reference. Cycles
     come only from rare objects, such as exceptions.
     """
-
-    def __init__(self) -> None:
+    # It takes milliseconds in which no thread of the process runs. Surviving objects are excluded
+    # from later collections, because visiting those of a thousand slices takes a tenth of a second;
+    # they are still freed with their last reference.
+    if gc.isenabled():
         gc.disable()
-        gc.freeze()  # without a collection: it takes a tenth of a second, and finds little
-        self._collected_s = time.monotonic()
-
-    def collect_when_time(self) -> None:
-        # It takes milliseconds in which no thread of the process runs. Surviving objects are
-        # excluded from later collections, because visiting those of a thousand slices takes a tenth
-        # of a second; they are still freed with their last reference.
-        now_s = time.monotonic()
-        if now_s - self._collected_s >= COLLECT_INTERVAL_S:
-            self._collected_s = now_s
-            gc.collect()
-            gc.freeze()
+    else:  # the first time, it would take a tenth of a second, and find little
+        gc.collect()
+    gc.freeze()
 
 
 # The shortest limit that is judged is 5.5 s (``electability``).
@@ -201,14 +194,13 @@ class Worker:
         """Serve until ``stopping`` is set or a thread fails, and stop. Return whether a thread
         failed, or did not stop in time. ``publish``: sends encoded metrics to the supervisor.
         """
-        garbage = GarbageCollector()
+        self._repeat("garbage", COLLECT_INTERVAL_S, collect_garbage)
         while not stopping.is_set():
             self._place()
             if self._has_failed:
                 break
             self._publish(publish)
             self._copies.serve()
-            garbage.collect_when_time()
             stopping.wait(TURN_S)
         return self._stop()
 

@@ -132,7 +132,8 @@ class WorkerThread:
         self._checkpoints = checkpoints
         self._retired = retired
         self._turns = turns
-        self._worker_metrics = WorkerMetrics()
+        # As copied at most about a second ago.
+        self.worker_metrics = WorkerMetrics()
         self._sampled_s = float("-inf")
         self._wanted: Wanted = {}
         self._served: Wanted | None = None
@@ -172,11 +173,6 @@ class WorkerThread:
     def turn_s(self) -> float:
         since_s = self._turn_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
-
-    @property
-    def worker_metrics(self) -> WorkerMetrics:
-        # As copied at most about a second ago.
-        return self._worker_metrics
 
     @property
     def published(self) -> list[bytes]:
@@ -271,7 +267,7 @@ class WorkerThread:
         now_s = self._clock.monotonic_s()
         if now_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = now_s
-            self._worker_metrics = taken = WorkerMetrics(process_time(), _memory_bytes())
+            self.worker_metrics = taken = WorkerMetrics(process_time(), _memory_bytes())
             taken.add(self._observer.worker)
 
     def _sample_slices(self) -> None:

@@ -17,10 +17,10 @@ from kazoo.security import make_acl
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.ports import Role
-from ha.ensemble import Ensemble, EnsembleError, EnsembleRefusedError
+from ha.ensemble import Ensemble
 from ha.notes import LifeNote, NodeNote, OwnerNote, SliceOwner
 from ha.ownership import SliceStanding
-from ha.pipeline import Pipeline
+from ha.pipeline import EnsembleError, EnsembleRefusedError, Pipeline
 from ha.placement import SliceFacts
 from tests.integration.bench import await_true
 from tests.integration.electing import (

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError
 from ha.notes import LifeNote, NodeNote, OwnerNote, SliceOwner, WorkerId, worker_name
+from ha.pipeline import EnsembleError
+from ha.zookeeper_session import EVERYTHING, MEMBERS
 from tests.transcripts.events import Events
 
 TICK_S = 0.5

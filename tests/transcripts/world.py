@@ -23,10 +23,10 @@ from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.ports import Role
 from ha import elected_ownership
 from ha.elected_ownership import ElectedOwnership
-from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
 from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
+from ha.zookeeper_session import MEMBERS
 from tests.transcripts.events import Events
 from tests.transcripts.model_zookeeper import SESSION_S, Link, ModelZooKeeper
 

@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
 
-import pytest
-
 from delayservice.process.cron import cron_time
 
 START, END = datetime(2024, 1, 1, tzinfo=UTC), datetime(2029, 1, 1, tzinfo=UTC)
@@ -101,23 +99,3 @@ def test_every_change_of_clocks_is_met_as_the_contract_says() -> None:
                     wrong.append((schedule.cron, name, str(after)))
     assert seen > 50_000
     assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("cron", "expected"),
-    [
-        ("0 */2 * * *", ["00:00:00+11:00", "02:00:00+10:30", "04:00:00+10:30"]),
-        ("45 1 * * *", ["01:45:00+11:00"]),
-        ("45 * * * *", ["00:45:00+11:00", "01:45:00+11:00", "01:45:00+10:30", "02:45:00+10:30"]),
-    ],
-)
-def test_clocks_of_lord_howe_are_set_back_by_half_an_hour(cron: str, expected: list[str]) -> None:
-    zone = ZoneInfo("Australia/Lord_Howe")
-    at_ms = int(datetime(2026, 4, 4, 23, 50, tzinfo=zone).timestamp() * 1_000)
-    found = []
-    for _ in expected:
-        following_ms = cron_time(cron, zone.key, at_ms)
-        assert following_ms is not None
-        at_ms = following_ms
-        found.append(datetime.fromtimestamp(at_ms / 1_000, zone).isoformat()[11:])
-    assert found == expected

@@ -12,10 +12,11 @@ from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.electability import Cause, WorkerFacts
 from delayservice.engine.ports import Role
 from delayservice.process.worker_entry import make_ownership
-from ha.ensemble import MEMBERS, EnsembleError
 from ha.notes import NodeNote, OwnerNote, SliceOwner
 from ha.ownership import Standalone
+from ha.pipeline import EnsembleError
 from ha.placement import SliceFacts
+from ha.zookeeper_session import MEMBERS
 from tests.transcripts.events import Events
 from tests.transcripts.world import Node, World
 

@@ -1,4 +1,4 @@
-"""Rules of an election that the transcripts do not reach; all others are in ``tests/transcripts``."""
+"""Rules of an election that no transcript reaches; all others are in ``tests/transcripts``."""
 
 from __future__ import annotations
 
