@@ -74,10 +74,10 @@ class DeliveryReports:
     def note(self, topic: str, error: KafkaError, alone: tuple[Place, int] | None) -> None:
         self.failed.append(error)
         meaning = meaning_of(error)
-        if meaning is Meaning.REFUSED and alone is not None:
-            self.refusals[alone] = refusal_code(error), error.str()
-        elif meaning is Meaning.REFUSED:
-            self._targets.suspect(topic)
+        if meaning is Meaning.REFUSED:
+            self._targets.suspect(topic, is_found=alone is not None)
+            if alone is not None:
+                self.refusals[alone] = refusal_code(error), error.str()
         # Once for all records of the transaction.
         if topic in self._blamed or meaning in _NOT_OF_TOPICS:
             return

@@ -40,6 +40,8 @@ RECORD_BYTES_MAX: Final = 60_000_000
 # Number of records in a transaction for a topic whose records are sent one by one: the loop waits
 # for each, and for all together no longer than ``sink.UNACKNOWLEDGED_S``.
 ALONE_MAX: Final = 20
+# Number of records after which a bad one is not searched for any more.
+SEARCHED_MAX: Final = 1_000
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
@@ -73,7 +75,8 @@ class TargetLimits:
     batches (``begins_batch``).
 
     A topic that refused a record which the broker did not name is a *suspect*: its records are sent
-    one by one, ``ALONE_MAX`` in a transaction, until one is committed that had room for all.
+    one by one, ``ALONE_MAX`` in a transaction, until the bad one is found, or a transaction is
+    committed that had room for all, or ``SEARCHED_MAX`` were good.
     """
 
     def __init__(self, *, compresses: bool) -> None:
@@ -81,7 +84,8 @@ class TargetLimits:
         self._terms: dict[str, Terms] = {}
         # Size of the largest batch of each topic that takes less than ``BATCH_BYTES``.
         self._small: dict[str, int] = {}
-        self.suspects: set[str] = set()
+        # Number of records to send one by one, by topic.
+        self.suspects: dict[str, int] = {}
         # Bytes and number of records in the open transaction, by topic in ``small``.
         self._reserved: dict[str, tuple[int, int]] = {}
         # Bytes that may share a batch with the next record, by topic in ``small``.
@@ -89,7 +93,7 @@ class TargetLimits:
 
     @property
     def small(self) -> AbstractSet[str]:
-        return self._small.keys() | self.suspects
+        return self._small.keys() | self.suspects.keys()
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
         """Store the settings of a topic; return whether its limits have changed."""
@@ -158,9 +162,18 @@ class TargetLimits:
         self._batched[topic] = size if is_over else batched + size
         return is_over
 
+    def suspect(self, topic: str, *, is_found: bool) -> None:
+        """Note that a topic refused a record. ``is_found``: it is known which; those before the
+        next commit are sent one by one all the same, as another may be bad.
+        """
+        self.suspects[topic] = 0 if is_found else SEARCHED_MAX
+
     def committed(self, topics: Iterable[str]) -> None:
         """Note that a transaction with records of ``topics`` was committed."""
-        self.suspects.difference_update([t for t in topics if not self.is_full(t)])
+        for topic in self.suspects.keys() & topics:
+            self.suspects[topic] -= ALONE_MAX
+            if not self.is_full(topic) or self.suspects[topic] <= 0:
+                del self.suspects[topic]
 
     def end_transaction(self) -> None:
         self._reserved.clear()

@@ -357,11 +357,8 @@ class TargetTopics:
             self.limits.forget(topic)
         self.changed()
 
-    def suspect(self, topic: str) -> None:
-        """Have records of a topic sent one by one: it refused one, and the broker did not say
-        which.
-        """
-        self.limits.suspects.add(topic)
+    def suspect(self, topic: str, *, is_found: bool) -> None:
+        self.limits.suspect(topic, is_found=is_found)
         self.changed()
 
     def contradicted(self, topic: str) -> None:

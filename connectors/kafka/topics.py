@@ -8,11 +8,12 @@ records would be late.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AclOperation,
     NewTopic,
 )
 
@@ -59,8 +60,16 @@ _log = structlog.get_logger(__name__)
 # Configurations by topic; None: the service may not read it. Without topics that the broker which
 # was asked does not know: one that was just created is known to all brokers only a little later.
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
-# Number of partitions and configuration of a topic to create.
-_Spec: TypeAlias = tuple[int, Mapping[str, str]]
+
+
+class _Spec(NamedTuple):
+    """A topic that a node needs: partitions and configuration with which it is created, and the
+    rights without which no node starts.
+    """
+
+    partitions: int
+    config: Mapping[str, str]
+    needed: tuple[AclOperation, ...] = ()
 
 
 class TopicKeeper:
@@ -82,16 +91,15 @@ class TopicKeeper:
     def prepare(self) -> None:
         topics = self._settings.topics
         existing = self._list()
-        missing = {
-            name: spec for name, spec in self._specs(existing).items() if name not in existing
-        }
+        specs = self._specs(existing)
+        missing = {name: spec for name, spec in specs.items() if name not in existing}
         if missing and not topics.create:
             raise KafkaEdgeError(
                 f"missing topics: {', '.join(sorted(missing))}; create them, or set topics.create. "
                 "If they are there, give the service its rights on them"
             )
         self._create(missing)
-        self._check_rights()
+        self._check_rights(specs)
         configs = self._configs((topics.checkpoint, topics.claims_topic))
         problems = self._own_problems(self._list(), configs, None)
         unsafe = [problem for problem, is_fatal in problems if is_fatal]
@@ -99,7 +107,6 @@ class TopicKeeper:
             raise KafkaEdgeError("; ".join(unsafe))
 
     def _specs(self, existing: Mapping[str, Brokers]) -> dict[str, _Spec]:
-        """Return number of partitions and configuration of each topic that a node needs."""
         topics = self._settings.topics
         there = [len(existing[name]) for name in topics.delay if name in existing]
         # A level topic has as many as the precise one beside it, in which its records are parked.
@@ -109,14 +116,16 @@ class TopicKeeper:
         has_three = topics.replication_factor >= _COPIES_FOR_TWO
         in_sync = {"min.insync.replicas": "2"} if has_three else {}
         return {
-            topics.checkpoint: (topics.checkpoint_partitions, CHECKPOINT_CONFIG),
-            topics.claims_topic: (1, CHECKPOINT_CONFIG | in_sync),
-            topics.dead_letter: (1, LETTER_CONFIG),
-            topics.outcomes: (1, LETTER_CONFIG),
-            topics.pauses: (1, PAUSES_CONFIG),
+            topics.checkpoint: _Spec(
+                topics.checkpoint_partitions, CHECKPOINT_CONFIG, (READ, WRITE)
+            ),
+            topics.claims_topic: _Spec(1, CHECKPOINT_CONFIG | in_sync, (READ, WRITE)),
+            topics.dead_letter: _Spec(1, LETTER_CONFIG, (WRITE,)),
+            topics.outcomes: _Spec(1, LETTER_CONFIG, (WRITE,)),
+            topics.pauses: _Spec(1, PAUSES_CONFIG, (READ,)),
             **self._about_copies,
-            **{name: (topics.partitions, self._delay_config(name)) for name in topics.delay},
-            **{name: (level_partitions, self._delay_config(name)) for name in self._levels},
+            **{name: _Spec(topics.partitions, self._delay_config(name)) for name in topics.delay},
+            **{name: _Spec(level_partitions, self._delay_config(name)) for name in self._levels},
         }
 
     @property
@@ -125,30 +134,20 @@ class TopicKeeper:
         if not self._settings.digests.enabled:
             return {}
         return {
-            topics.digests: (1, DIGEST_CONFIG),
-            topics.repairs: (1, SHORT_CONFIG),
-            topics.audit: (1, SHORT_CONFIG),
+            topics.digests: _Spec(1, DIGEST_CONFIG, (WRITE,)),
+            topics.repairs: _Spec(1, SHORT_CONFIG, (READ, WRITE)),
+            topics.audit: _Spec(1, SHORT_CONFIG),
         }
 
-    def _check_rights(self) -> None:
-        topics = self._settings.topics
-        needed = {
-            topics.checkpoint: (READ, WRITE),
-            topics.claims_topic: (READ, WRITE),
-            topics.dead_letter: (WRITE,),
-            topics.outcomes: (WRITE,),
-            topics.pauses: (READ,),
-        }
-        if self._settings.digests.enabled:
-            needed |= {topics.digests: (WRITE,), topics.repairs: (READ, WRITE)}
+    def _check_rights(self, specs: Mapping[str, _Spec]) -> None:
+        needed = {name: spec.needed for name, spec in specs.items() if spec.needed}
         access = ask_access(self._admin, needed.keys())
         if lacking := complaints(access, needed):
             raise KafkaEdgeError("; ".join(lacking))
+        topics = self._settings.topics
         if self._settings.admin.listen:
-            asked = dict.fromkeys(
-                (topics.dead_letter, topics.outcomes, topics.pauses), (READ, WRITE)
-            )
-            for complaint in complaints(access, asked):
+            wanted = (topics.dead_letter, topics.outcomes, topics.pauses)
+            for complaint in complaints(access, dict.fromkeys(wanted, (READ, WRITE))):
                 _log.warning("admin_right_missing", why=complaint)
 
     def _make_again(self, name: str) -> str:
@@ -156,7 +155,7 @@ class TopicKeeper:
         if not self._settings.topics.create:
             return f"{waits}; create it, or set topics.create"
         try:
-            self._create({name: (1, LETTER_CONFIG)})
+            self._create({name: _Spec(1, LETTER_CONFIG)})
         except KafkaEdgeError as exc:
             return f"{waits}; {exc}"
         return f"{name} {MADE_AGAIN}"
@@ -217,15 +216,13 @@ class TopicKeeper:
             return
         replication = self._settings.topics.replication_factor
         requests = [
-            NewTopic(
-                name, num_partitions=count, replication_factor=replication, config=dict(config)
-            )
-            for name, (count, config) in missing.items()
+            NewTopic(name, spec.partitions, replication, config=dict(spec.config))
+            for name, spec in missing.items()
         ]
         for name, future in self._admin.create_topics(requests).items():
             try:
                 answer_of(future, ASK_TIMEOUT_S)
-                _log.info("topic_created", topic=name, partitions=missing[name][0])
+                _log.info("topic_created", topic=name, partitions=missing[name].partitions)
             except KafkaException as exc:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc

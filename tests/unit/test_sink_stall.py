@@ -105,7 +105,7 @@ def test_all_waits_of_a_transaction_for_room_in_the_queue_together_have_an_end()
 
 def test_records_sent_alone_that_nobody_acknowledges_end_the_writer_and_not_the_loop() -> None:
     sink, clock = opened(room=1_000)
-    sink._targets.suspect("orders")
+    sink._targets.suspect("orders", is_found=False)
     with pytest.raises(WriterEndedError, match="not acknowledged"):
         sink.send(("delay_topic_any", 0), OUTPUTS)
     assert clock[0] - 1_000 < TURN_S_MAX / 2

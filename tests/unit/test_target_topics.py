@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from connectors.kafka import targets as module
-from connectors.kafka.target_limits import ALONE_MAX, TargetLimits, compresses
+from connectors.kafka.target_limits import ALONE_MAX, SEARCHED_MAX, TargetLimits, compresses
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import (
@@ -521,24 +521,34 @@ def test_of_one_transaction_a_topic_that_takes_little_gets_one_batch() -> None:
     assert why_not(stage, 400) is None
 
 
-def test_records_that_are_sent_one_by_one_are_few_in_a_transaction_while_there_are_more() -> None:
-    stage = taking()
-    limits = stage.targets.limits
-    stage.targets.suspect("orders")
+def fill(stage: Stage, count: int = 1_000) -> int:
+    """Stage records while the topic takes them, and commit; return their number."""
     taken = 0
-    while stage.code() is None and taken <= 1_000:
+    while taken < count and stage.code() is None:
         stage.targets.reserve([output_of(10)])
-        assert limits.begins_batch(output_of(10)) == (taken > 0)
+        assert stage.targets.limits.begins_batch(output_of(10)) == (taken > 0)
         taken += 1
-    assert (taken, stage.code()) == (ALONE_MAX, TARGET_LATER)
-    limits.committed(["orders"])
-    limits.end_transaction()
-    assert "orders" in stage.targets.small, "the bad one may be among the others"
-    assert stage.code() is None
-    stage.targets.reserve([output_of(10)])
-    limits.committed(["orders"])
-    limits.end_transaction()
-    assert "orders" not in stage.targets.small
+    stage.targets.limits.committed(["orders"])
+    stage.targets.limits.end_transaction()
+    return taken
+
+
+def test_records_that_are_sent_one_by_one_are_few_in_a_transaction_while_a_bad_one_is_sought() -> (
+    None
+):
+    stage = taking()
+    for is_found, last in ((False, 1), (True, ALONE_MAX)):
+        stage.targets.suspect("orders", is_found=False)
+        assert [fill(stage) for _ in range(5)] == [ALONE_MAX] * 5
+        stage.targets.suspect("orders", is_found=is_found)
+        assert "orders" in stage.targets.small
+        assert fill(stage, last) == last
+        assert "orders" not in stage.targets.small
+    searched = 0
+    stage.targets.suspect("orders", is_found=False)
+    while "orders" in stage.targets.small:
+        searched += fill(stage)
+    assert searched == SEARCHED_MAX, "it is not sought for ever"
 
 
 def test_records_that_are_judged_and_not_sent_take_no_room() -> None:
