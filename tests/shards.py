@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TypeAlias
 
-from delayservice.engine.cursor import START_KEY
+from delayservice.engine.cursor import NO_GROUP, START_KEY
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.rocksdb import RocksDatabase
 from delayservice.store.wheel import Wheel
@@ -43,10 +43,10 @@ def filled(shards: Shards, partitions: int, with_ids: int = 10**9) -> list[Store
     stores = [opened(shards, partition) for partition in range(partitions)]
     for partition, store in enumerate(stores):
         rows = rows_of(partition)
-        named = [(b"id", *rows[0][:2]), (b"other", *rows[1][:2])]
+        named = [(b"id", *rows[0][:2], NO_GROUP), (b"other", *rows[1][:2], NO_GROUP)]
         has_ids = partition < with_ids
         store.set_label(b"label %d" % partition)
-        store.append(rows, named * has_ids, [(*named[1], 12)] * has_ids, 13)
+        store.append(rows, named * has_ids, [(*named[1][:3], 12)] * has_ids, 13)
     return stores
 
 

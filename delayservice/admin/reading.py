@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -29,7 +30,7 @@ from delayservice.inspection.query import (
     Locate,
     Position,
     Search,
-    count_within,
+    counts_before,
 )
 from delayservice.metrics.status import Pause
 
@@ -151,19 +152,18 @@ def backlog_of(context: ApiContext) -> models.Backlog:
     """
     now_ms = context.wall_ms()
     horizon = context.inquiry.horizon()
-    lumps = horizon.lumps
-    counts = [count_within(lumps, now_ms, now_ms + ms) for ms in HORIZONS_MS]
-    overdue = count_within(lumps, 0, now_ms)
+    stops_ms = [now_ms, *(now_ms + ms for ms in HORIZONS_MS)]
+    overdue, *counts = counts_before(horizon.ranges, stops_ms)
     return models.Backlog(
         now_ms=now_ms,
         total=horizon.total,
         levels=horizon.levels,
         overdue=overdue,
         within=[
-            models.Horizon(within_ms=ms, count=count)
+            models.Horizon(within_ms=ms, count=count - overdue)
             for ms, count in zip(HORIZONS_MS, counts, strict=True)
         ],
-        beyond=max(sum(count for _, _, count in lumps) - overdue - counts[-1], 0),
+        beyond=sum(count for _, _, count in horizon.ranges) - counts[-1],
         slices_elsewhere=context.slices_elsewhere(),
     )
 
@@ -174,12 +174,12 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
     """
     now_ms, unit_ms = context.wall_ms(), UNITS_MS[unit]
     first_ms = now_ms // unit_ms * unit_ms
-    lumps = context.inquiry.horizon().lumps
-    starts = [first_ms + number * unit_ms for number in range(buckets)]
-    stop_ms = first_ms + buckets * unit_ms
+    ranges = context.inquiry.horizon().ranges
+    starts = [first_ms + number * unit_ms for number in range(buckets + 1)]
+    before, stop_ms = counts_before(ranges, starts), starts[-1]
     coarse = [
         max(start, first_ms)
-        for start, stop, _ in lumps
+        for start, stop, _ in ranges
         if stop - start > unit_ms and start < stop_ms and stop > first_ms
     ]
     return models.Timeline(
@@ -187,8 +187,8 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
         unit_ms=unit_ms,
         coarse_from_ms=min(coarse, default=None),
         buckets=[
-            models.Bucket(start_ms=start, count=count_within(lumps, start, start + unit_ms))
-            for start in starts
+            models.Bucket(start_ms=start, count=after - count)
+            for start, (count, after) in zip(starts, pairwise(before), strict=False)
         ],
         slices_elsewhere=context.slices_elsewhere(),
     )

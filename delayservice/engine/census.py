@@ -1,48 +1,37 @@
 """Counts of a shard's pending records, by target and by due time.
 
-They are updated as records are stored, and made anew by each scan of the disk. Counts are by the
-minute of the key, those of parked records by its second. A minute is dropped as a whole when K has
-passed it. Three facts don't follow from the key alone:
+They are updated as records are stored, and made anew by each scan of the disk. A mark subtracts the
+group of its record, which the id index keeps. Groups are counted by the minute of the key, and a
+minute is dropped as a whole when K has passed it. What is left of the minute of K follows from the
+number of stored records, and is shared among the groups of that minute in proportion.
 
-- The key of a record that is due beyond the roll window is its roll time. It counts by the hour or
-  the day in which it is due.
-- A cancel names key and id of the record that it cancels, not the target. One record of the target
-  with the most records with an id in that minute is subtracted: the sum is always right, and the
-  counts of targets are right again when K has passed that minute.
-- Settled records of the minute of K are still counted; ``by_target`` reduces the counts of that
-  minute in proportion.
+The key of a record that is due beyond the roll window is its roll time. It counts in the hour in
+which it is due.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from delayservice.contract.codec import Head, decode_head
-from delayservice.engine.cursor import NO_MARK, CountRange, Frame
+from delayservice.engine.cursor import NO_MARK, CountRange, Frame, Group
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60_000
-_HOUR_MS: Final = 3_600_000
-_DAY_MS: Final = 86_400_000
-_BY_DAY_HOURS: Final = 48
-# Largest number of counts of a shard, a few megabytes. Beyond it, further targets count for
-# ``OTHERS``, and records due beyond the roll window at their roll time.
+HOUR_MS: Final = 3_600_000
+_FAR_MS: Final = 48 * HOUR_MS
+# Largest number of groups counted in all minutes of a shard together, a few megabytes. Beyond it,
+# further groups count for ``OTHERS``, and records due beyond the roll window at their roll time.
 ENTRIES_MAX: Final = 50_000
 # No topic can have this name.
 OTHERS: Final = "(other)"
 
-# (start, width) in epoch ms and ms, of the hour or day in which records are due.
-_Due: TypeAlias = tuple[int, int]
-_Group: TypeAlias = tuple[str, bool]
-# Records whose key is a roll time, with the hour or day in which they are due.
-_FarGroup: TypeAlias = tuple[str, bool, _Due]
 # A target topic, or a pair of delay topic and target topic.
 Name = TypeVar("Name", str, tuple[str, str])
-_Counts: TypeAlias = dict[_Group, int]
 _Kept = TypeVar("_Kept")
 
 
@@ -77,92 +66,71 @@ _NONE: Final = Waiting(0, 0)
 _RAW: Final = msgspec.Raw()
 
 
+def group_of(key_ms: int, target: str, due_ms: int, *, is_parked: bool) -> Group:
+    """Return the group in which a pending record is counted; times are epoch milliseconds."""
+    return target, due_ms // HOUR_MS * HOUR_MS if due_ms > key_ms else 0, is_parked
+
+
 class Census:
-    """Counts of one shard's pending records by target and by the minute of their key."""
+    """Counts of one shard's pending records by group, and by the minute of their key."""
 
     def __init__(self) -> None:
-        self._minutes: dict[int, _Counts] = {}
-        self._far: dict[int, dict[_FarGroup, int]] = {}
-        self._parked: dict[int, _Counts] = {}
-        self._cancelled: Counter[int] = Counter()
+        self._minutes: dict[int, dict[Group, int]] = {}
+        # Marked records, by second of the key.
+        self._marked: Counter[int] = Counter()
         # Cached sums: a window of 14 days has 20,000 minutes, too many to add up each second.
-        self._in_minutes: dict[int, int] = {}
-        self._targets: Counter[str] = Counter()
+        self._near: dict[int, int] = {}
+        self._far: Counter[int] = Counter()
+        self._totals: Counter[tuple[str, bool]] = Counter()
         self._entries = 0
         self._k_ms = 0
 
     # --- what is stored ------------------------------------------------------------------------
 
     def add(self, frames: Iterable[Frame]) -> None:
-        """Count stored records; those with a mark are counted as cancelled instead."""
+        """Count stored records; those with a mark are not pending."""
         plain: dict[tuple[int, str], int] = {}
         for frame in frames:
             try:
                 head = decode_head(frame[3])
             except msgspec.DecodeError:  # delivery reports it
                 head = Head(OTHERS, -1, _RAW, _RAW, _RAW, frame[0], None)
-            if head.meta is not None or head.due_ms > frame[0] or frame[2] != NO_MARK:
-                self._add_other(frame, head)
-                continue
-            group = frame[0] // MINUTE_MS, head.target  # nearly all: every record passes here
-            plain[group] = plain.get(group, 0) + 1
+            if frame[2] != NO_MARK:
+                self._marked[frame[0] // SECOND_MS] += 1
+            elif head.due_ms > frame[0] or (head.meta is not None and head.was_tried):
+                group = group_of(frame[0], head.target, head.due_ms, is_parked=head.was_tried)
+                self._add(frame[0] // MINUTE_MS, group, 1)
+            else:
+                at = frame[0] // MINUTE_MS, head.target  # nearly all: every record passes here
+                plain[at] = plain.get(at, 0) + 1
         for (minute, target), count in plain.items():
-            self._add_near(minute, (target, False), count)
+            self._add(minute, (target, 0, False), count)
 
-    def _add_near(self, minute: int, group: _Group, count: int = 1) -> None:
-        target = self._count(self._minutes.setdefault(minute, {}), group, count)
-        self._in_minutes[minute] = self._in_minutes.get(minute, 0) + count
-        self._targets[target] += count
-
-    def _add_other(self, frame: Frame, head: Head) -> None:
-        key_ms, group = frame[0], (head.target, head.record_id is not None)
-        if frame[2] != NO_MARK:
-            self._cancelled[key_ms // SECOND_MS] += 1
-        elif head.was_tried:
-            self._count(self._parked.setdefault(key_ms // SECOND_MS, {}), group)
-        elif head.due_ms <= key_ms:
-            self._add_near(key_ms // MINUTE_MS, group)
-        else:
-            self._add_far(key_ms // MINUTE_MS, (*group, _due(key_ms, head.due_ms)))
-
-    def _add_far(self, minute: int, group: _FarGroup) -> None:
-        known = self._far.get(minute, {})
-        if group not in known and self._entries >= ENTRIES_MAX:
-            self._add_near(minute, group[:2])
-            return
-        self._far[minute] = known
-        self._count(known, group)
-        self._targets[group[0]] += 1
-
-    # Returns the target under which it is counted: ``OTHERS`` if there are ``ENTRIES_MAX`` counts.
-    def _count(self, counts: dict[Any, int], group: Any, count: int = 1) -> str:  # noqa: ANN401  # near or far
+    def _add(self, minute: int, group: Group, count: int) -> None:
+        counts = self._minutes.setdefault(minute, {})
         if group not in counts:
             if self._entries >= ENTRIES_MAX:
-                group = (OTHERS, *group[1:])
+                group = (OTHERS, 0, group[2])
             self._entries += group not in counts
         counts[group] = counts.get(group, 0) + count
-        target: str = group[0]
-        return target
+        target, due_ms, is_parked = group
+        self._totals[target, is_parked] += count
+        if due_ms:
+            self._far[due_ms] += count
+        else:
+            self._near[minute] = self._near.get(minute, 0) + count
 
-    def cancel(self, key_ms: int) -> None:
+    def cancel(self, key_ms: int, group: Group) -> None:
         """Subtract a record with this key that a cancel, replacement or fire settles."""
         if key_ms <= self._k_ms:
             return
-        self._cancelled[key_ms // SECOND_MS] += 1
+        self._marked[key_ms // SECOND_MS] += 1
         minute = key_ms // MINUTE_MS
-        near, parked = self._minutes.get(minute, {}), self._parked.get(key_ms // SECOND_MS, {})
-        found = _most_named(near, self._far.get(minute, {})) or _most_named(parked)
-        if found is None:
-            return
-        counts, group = found
-        counts[group] -= 1
-        if not counts[group]:
-            del counts[group]
-            self._entries -= 1
-        if counts is near:
-            self._in_minutes[minute] -= 1
-        if counts is not parked:
-            self._targets[group[0]] -= 1
+        counts = self._minutes.get(minute, {})
+        if group not in counts:
+            group = (OTHERS, 0, group[2])
+        if counts.get(group):  # a record that a scan could not read was not counted
+            self._add(minute, group, -1)
 
     def pass_key(self, key_ms: int) -> None:
         """Drop the counts of all minutes before that of K, epoch milliseconds."""
@@ -170,116 +138,66 @@ class Census:
         self._k_ms = max(self._k_ms, key_ms)
         if minute <= before:
             return
-        second = minute * MINUTE_MS // SECOND_MS
-        gone: list[dict[Any, int]] = [
-            *_take_below(self._minutes, minute),
-            *_take_below(self._far, minute),
-        ]
-        for counts in gone:
+        for counts in _take_below(self._minutes, minute):
             self._entries -= len(counts)
-            for group, count in counts.items():
-                self._targets[group[0]] -= count
-        self._targets = +self._targets  # drops targets with a count of 0
-        self._entries -= sum(map(len, _take_below(self._parked, second)))
-        _take_below(self._in_minutes, minute)
-        _take_below(self._cancelled, second)
+            for (target, due_ms, is_parked), count in counts.items():
+                self._totals[target, is_parked] -= count
+                self._far[due_ms] -= count
+        self._totals, self._far = +self._totals, +self._far  # drops counts of 0
+        _take_below(self._near, minute)
+        _take_below(self._marked, minute * MINUTE_MS // SECOND_MS)
 
     # --- what is asked -------------------------------------------------------------------------
 
-    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        """Return lumps of records with keys in ``[start_ms, stop_ms)``, epoch ms, whole minutes:
-        by minute, parked records by second, those due beyond the roll window by the hour or day
-        of their due time, which may end after ``stop_ms``.
+    @property
+    def _first(self) -> dict[Group, int]:
+        return self._minutes.get(self._k_ms // MINUTE_MS, {})
+
+    def pending(self, stored: int) -> int:
+        """Return the number of pending records. ``stored``: number of stored records with keys
+        above K, marked ones included.
         """
-        found = [
-            (second * SECOND_MS, (second + 1) * SECOND_MS, sum(counts.values()))
-            for second, counts in self._parked.items()
-            if start_ms <= second * SECOND_MS < stop_ms
-        ]
-        found += [
-            (minute * MINUTE_MS, (minute + 1) * MINUTE_MS, count)
-            for minute, count in self._in_minutes.items()
-            if count and start_ms <= minute * MINUTE_MS < stop_ms
-        ]
-        return found + self._due_lumps(start_ms, stop_ms)
+        second = self._k_ms // SECOND_MS
+        marked = sum([count for at, count in self._marked.items() if at > second])
+        total, first = self._totals.total(), sum(self._first.values())
+        return min(max(stored - marked, total - first), total)
 
-    def _due_lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        dues: Counter[_Due] = Counter()
-        for minute, counts in self._far.items():
-            if start_ms <= minute * MINUTE_MS < stop_ms:
-                for (_, _, due), count in counts.items():
-                    dues[due] += count
-        return [(max(due, start_ms), due + width, count) for (due, width), count in dues.items()]
-
-    def far_corrections(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        """Return lumps that turn counts by key in ``[start_ms, stop_ms)``, whole minutes, into
-        counts by due time. The minute being settled has none: some of its records were rolled
-        already.
+    def ranges(self, now_ms: int, pending: int) -> list[CountRange]:
+        """Return how many of the ``pending`` records are due when, in any order: by minute, by hour
+        from two days after ``now_ms`` (epoch ms) on, and beyond the roll window.
         """
-        start_ms = max(start_ms, (self._k_ms // MINUTE_MS + 1) * MINUTE_MS)
-        found = [
-            (minute * MINUTE_MS, (minute + 1) * MINUTE_MS, -sum(counts.values()))
-            for minute, counts in self._far.items()
-            if counts and start_ms <= minute * MINUTE_MS < stop_ms
-        ]
-        return found + self._due_lumps(start_ms, stop_ms)
-
-    def cancelled(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        """Return negative lumps, by second, of cancelled records in counts of stored ones."""
-        return [
-            (second * SECOND_MS, (second + 1) * SECOND_MS, -count)
-            for second, count in self._cancelled.items()
-            if start_ms <= second * SECOND_MS < stop_ms
-        ]
+        here, far_minute = self._k_ms // MINUTE_MS, (now_ms + _FAR_MS) // MINUTE_MS
+        found = Counter[tuple[int, int]]()
+        for minute, count in self._near.items():
+            if minute > far_minute:
+                found[minute * MINUTE_MS // HOUR_MS * HOUR_MS, HOUR_MS] += count
+            elif minute > here:
+                found[minute * MINUTE_MS, MINUTE_MS] += count
+        for due_ms, count in self._far.items():
+            found[due_ms, HOUR_MS] += count
+        for (_, due_ms, _), count in self._first.items():  # some of them are rolled by now
+            found[due_ms, HOUR_MS] -= count * bool(due_ms)
+        ranges = [(start, start + width, count) for (start, width), count in found.items() if count]
+        left = pending - found.total()
+        return ranges if left <= 0 else [*ranges, (self._k_ms, (here + 1) * MINUTE_MS, left)]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Return whether counts by key need no correction at ``key_ms``, epoch ms."""
-        return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
+        """Return whether all stored records with keys near ``key_ms``, epoch ms, are due then."""
+        groups = self._minutes.get(key_ms // MINUTE_MS, {})
+        return not self._marked[key_ms // SECOND_MS] and not any(group[1] for group in groups)
 
-    def in_minute(self, minute_ms: int) -> int:
-        """Return the number of records with keys in a minute, settled ones included, without
-        those due beyond the roll window.
-        """
-        near = self._in_minutes.get(minute_ms // MINUTE_MS, 0)
-        first = minute_ms // SECOND_MS
-        parked = (self._parked.get(second, {}) for second in range(first, first + 60))
-        return near + sum(sum(counts.values()) for counts in parked)
-
-    def by_target(self, next_ms: int, left: int) -> dict[str, Waiting]:
-        """Return the pending records by target. ``left`` of them, in the minute of ``next_ms``,
-        the first pending key, are shared among its targets.
-        """
-        next_minute, next_second = next_ms // MINUTE_MS, next_ms // SECOND_MS
-        share = min(left / max(self.in_minute(next_minute * MINUTE_MS), 1), 1.0)
-        pending = self._targets.copy()
-        for all_counts in (self._minutes, self._far):
-            for minute in [known for known in all_counts if known < next_minute]:
-                for group, count in all_counts[minute].items():
-                    pending[group[0]] -= count
-        first: Counter[str] = Counter()
-        for (target, _), count in self._minutes.get(next_minute, {}).items():
-            first[target] += count
-        for target, count in first.items():
-            pending[target] += round(count * share) - count
-        parked: Counter[str] = Counter()
-        for second, counts in self._parked.items():
-            if second >= next_second:
-                for (target, _), count in counts.items():
-                    parked[target] += count
-        targets = pending.keys() | parked.keys()
-        found = {t: Waiting(pending[t] + parked[t], parked[t]) for t in targets}
-        return {target: waiting for target, waiting in found.items() if waiting.pending}
-
-
-# Start and width of the hour, or of the day if the record is due over 48 h after its key.
-def _due(key_ms: int, due_ms: int) -> _Due:
-    width_ms = _DAY_MS if due_ms - key_ms > _BY_DAY_HOURS * _HOUR_MS else _HOUR_MS
-    return due_ms // width_ms * width_ms, width_ms
-
-
-def _most_named(*among: dict[Any, int]) -> tuple[dict[Any, int], Any] | None:
-    named = [(n, counts, group) for counts in among for group, n in counts.items() if group[1]]
-    return max(named, key=lambda one: one[0])[1:] if named else None
+    def by_target(self, pending: int) -> dict[str, Waiting]:
+        """Return the ``pending`` records by target."""
+        first = sum(self._first.values())
+        left = pending - self._totals.total() + first
+        share = min(max(left / max(first, 1), 0.0), 1.0)
+        counts = self._totals.copy()
+        for (target, _, is_parked), count in self._first.items():
+            counts[target, is_parked] += round(count * share) - count
+        return {
+            target: Waiting(counts[target, False] + counts[target, True], counts[target, True])
+            for target in {target for (target, _), count in counts.items() if count > 0}
+        }
 
 
 def _take_below(counts: dict[int, _Kept], first: int) -> list[_Kept]:

@@ -39,14 +39,20 @@ NO_MARK: Final = -1
 # cancels, replaces or fires it, or ``NO_MARK``.
 Frame: TypeAlias = tuple[int, int, int, bytes]
 
-# (id, key_ms, offset) of a stored record that has a ``delay-id``.
-Named: TypeAlias = tuple[bytes, int, int]
+# (target topic, hour in which a record is due beyond the roll window, in epoch ms, or 0; whether it
+# is parked): records that ``census.Census`` counts together.
+Group: TypeAlias = tuple[str, int, bool]
+
+# Of a record that was marked before it was known.
+NO_GROUP: Final[Group] = ("", 0, False)
+
+# (id, key_ms, offset, group) of a stored record that has a ``delay-id``.
+Named: TypeAlias = tuple[bytes, int, int, Group]
 
 # (id, key_ms, offset, mark): the user record at ``mark`` settles the one at this key.
 Mark: TypeAlias = tuple[bytes, int, int, int]
 
-# (start_ms, stop_ms, count): records in a stretch of time, epoch ms, ``stop_ms`` exclusive. A
-# negative number corrects other counts of that stretch.
+# (start_ms, stop_ms, count): records in a stretch of time, epoch ms, ``stop_ms`` exclusive.
 CountRange: TypeAlias = tuple[int, int, int]
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from delayservice.contract.codec import encode_payload
-from delayservice.contract.entry import COPY, INVALID, SCHEDULE, Entry
-from delayservice.engine.cursor import NO_MARK, Additions, Key
+from delayservice.contract.entry import COPY, INVALID, Entry
+from delayservice.engine.census import group_of
+from delayservice.engine.cursor import NO_MARK, Additions, Key, Named
 
 # Store.latest_unmarked: the key of the id's latest record before the offset that nothing has
 # cancelled, replaced or fired; else None.
@@ -74,12 +75,17 @@ def additions(
         ]
     )
     names = _Names(added, latest_unmarked)
-    for record_id, (offset, kind, key_ms, _, _, _) in bearing_ids(entries):
-        pending = kind <= COPY and (key_ms, offset) > committed_key
-        if kind == COPY:
-            names.copy(record_id, key_ms, offset, scans[offset], pending=pending)
-        else:
-            names.user(record_id, key_ms, offset, pending=pending and kind == SCHEDULE)
+    for record_id, (offset, kind, key_ms, _, payload, _) in bearing_ids(entries):
+        named = None
+        if kind <= COPY and (key_ms, offset) > committed_key:
+            target, _, _, _, _, due_ms, meta = payload
+            is_parked = meta is not None and meta[2] > 1
+            group = group_of(key_ms, target, due_ms, is_parked=is_parked)
+            named = record_id, key_ms, offset, group
+        if kind != COPY:
+            names.user(record_id, offset, named)
+        elif named is not None:
+            names.copy(named, scans[offset])
     return added
 
 
@@ -90,9 +96,9 @@ class _Names:
         self._latest_unmarked = latest_unmarked
         self._overlay: dict[bytes, Key | None] = {}
 
-    def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
-        """Mark the id's latest unmarked record with ``offset``, which takes its place if
-        ``pending``.
+    def user(self, record_id: bytes, offset: int, named: Named | None) -> None:
+        """Mark the id's latest unmarked record with ``offset``; ``named``, if the record at that
+        offset is pending, takes its place.
         """
         victim = (
             self._overlay[record_id]
@@ -101,17 +107,16 @@ class _Names:
         )
         if victim is not None:
             self._added.marks.append((record_id, *victim, offset))
-        if pending:
-            self._added.named.append((record_id, key_ms, offset))
-        self._overlay[record_id] = (key_ms, offset) if pending else None
+        if named is not None:
+            self._added.named.append(named)
+        self._overlay[record_id] = None if named is None else named[1:3]
 
-    def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
-        """Add a requeued record's id if ``pending``; ``x`` marks it, or it is the latest
-        unmarked one if ``x`` is ``NO_MARK``. It marks no other record.
+    def copy(self, named: Named, x: int) -> None:
+        """Add a requeued record's id; ``x`` marks it, or it is the latest unmarked one if ``x`` is
+        ``NO_MARK``. It marks no other record.
         """
-        if not pending:
-            return
-        self._added.named.append((record_id, key_ms, offset))
+        record_id, key_ms, offset, _ = named
+        self._added.named.append(named)
         if x != NO_MARK:
             self._added.marks.append((record_id, key_ms, offset, x))
         else:

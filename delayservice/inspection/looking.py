@@ -6,7 +6,7 @@ of a store; these are counted, and delivery rebuilds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -16,9 +16,9 @@ from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
 from delayservice.contract.entry import COPY, HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry
 from delayservice.contract.times import DUE_STOP_MS
+from delayservice.engine.census import MINUTE_MS
 from delayservice.engine.cursor import NO_MARK, CountRange, Frame, Key
 from delayservice.inspection.query import (
-    SECOND_MS,
     BacklogCounts,
     Find,
     Locate,
@@ -27,13 +27,10 @@ from delayservice.inspection.query import (
     RecordStatus,
     Search,
     key_after,
-    together,
 )
 from delayservice.slices.lane import Lane
 
 _CHUNK_ROWS: Final = 500
-# Time from now within which records are read and counted one by one, in milliseconds.
-_NEAR_MS: Final = 10_000
 _NEAR_ROWS: Final = 200
 _FIRST_ROWS: Final = 20
 _OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
@@ -209,57 +206,65 @@ def _waits(row: Pending) -> str:
 
 def ahead(lanes: Mapping[str, Lane], now_ms: int) -> BacklogCounts:
     """Return counts of the pending records of all lanes by due time."""
-    horizon = BacklogCounts()
-    lumps: list[CountRange] = []
+    backlog = BacklogCounts()
     for lane in lanes.values():
         if lane.window is None:
-            lumps += lumps_of(lane, now_ms)
+            ranges = ranges_of(lane, now_ms)
+            backlog.total += lane.stats().pending if ranges is None else total_of(ranges)
+            backlog.ranges += ranges or []
         elif lane.next_due_ms() is not None:
-            horizon.levels += lane.stats().pending
-    horizon.lumps = together(lumps, now_ms)
-    horizon.total = horizon.levels + max(sum(count for _, _, count in lumps), 0)
-    return horizon
+            backlog.levels += lane.stats().pending
+    backlog.total += backlog.levels
+    return backlog
 
 
-def lumps_of(lane: Lane, now_ms: int) -> list[CountRange]:
-    """Return counts of a lane's pending records by due time, epoch milliseconds. Records of the
-    next ten seconds are read and counted one by one if they are few, because the store's counts of
-    the present second include settled records.
+def total_of(ranges: Iterable[CountRange]) -> int:
+    return sum([count for _, _, count in ranges])
+
+
+def ranges_of(lane: Lane, now_ms: int) -> list[CountRange] | None:
+    """Return counts of a lane's pending records by due time, epoch milliseconds; None: they are
+    not counted yet after a start. Those of the present and the next minute are read and counted
+    one by one if they are few.
     """
-    committed, near_ms = lane.shard.committed, now_ms // SECOND_MS * SECOND_MS + _NEAR_MS
-    frames = _frames(lane, committed.key, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS)
-    near = list(islice(frames, _NEAR_ROWS))
-    stop_ms = near_ms
-    if len(near) == _NEAR_ROWS:
-        stop_ms = max(near[-1][0] // SECOND_MS * SECOND_MS, committed.key[0])
-    rest = lane.store.lumps(stop_ms, _END[0])
-    stop_ms = min([stop_ms, *(start_ms for start_ms, _, _ in rest)])  # of a slot of many seconds
-    return [*_dues(lane, (frame for frame in near if frame[0] < stop_ms)), *rest]
+    census, first_ms = lane.store.census, lane.next_due_ms()
+    if census is None:
+        return None
+    if first_ms is None:
+        return []
+    ranges = census.ranges(now_ms, census.pending(lane.store.stats().pending))
+    k, near_ms = lane.shard.committed.key, (now_ms // MINUTE_MS + 2) * MINUTE_MS
+    near = list(islice(_frames(lane, k, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS), _NEAR_ROWS))
+    if len(near) < _NEAR_ROWS:
+        ranges = [one for one in ranges if one[0] >= near_ms or one[1] - one[0] > MINUTE_MS]
+        ranges += [
+            (due_ms, due_ms + 1, 1)
+            for key_ms, due_ms in _dues(lane, near)
+            # In later minutes, what is due beyond the roll window is among the others.
+            if due_ms == key_ms or key_ms // MINUTE_MS == k[0] // MINUTE_MS
+        ]
+    return [(max(start, first_ms), stop, count) for start, stop, count in ranges if stop > first_ms]
 
 
-def _dues(lane: Lane, frames: Iterable[Frame]) -> Iterator[CountRange]:
+# (key time, due time) of the pending ones among ``frames``, epoch milliseconds.
+def _dues(lane: Lane, frames: Iterable[Frame]) -> Iterator[tuple[int, int]]:
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
-            due_ms = max(key_ms, decode_payload(packed)[5])
-            yield due_ms, due_ms + 1, 1
+            yield key_ms, max(key_ms, decode_payload(packed)[5])
 
 
-def next_due_ms(lane: Lane, lumps: Iterable[CountRange]) -> int | None:
+def next_due_ms(lane: Lane, ranges: Sequence[CountRange]) -> int | None:
     """Return the due time of a lane's first pending record, epoch ms; None: no record is pending.
     The time is exact if the record is among the first few in the store, and may be too early
     otherwise.
     """
-    counts = [lump for lump in together(lumps, 0) if lump[2] > 0]
-    first_ms = lane.next_due_ms()
-    if not counts or first_ms is None:
+    census, first_ms = lane.store.census, lane.next_due_ms()
+    if not ranges or first_ms is None:
         return None
-    census = lane.store.census
     if census is not None and census.is_plain(first_ms):
         return first_ms  # each scanner of a wheel loads a window of its own: the loop waits
-    after: Key = (first_ms, -1)
-    rows = list(islice(_frames(lane, after, _END, _FIRST_ROWS), _FIRST_ROWS))
-    dues = [start_ms for start_ms, _, _ in _dues(lane, rows)]
+    rows = list(islice(_frames(lane, (first_ms, -1), _END, _FIRST_ROWS), _FIRST_ROWS))
+    dues = [due_ms for _, due_ms in _dues(lane, rows)]
     if dues and len(rows) < _FIRST_ROWS:
         return min(dues)
-    # Lumps far ahead begin at a full hour, so they may seem to begin before the lane's first key.
-    return min([*dues, *(max(start_ms, first_ms) for start_ms, _, _ in counts)])
+    return min([*dues, *(start_ms for start_ms, _, _ in ranges)])

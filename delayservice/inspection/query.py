@@ -8,7 +8,9 @@ its last position.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from math import fsum
 from typing import Final, Literal, TypeAlias
 
@@ -146,17 +148,18 @@ class RecordStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class BacklogCounts(msgspec.Struct, kw_only=True):
     """Counts of pending records by due time. ``total`` includes the ``levels``, records of level
-    topics, which are not in ``lumps``. These are in no order and may overlap.
+    topics, and those of shards that are not counted yet after a start; both are not in ``ranges``.
+    These are in no order and may overlap.
     """
 
     total: int = 0
     levels: int = 0
-    lumps: list[CountRange] = []
+    ranges: list[CountRange] = []
 
     def add(self, other: BacklogCounts) -> None:
         self.total += other.total
         self.levels += other.levels
-        self.lumps = [*self.lumps, *other.lumps]
+        self.ranges = [*self.ranges, *other.ranges]
 
 
 def merged(pages: Sequence[Page], limit: int) -> Page:
@@ -196,29 +199,18 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
     return max(first, (key_ms, OFFSET_MAX if shard < last else -1))
 
 
-def together(lumps: Iterable[CountRange], now_ms: int) -> list[CountRange]:
-    """Return ``lumps`` added up by ranges of a second up to ten minutes from ``now_ms`` (epoch ms),
-    then of a minute, and of an hour from two days on. Wider ranges stay as they are.
+def counts_before(ranges: Iterable[CountRange], stops_ms: Sequence[int]) -> list[int]:
+    """Return for each of ``stops_ms``, ascending times in epoch milliseconds, the estimated number
+    of records due before it, if the records of each range are spread evenly.
     """
-    counts: dict[tuple[int, int], int] = {}
-    for start_ms, stop_ms, count in lumps:
-        ahead_ms = start_ms - now_ms
-        width = HOUR_MS if ahead_ms > 48 * HOUR_MS else MINUTE_MS
-        if stop_ms - start_ms <= SECOND_MS and ahead_ms < 10 * MINUTE_MS:
-            width = SECOND_MS
-        start = start_ms // width * width
-        lump = start, max(start + width, stop_ms)
-        counts[lump] = counts.get(lump, 0) + count
-    return [(start, stop, count) for (start, stop), count in counts.items() if count]
-
-
-def count_within(lumps: Iterable[CountRange], start_ms: int, stop_ms: int) -> int:
-    """Return the estimated number of records in ``[start_ms, stop_ms)``, epoch ms, if the records
-    of each range in ``lumps`` are spread evenly.
-    """
-    parts = []  # summed exactly: the order of lumps must not decide how a half is rounded
-    for start, stop, count in lumps:
-        shared = min(stop, stop_ms) - max(start, start_ms)
-        if shared > 0:
-            parts.append(count * shared / (stop - start))
-    return max(round(fsum(parts)), 0)
+    counts = [0] * (len(stops_ms) + 1)  # each adds to all that follow
+    parts: list[list[float]] = [[] for _ in stops_ms]
+    for start_ms, stop_ms, count in ranges:
+        whole = bisect_left(stops_ms, stop_ms)
+        counts[whole] += count
+        for at in range(bisect_right(stops_ms, start_ms), whole):
+            parts[at].append(count * (stops_ms[at] - start_ms) / (stop_ms - start_ms))
+    # Summed exactly: the order of ranges must not decide how a half is rounded.
+    return [
+        round(fsum((total, *part))) for total, part in zip(accumulate(counts), parts, strict=False)
+    ]

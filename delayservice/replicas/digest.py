@@ -169,7 +169,7 @@ class ShardDigest:
     ) -> None:
         """Add what one ``Store.append`` adds as changes that wait for H. ``stop``: the new S."""
         near = self.from_ms
-        ids = {offset: record_id for record_id, _, offset in named}
+        ids = {offset: record_id for record_id, _, offset, _ in named}
         hashed, one = xxh3_64_intdigest, _ONE
         # ``frame_hash`` without the call: every record passes here (bench whole).
         changes: list[_Change] = [

@@ -181,7 +181,7 @@ class SliceDigests:
             hours=hours,
             count=count,
             hash=hash_text(hashed),
-            pending=count + copy.store.near(from_ms) if is_exact else copy.store.stats().pending,
+            pending=copy.store.pending,
             behind=not is_exact,
             role="owner" if is_owner else "replica",
             damaged=tuple(copy.store.damaged),

@@ -8,9 +8,9 @@ returns the horizon, an offset, and the caller reads the log again from there. R
 tuples, because millions of them are handled (``bench whole``)::
 
     Frame   (key_ms, offset, mark, payload)   a pending record; mark -1: not marked
-    Named   (id, key_ms, offset)              a record that has a delay-id
+    Named   (id, key_ms, offset, group)       a record that has a delay-id
     Mark    (id, key_ms, offset, mark)        the record with this key is settled by offset ``mark``
-    CountRange  (start_ms, stop_ms, count)    number of records in that range of time
+    Group   (target, due hour, is parked)     what ``engine.census`` counts together
 
 ``docs/glossary.md`` explains key, mark, K, H and S. A key is ``(key_ms, offset)``; all times are
 epoch milliseconds.
@@ -25,16 +25,17 @@ from typing import Final, Protocol
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.census import Census
-from delayservice.engine.cursor import NO_MARK, CountRange, Cursor, Frame, Key, Mark, Named
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Group, Key, Mark, Named
 
-__all__ = ["NO_MARK", "CountRange", "DeliveryStore", "Frame", "Mark", "Named", "Store", "StoreView"]
+__all__ = ["NO_MARK", "DeliveryStore", "Frame", "Group", "Mark", "Named", "Store", "StoreView"]
 
 _SCAN_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Figures of a store. ``pending`` may include settled records that are not pruned yet;
+    """Figures of a store. ``pending`` is the number of records with keys above K of the last
+    ``prune``, with marked ones, and perhaps some that were settled within seconds before K;
     ``bytes`` is approximate; ``durable_offset`` is the durable horizon, a source offset.
     """
 
@@ -157,6 +158,11 @@ class DeliveryStore(Protocol):
         the id's earlier records.
         """
 
+    def group_of(self, record_id: bytes) -> Group | None:
+        """Return the group, as appended, of the record of an id that was appended last; None as for
+        ``latest_unmarked``.
+        """
+
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         """Return ``(mark, key)`` of every stored record whose mark (source offset of its canceller)
         is ``mark`` or above, ascending; records that were pruned may be among them. ``mark`` must
@@ -218,18 +224,6 @@ class StoreView(Protocol):
 
     def scanner(self) -> Scanner:
         """Return a reader that works in small steps; the store may change between two steps."""
-
-    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch
-        milliseconds, each ``(start_ms, stop_ms, count)`` for a part of the range. The parts are as
-        small as is cheap; the first and the last may reach beyond the range. Settled records that
-        are not pruned yet are included; marked records are included in parts wider than one
-        millisecond only. A store with a census also returns negative counts, which correct others,
-        so parts may overlap.
-
-        Raises:
-            StoreError: the store can't be read.
-        """
 
     @property
     def census(self) -> Census | None:

@@ -8,28 +8,24 @@ to time, so that a difference between disk and digest is found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.engine.census import MINUTE_MS, Census
+from delayservice.engine.census import Census
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.replicas.digest import NEAR_MINUTES, ShardDigest
+from delayservice.replicas.digest import ShardDigest
 from delayservice.replicas.digest_rows import Unreadable
-from delayservice.store.base import CountRange, Frame, Mark, Named, Scanner, Store
+from delayservice.store.base import Frame, Group, Mark, Named, Scanner, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Largest number of records read in one step of a scan, as in one block of the wheel.
 SCAN_ROWS: Final = 4_096
-
-# ``lumps`` uses the counts of the inner store for so many minutes at the start of a range, or from
-# the minute of K on if that is later: in the minute of K, the census includes settled records.
-_FINE_MINUTES: Final = 4
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
@@ -45,7 +41,8 @@ class DigestingStore:
     ) -> None:
         self.inner = inner
         self.digest = ShardDigest(0)
-        self._census = Census()
+        # Counts of the pending records; None: a scan has to end first.
+        self.census: Census | None = Census()
         self._making_census: Census | None = None
         # Key ranges that the last complete scan could not read.
         self.damaged: list[Unreadable] = []
@@ -57,28 +54,24 @@ class DigestingStore:
         # These calls change neither digest nor census, and reading is too frequent to forward.
         self.set_label, self.sync = inner.set_label, inner.sync
         self.read_due, self.next_due_ms = inner.read_due, inner.next_due_ms
-        self.latest_unmarked, self.marked_from = inner.latest_unmarked, inner.marked_from
+        self.latest_unmarked, self.group_of = inner.latest_unmarked, inner.group_of
+        self.marked_from = inner.marked_from
         self.scanner, self.stats = inner.scanner, inner.stats
         self._scanner: Scanner | None = None
-        self._scan_after: Key | None = None
+        self._scan_after: Key = (0, 0)
         self._found: list[Unreadable] = []
 
-    def near(self, from_ms: int) -> int:
-        """Return the approximate number of pending records that a digest from the minute
-        ``from_ms`` on leaves out: those from the minute of K, which counts as a whole. 0: the
-        census or K is unknown.
-        """
-        if self.cursor is None or self.census is None:
-            return 0
-        k_minute_ms = self.cursor.key[0] // MINUTE_MS * MINUTE_MS
-        first_ms = max(k_minute_ms, from_ms - (NEAR_MINUTES + 1) * MINUTE_MS)
-        return sum(map(self._census.in_minute, range(first_ms, from_ms, MINUTE_MS)))
+    @property
+    def pending(self) -> int:
+        """Number of pending records; with settled and marked ones while the census is unknown."""
+        stored = self.inner.stats().pending
+        return stored if self.census is None else self.census.pending(stored)
 
     # --- digest --------------------------------------------------------------------------------
 
     @property
     def is_scanning(self) -> bool:
-        return self._scan_after is not None
+        return self._making_census is not None
 
     @property
     def may_scan(self) -> bool:
@@ -101,33 +94,33 @@ class DigestingStore:
         census and ``damaged`` are replaced, and the caller has to call ``digest.finish``. Damaged
         key ranges are noted and not repaired; delivery or a repair rebuilds them.
         """
-        after = self._scan_after
-        if after is None:
+        making = self._making_census
+        if making is None:
             raise AssertionError("no scan has begun")
         if self._scanner is None:
             self._scanner = self.inner.scanner()
-        rows, upto, damage = self._scanner.read_on(after, _END, SCAN_ROWS)
+        rows, upto, damage = self._scanner.read_on(self._scan_after, _END, SCAN_ROWS)
         if damage is not None:
             self._found.append(_damage_of(damage))
-        if self._making_census is not None:
-            self._making_census.add(rows)
+        making.add(rows)
         metas = (decode_payload(row[3])[6] for row in rows)
         ids = [None if meta is None else meta[0] for meta in metas]
         self.digest.scanned(list(zip(rows, ids, strict=True)), upto)
-        ended = upto == _END
-        self._scan_after = None if ended else upto
-        if ended:
-            self.damaged = self._found
-            self._scanner = None
-            self._census, self._making_census = self._making_census or Census(), None
-            self._pass_key()
-        return ended
+        self._scan_after = upto
+        if upto != _END:
+            return False
+        self.damaged = self._found
+        self._scanner = None
+        self.census, self._making_census = making, None
+        self._pass_key()
+        return True
 
     # --- store ---------------------------------------------------------------------------------
 
     def open(self) -> int:
         stored = self.inner.open()
         self.digest = ShardDigest(stored)
+        self.census = None if stored else Census()
         return stored
 
     @property
@@ -141,20 +134,32 @@ class DigestingStore:
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
+        cancelled = [] if not marks else self._cancelled(named, marks)
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
-        self._take_census(frames, marks)
+        self._count(self.census, frames, cancelled)
+        if self.is_scanning:  # the scan will read what is above
+            upto = self._scan_after
+            frames = [frame for frame in frames if frame[:2] <= upto]
+            self._count(self._making_census, frames, [c for c in cancelled if c[0] <= upto])
 
-    def _take_census(self, frames: Sequence[Frame], marks: Sequence[Mark]) -> None:
-        self._census.add(frames)
-        for _, key_ms, _, _ in marks:
-            self._census.cancel(key_ms)
-        making, scanned = self._making_census, self._scan_after
-        if making is not None and scanned is not None:  # the scan will read frames above
-            making.add(frame for frame in frames if frame[:2] <= scanned)
-            for _, key_ms, offset, _ in marks:
-                if (key_ms, offset) <= scanned:
-                    making.cancel(key_ms)
+    @staticmethod
+    def _count(
+        census: Census | None, frames: Sequence[Frame], cancelled: Iterable[tuple[Key, Group]]
+    ) -> None:
+        if census is not None:
+            census.add(frames)
+            for (key_ms, _), group in cancelled:
+                census.cancel(key_ms, group)
+
+    # Before ``append``, while the id index still has the records that are marked.
+    def _cancelled(self, named: Sequence[Named], marks: Sequence[Mark]) -> list[tuple[Key, Group]]:
+        groups = {offset: group for _, _, offset, group in named}
+        found = [
+            ((key_ms, offset), groups.get(offset) or self.inner.group_of(record_id))
+            for record_id, key_ms, offset, _ in marks
+        ]
+        return [(key, group) for key, group in found if group is not None]
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         # Only a scan can update digest, census and ``damaged``.
@@ -169,61 +174,19 @@ class DigestingStore:
         self._pass_key()
 
     def _pass_key(self) -> None:
-        if self.cursor is not None:
-            self._census.pass_key(self.cursor.key[0])
-
-    @property
-    def census(self) -> Census | None:
-        return None if self.digest.sums is None else self._census
-
-    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        # The first minutes have the counts of the inner store, later ones those of the census: one
-        # for each minute, each second of parked records, and the hour or day of records due beyond
-        # the roll window; negative ones subtract cancelled records.
-        census = self.census
-        if census is None:
-            return self.inner.lumps(start_ms, stop_ms)
-        k_ms = 0 if self.cursor is None else self.cursor.key[0]
-        fine_ms = (max(start_ms, k_ms) // MINUTE_MS + _FINE_MINUTES) * MINUTE_MS
-        fine_ms = min(fine_ms, stop_ms)
-        near = self.inner.lumps(start_ms, fine_ms)
-        fine = [lump for lump in near if lump[1] - lump[0] <= MINUTE_MS]
-        found = fine + census.far_corrections(-(-start_ms // MINUTE_MS) * MINUTE_MS, fine_ms)
-        if any(lump[1] - lump[0] > 1 for lump in fine[:1]):  # they include marked records
-            found += census.cancelled(start_ms, fine_ms)
-        if len(fine) < len(near):  # the store has only the sum of many minutes
-            coarse_ms = max(min(set(near) - set(fine))[0], start_ms)
-            found += _coarse(census, fine, coarse_ms, fine_ms)
-        return found + census.lumps(fine_ms, stop_ms)
+        if self.cursor is not None and self.census is not None:
+            self.census.pass_key(self.cursor.key[0])
 
     def reset(self) -> None:
         self.inner.reset()
         self.digest.reset()
-        self._census, self._making_census = Census(), None
+        self.census, self._making_census = Census(), None
         self.wants_scan = False
         self.damaged = []
-        self._scan_after = None
 
     def close(self) -> None:
         self._on_close()
         self.inner.close()
-
-
-def _coarse(
-    census: Census, fine: Sequence[CountRange], start_ms: int, stop_ms: int
-) -> list[CountRange]:
-    """Return one count for each minute of ``[start_ms, stop_ms)``, epoch ms, of the records in the
-    census that are not in the counts ``fine``.
-    """
-    found = []
-    for minute_ms in range(start_ms // MINUTE_MS * MINUTE_MS, stop_ms, MINUTE_MS):
-        end_ms = minute_ms + MINUTE_MS
-        known = sum(count for start, _, count in fine if minute_ms <= start < end_ms)
-        part = (end_ms - max(minute_ms, start_ms)) / MINUTE_MS
-        rest = round((census.in_minute(minute_ms) - known) * part)
-        if rest > 0:
-            found.append((max(minute_ms, start_ms), end_ms, rest))
-    return found
 
 
 def _damage_of(error: SlotDamagedError) -> Unreadable:

@@ -11,12 +11,15 @@ number of its store, which is a new one whenever the shard starts over. In a Roc
 rows 'n', 'd' and 'm' are the same, they begin with the shard's number. Keys, big endian, behind
 that number (u32)::
 
-    'n' id                              -> key_ms i64, offset i64   current record of the id
+    'n' id                              -> key_ms i64, offset i64, group    the id's current record
     'd' key_ms i64, offset i64          -> id                       the same, in key order
-    'm' mark i64, key_ms i64, offset i64 -> id                      marks that H has not passed
+    'm' mark i64, key_ms i64, offset i64 -> group and id           marks that H has not passed
     's'                                 -> stop offset i64          S of the last sync
     'w'                                 -> stop offset i64, rows i64    S, and number of rows 'n',
                                                                     'd', 'm', at the last write
+
+A group (``census.group_of``) is a msgpack array, ``[target, hour in ms or 0, whether parked]``; in
+a row 'm' it is in an array with the id.
 
 A mark deletes the rows 'n' and 'd' of its record and keeps their content in row 'm'. So after a
 crash, an index that is ahead of the durable horizon can be cut back to it. This is needed because
@@ -32,11 +35,12 @@ import sys
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 from rocksdict import WriteBatch
 
 from delayservice.base.errors import StoreError
-from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.cursor import NO_GROUP, Cursor, Group, Key
 from delayservice.store.rocks import (
     Guarded,
     Reclaimer,
@@ -74,6 +78,9 @@ _WRITTEN_ROW = Struct(">qq")
 _KEY = Struct(">qq")
 _DUE = Struct(">cqq")
 _MARKED = Struct(">cqqq")
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_group = msgspec.msgpack.Decoder(Group).decode
+_unpack_held = msgspec.msgpack.Decoder(tuple[Group, bytes]).decode
 
 
 def come_again(named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> bool:
@@ -94,9 +101,9 @@ class IdRows:
         self._names = prefix + b"n"
         self._due_floor = self._due(0, 0)
         self._mark_floor = self._marked(0, 0, 0)
-        # By id, what ``latest_unmarked`` has found since rows were last added: the next records and
-        # marks are of the same ids.
-        self._asked: dict[bytes, Key | None] = {}
+        # By id, the rows 'n' that were read since rows were last added: the next records and marks
+        # are of the same ids.
+        self._asked: dict[bytes, bytes | None] = {}
 
     def _due(self, key_ms: int, offset: int) -> bytes:
         return self._prefix + _DUE.pack(b"d", key_ms, offset)
@@ -114,13 +121,13 @@ class IdRows:
         """
         put, delete = batch.put, batch.delete
         marked = {offset for _, _, offset, _ in marks}
-        newest = {name: (key_ms, offset) for name, key_ms, offset in named if offset not in marked}
-        added = {offset for _, _, offset in named}
+        newest = {one[0]: one for one in named if one[2] not in marked}
+        added = {offset: group for _, _, offset, group in named}
         rows = len(marks)
         for record_id, key_ms, offset, mark in marks:
-            key = key_ms, offset
-            put(self._marked(mark, key_ms, offset), record_id)
-            is_current = self._stands_for(record_id) == key
+            is_current = self._stands_for(record_id) == (key_ms, offset)
+            group = added.get(offset) or (self.group_of(record_id) if is_current else None)
+            put(self._marked(mark, key_ms, offset), _pack((group or NO_GROUP, record_id)))
             if is_current and record_id not in newest:
                 delete(self._names + record_id)
                 rows -= 1
@@ -128,24 +135,28 @@ class IdRows:
             if is_current or (offset not in added and self._database.get(due) is not None):
                 delete(due)
                 rows -= 1
-        for record_id, key_ms, offset in named:
+        for record_id, key_ms, offset, _ in named:
             if offset not in marked:
                 put(self._due(key_ms, offset), record_id)
                 rows += 1
-        for record_id, key in newest.items():
+        for record_id, key_ms, offset, group in newest.values():
             rows += self._stands_for(record_id) is None
-            put(self._names + record_id, _KEY.pack(*key))
+            put(self._names + record_id, _KEY.pack(key_ms, offset) + _pack(group))
         self._asked.clear()
         return rows
 
-    def _stands_for(self, record_id: bytes) -> Key | None:
+    def _row_of(self, record_id: bytes) -> bytes | None:
         if record_id not in self._asked:
-            self._asked[record_id] = self._find(record_id)
+            self._asked[record_id] = self._database.get(self._names + record_id)
         return self._asked[record_id]
 
-    def _find(self, record_id: bytes) -> Key | None:
-        found = self._database.get(self._names + record_id)
-        return None if found is None else _KEY.unpack(found)
+    def _stands_for(self, record_id: bytes) -> Key | None:
+        row = self._row_of(record_id)
+        return None if row is None else _KEY.unpack_from(row)
+
+    def group_of(self, record_id: bytes) -> Group | None:
+        row = self._row_of(record_id)
+        return None if row is None else _unpack_group(row[_KEY.size :])
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         key = self._stands_for(record_id)
@@ -171,15 +182,15 @@ class IdRows:
         ``mark``; ``_PRUNE_ROWS_MAX`` of each at most in each call. Return how many rows there are
         more after it: 0 or less.
         """
-        self._asked.clear()
         stop = self._due(key_ms, 0)
         rows = read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX)
         gone = len(rows)
         for due, record_id in rows:
             batch.delete(due)
-            if self._find(record_id) == self._key_of(due):
+            if self._stands_for(record_id) == self._key_of(due):
                 batch.delete(self._names + record_id)
                 gone += 1
+        self._asked.clear()
         self._due_floor = _passed(self._due_floor, stop, [row[0] for row in rows])
         stop = self._marked(max(mark, 0), 0, 0)
         keys = read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX)
@@ -194,20 +205,21 @@ class IdRows:
         """
         rows = 0
         for row, value in all_rows(self._database, self._names, self._prefix + b"o"):
-            if stop_offset <= _KEY.unpack(value)[1]:
+            if stop_offset <= _KEY.unpack_from(value)[1]:
                 batch.delete(row)
                 rows -= 1
         for row, _ in all_rows(self._database, self._prefix + b"d", self._prefix + b"e"):
             if stop_offset <= self._key_of(row)[1]:
                 batch.delete(row)
                 rows -= 1
-        for row, record_id in all_rows(self._database, self._prefix + b"m", self._names):
+        for row, value in all_rows(self._database, self._prefix + b"m", self._names):
             (key_ms, offset), mark = self._mark_of(row)
             if stop_offset <= max(mark, offset):
                 batch.delete(row)
                 rows -= 1
                 if offset < stop_offset:
-                    batch.put(self._names + record_id, _KEY.pack(key_ms, offset))
+                    group, record_id = _unpack_held(value)
+                    batch.put(self._names + record_id, _KEY.pack(key_ms, offset) + _pack(group))
                     batch.put(self._due(key_ms, offset), record_id)
                     rows += 2
         return rows
@@ -413,6 +425,12 @@ class IdIndex:
             return None
         with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
+
+    def group_of(self, record_id: bytes) -> Group | None:
+        if self._rows is None:
+            return None
+        with self._database.guard("read"):
+            return self._rows.group_of(record_id)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
         if self._rows is None:

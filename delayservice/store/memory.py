@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from delayservice.store.base import (
     NO_MARK,
-    CountRange,
     Frame,
     Mark,
     Named,
@@ -22,7 +21,7 @@ from delayservice.store.base import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayservice.engine.cursor import Cursor, Key
+    from delayservice.engine.cursor import Cursor, Group, Key
 
 
 class MemoryStore(Store):
@@ -34,10 +33,11 @@ class MemoryStore(Store):
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
         self._stands_for: dict[bytes, Key] = {}
-        self._names: dict[Key, bytes] = {}
+        self._names: dict[Key, tuple[bytes, Group]] = {}
         self._bytes = 0
-        self._stop_offset = 0
-        self._durable_offset = 0
+        self._stop_offset = self._durable_offset = 0
+        # Marks below this source offset have been passed by H.
+        self._passed_offset = 0
         self._label = b""
 
     def open(self) -> int:
@@ -62,8 +62,11 @@ class MemoryStore(Store):
             self._put(frame)
         for _, key_ms, offset, mark in marks:
             self._marks[(key_ms, offset)] = mark
-        for record_id, key_ms, offset in named:
-            self._put_name(record_id, (key_ms, offset))
+        for record_id, key_ms, offset, group in named:
+            key = key_ms, offset
+            self._names[key] = record_id, group
+            if key not in self._marks:
+                self._stands_for[record_id] = key
         for record_id, key_ms, offset, _ in marks:
             if self._stands_for.get(record_id) == (key_ms, offset):
                 del self._stands_for[record_id]
@@ -79,11 +82,6 @@ class MemoryStore(Store):
         self._bytes += len(payload)
         if mark != NO_MARK:
             self._marks[key] = mark
-
-    def _put_name(self, record_id: bytes, key: Key) -> None:
-        self._names[key] = record_id
-        if key not in self._marks:
-            self._stands_for[record_id] = key
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         start = self._position_after(after)
@@ -114,29 +112,28 @@ class MemoryStore(Store):
         key = self._stands_for.get(record_id)
         return key if key is not None and key[1] < below else None
 
+    def group_of(self, record_id: bytes) -> Group | None:
+        key = self._stands_for.get(record_id)
+        return None if key is None else self._names[key][1]
+
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        return sorted((found, key) for key, found in self._marks.items() if found >= mark)
+        first = max(mark, self._passed_offset)
+        return sorted((found, key) for key, found in self._marks.items() if found >= first)
 
     def prune(self, cursor: Cursor) -> None:
-        kept = []
-        for key in self._order:
-            useless = key[0] < cursor.key[0] or cursor.has_settled(
-                key, self._marks.get(key, NO_MARK)
-            )
-            if useless:
-                self._forget(key)
-            else:
-                kept.append(key)
-        self._order = kept
-        settled = [key for key, mark in self._marks.items() if mark < cursor.offset]
-        for key in settled:
-            del self._marks[key]
+        k, h = cursor
+        self._passed_offset = min(h, self._stop_offset)
+        passed = self._order[: self._position_after(k)]
+        kept = [key for key in passed if key[0] == k[0] and key[1] >= h]
+        self._order[: len(passed)] = kept
+        for key in {*passed}.difference(kept):
+            self._forget(key)
 
     def _forget(self, key: Key) -> None:
         self._bytes -= len(self._payloads.pop(key))
         self._marks.pop(key, None)
-        record_id = self._names.pop(key, None)
-        if record_id is not None and self._stands_for.get(record_id) == key:
+        record_id, _ = self._names.pop(key, (b"", None))
+        if self._stands_for.get(record_id) == key:
             del self._stands_for[record_id]
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # nothing takes time
@@ -145,11 +142,6 @@ class MemoryStore(Store):
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002  # no damage here
         return Scanner(self.read_due)
-
-    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
-        unmarked = (key for key in self._order[start:stop] if key not in self._marks)
-        return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
         return StoreStats(len(self._order), self._bytes, self._durable_offset)

@@ -31,10 +31,9 @@ from rocksdict import WriteBatch
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.cursor import Cursor, Group, Key
 from delayservice.store.base import (
     NO_MARK,
-    CountRange,
     Frame,
     Mark,
     Named,
@@ -254,14 +253,9 @@ class RocksDatabase(WorkerShards[RocksShard]):
         return sum(self.database.property_int_value(name) or 0 for name in sizes)
 
 
-_SLOT_MS = 1000
-_SINGLES_MAX = 200
+_SINGLES_MAX = 20
 _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
-_LUMPS_KEYS = 20_000
-# Least width, in milliseconds, of the last count that ``lumps`` returns, which is for all records
-# that were not counted one by one. By the width, callers know that the count is coarse.
-_REST_MS: Final = 3_600_000
 _I64 = Struct(">q")
 _KEY = Struct(">Icqq")
 _KEY_TAIL = Struct(">5xqq")
@@ -286,9 +280,11 @@ class RocksStore(ShardStore[RocksShard]):
         self._pack_key = partial(_KEY.pack, shard.number, b"f")
         self._frames_end = prefix + b"g"
         self._ids = IdRows(self._db, prefix)
-        self._pruned_ms = self._deleted_ms = 0
-        # Numbers of records and rows with key times below ``_pruned_ms`` that are not deleted yet;
-        # those of the shard include them.
+        # K of the last ``prune``; rows up to it are not read again.
+        self._pruned: Key = (0, -1)
+        self._deleted_ms = 0
+        # Numbers of records and rows up to ``_pruned`` that are not deleted yet; those of the shard
+        # include them.
         self._passed = self._passed_rows = 0
 
     @property
@@ -310,11 +306,12 @@ class RocksStore(ShardStore[RocksShard]):
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
         # Rows below are not read again, and those there were are counted and deleted as one range.
-        if self._pruned_ms:
-            frames = [frame for frame in frames if frame[0] >= self._pruned_ms]
+        pruned_ms = self._pruned[0]
+        if pruned_ms:
+            frames = [frame for frame in frames if frame[0] >= pruned_ms]
         rows = self._put_frames(batch, frames)
         for _, key_ms, offset, mark in marks:
-            if key_ms >= self._pruned_ms:
+            if (key_ms, offset) > self._pruned:
                 batch.put(self._pack_key(key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
                 rows += 1
         if named or marks:
@@ -360,7 +357,7 @@ class RocksStore(ShardStore[RocksShard]):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        start = self._above(max(after, (self._pruned_ms, -1)))
+        start = self._above(max(after, self._pruned))
         stop = self._above((upto_ms, OFFSET_MAX))
         while True:
             with self._rocks.guard("read"):
@@ -397,7 +394,7 @@ class RocksStore(ShardStore[RocksShard]):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        start = self._above(max(after, (self._pruned_ms, -1)))
+        start = self._above(max(after, self._pruned))
         with self._rocks.guard("read"):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
@@ -406,11 +403,10 @@ class RocksStore(ShardStore[RocksShard]):
         return Scanner(self.read_due)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        start_ms = max(start_ms, self._pruned_ms)
-        if start_ms >= stop_ms:
+        start, stop = self._above(max((start_ms, -1), self._pruned)), self._pack_key(stop_ms, 0)
+        if start >= stop:
             return
-        inside = [frame for frame in frames if start_ms <= frame[0] < stop_ms]
-        start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
+        inside = [frame for frame in frames if start <= self._pack_key(*frame[:2]) < stop]
         with self._rocks.guard("read"):
             records, rows = self._count_between(start, stop)
         batch = WriteBatch(raw_mode=True)
@@ -424,6 +420,10 @@ class RocksStore(ShardStore[RocksShard]):
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._shard.stop_offset))
 
+    def group_of(self, record_id: bytes) -> Group | None:
+        with self._rocks.guard("read"):
+            return self._ids.group_of(record_id)
+
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._shard.stop_offset)
@@ -434,39 +434,38 @@ class RocksStore(ShardStore[RocksShard]):
         # Up to ``_SINGLES_MAX`` rows are deleted one by one. More are only hidden from reads, and
         # deleted by a range later, because each range deletion slows all readers of the database:
         # with 5,000 of them in the memory table, a prune of one shard took 1.3 ms.
-        stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
         with self._rocks.guard("read"):
-            self._prune(batch, cursor, stop_ms)
+            self._prune(batch, cursor)
         if not batch.is_empty():
             self._write(batch)
 
-    def _prune(self, batch: WriteBatch, cursor: Cursor, stop_ms: int) -> None:
-        if stop_ms > self._pruned_ms:
-            start, stop = self._pack_key(self._pruned_ms, 0), self._pack_key(stop_ms, 0)
+    def _prune(self, batch: WriteBatch, cursor: Cursor) -> None:
+        key = min(cursor.key, (cursor.key[0], cursor.offset - 1))  # others of K's time are kept
+        if key > self._pruned:
+            start, stop = self._above(self._pruned), self._above(key)
             keys = read_keys(self._db, start, stop, _SINGLES_MAX + 1)
             if len(keys) <= _SINGLES_MAX:
-                for key in keys:
-                    batch.delete(key)
+                for row in keys:
+                    batch.delete(row)
                 self._add(-_records_in(keys), -len(keys))
             else:
                 records, rows = self._count_between(start, stop)
                 self._passed += records
                 self._passed_rows += rows
-            self._pruned_ms = stop_ms
-            if self._passed >= _LUMP_RECORDS or stop_ms - self._deleted_ms >= _LUMP_MS:
+            self._pruned = key
+            if self._passed >= _LUMP_RECORDS or key[0] - self._deleted_ms >= _LUMP_MS:
                 self._delete_passed(batch)
         # Marks that are still to come have offsets from S on, wherever H is by now.
         mark = min(cursor.offset, self._shard.stop_offset)
-        self._shard.rows += self._ids.prune(batch, cursor.key[0], mark)
+        self._shard.rows += self._ids.prune(batch, key[0], mark)
 
     def _delete_passed(self, batch: WriteBatch) -> None:
         if self._passed_rows:
-            start = self._pack_key(self._deleted_ms, 0)
-            batch.delete_range(start, self._pack_key(self._pruned_ms, 0))
+            batch.delete_range(self._pack_key(self._deleted_ms, 0), self._above(self._pruned))
             self._add(-self._passed, -self._passed_rows)
             self._passed = self._passed_rows = 0
-        self._deleted_ms = self._pruned_ms
+        self._deleted_ms = self._pruned[0]
 
     def _count_between(self, start: bytes, stop: bytes) -> tuple[int, int]:
         records = rows = 0
@@ -479,26 +478,6 @@ class RocksStore(ShardStore[RocksShard]):
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
         self._rocks.sync()
         return self._shard.durable_offset
-
-    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        # A count of 1 for each unmarked record among the first ``_LUMPS_KEYS`` rows. If there may
-        # be more rows, a last count has all other records of the shard, also those outside the
-        # range.
-        start_ms = max(start_ms, self._pruned_ms)
-        start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
-        with self._rocks.guard("read"):
-            keys = read_keys(self._db, start, stop, _LUMPS_KEYS)
-        marked = {key[:_KEY_BYTES] for key in keys if len(key) > _KEY_BYTES}
-        times = [_unpack_key(key)[0] for key in keys if len(key) == _KEY_BYTES]
-        if marked:
-            records = (key for key in keys if len(key) == _KEY_BYTES and key not in marked)
-            times = [_unpack_key(key)[0] for key in records]
-        found = [(key_ms, key_ms + 1, 1) for key_ms in times]
-        if len(keys) == _LUMPS_KEYS:
-            behind_ms = _unpack_key(keys[-1][:_KEY_BYTES])[0] + 1
-            rest = max(self._shard.pending - self._passed - len(times), 0)
-            found.append((behind_ms, max(stop_ms, behind_ms + _REST_MS), rest))
-        return found
 
     def stats(self) -> StoreStats:
         # Bytes are the shard's share of the database, by number of records.

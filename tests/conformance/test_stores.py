@@ -17,7 +17,7 @@ import pytest
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.engine.cursor import START_KEY, Cursor, Key
+from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.folder import VERSION_BYTES, version_text
@@ -201,23 +201,23 @@ def test_an_id_stands_for_its_latest_record_until_that_is_marked(store: Store) -
     def stands_for(record_id: bytes) -> Key | None:
         return store.latest_unmarked(record_id, 100)
 
-    store.append([frame(5_000, 1)], [(b"id", 5_000, 1)], [], 2)
+    store.append([frame(5_000, 1)], [(b"id", 5_000, 1, NO_GROUP)], [], 2)
     assert stands_for(b"id") == (5_000, 1)
-    store.append([frame(6_000, 4)], [(b"id", 6_000, 4)], [(b"id", 5_000, 1, 4)], 5)
+    store.append([frame(6_000, 4)], [(b"id", 6_000, 4, NO_GROUP)], [(b"id", 5_000, 1, 4)], 5)
     assert stands_for(b"id") == (6_000, 4)
-    store.append([frame(7_000, 9)], [(b"other", 7_000, 9)], [(b"id", 6_000, 4, 8)], 10)
+    store.append([frame(7_000, 9)], [(b"other", 7_000, 9, NO_GROUP)], [(b"id", 6_000, 4, 8)], 10)
     assert stands_for(b"id") is None
     assert stands_for(b"other") == (7_000, 9)
     assert stands_for(b"i") is None
     assert stands_for(b"") is None
-    store.append([frame(8_000, 12)], [(b"id", 8_000, 12)], [], 13)
+    store.append([frame(8_000, 12)], [(b"id", 8_000, 12, NO_GROUP)], [], 13)
     assert stands_for(b"id") == (8_000, 12)
 
 
 def test_an_id_is_scheduled_and_cancelled_again_and_again_in_one_call(store: Store) -> None:
-    named = [(b"id", 5_000 + o, o) for o in range(0, 9, 2)]
+    named = [(b"id", 5_000 + o, o, NO_GROUP) for o in range(0, 9, 2)]
     marks = [(b"id", 5_000 + o, o, o + 1) for o in range(0, 7, 2)]
-    store.append([frame(*name[1:]) for name in named], named, marks, 9)
+    store.append([frame(*name[1:3]) for name in named], named, marks, 9)
     assert store.latest_unmarked(b"id", 9) == (5_008, 8)
     store.append([], [], [(b"id", 5_008, 8, 9)], 10)
     assert store.latest_unmarked(b"id", 10) is None
@@ -225,22 +225,22 @@ def test_an_id_is_scheduled_and_cancelled_again_and_again_in_one_call(store: Sto
 
 def test_a_copy_that_was_marked_before_it_came_leaves_its_id_as_it_is(store: Store) -> None:
     """Rule 13: a user record of its id lies between its base and itself."""
-    store.append([frame(5_000, 1)], [(b"id", 5_000, 1)], [], 2)
-    store.append([frame(6_000, 4)], [(b"id", 6_000, 4)], [(b"id", 6_000, 4, 1)], 5)
+    store.append([frame(5_000, 1)], [(b"id", 5_000, 1, NO_GROUP)], [], 2)
+    store.append([frame(6_000, 4)], [(b"id", 6_000, 4, NO_GROUP)], [(b"id", 6_000, 4, 1)], 5)
     assert store.latest_unmarked(b"id", 5) == (5_000, 1)
     assert store.marked_from(0) == [(1, (6_000, 4))]
 
 
 def test_a_copy_takes_the_place_of_its_original_without_a_mark(store: Store) -> None:
-    store.append([frame(5_000, 1)], [(b"id", 5_000, 1)], [], 2)
-    store.append([frame(6_000, 4)], [(b"id", 6_000, 4)], [], 5)
+    store.append([frame(5_000, 1)], [(b"id", 5_000, 1, NO_GROUP)], [], 2)
+    store.append([frame(6_000, 4)], [(b"id", 6_000, 4, NO_GROUP)], [], 5)
     store.prune(Cursor((5_500, 0), 2))
     assert store.latest_unmarked(b"id", 5) == (6_000, 4)
 
 
 def test_marks_that_h_has_passed_are_dropped_although_k_stands_still(store: Store) -> None:
     given = [frame(5_000 + i, i) for i in range(5)]
-    store.append(given, [(b"x", f[0], f[1]) for f in given], [], 5)
+    store.append(given, [(b"x", f[0], f[1], NO_GROUP) for f in given], [], 5)
     store.append([], [], [(b"x", 5_000 + i, i, 10 + i) for i in range(5)], 15)
     for _ in range(3):  # a store may keep marks until they are durable
         store.sync()
@@ -250,7 +250,12 @@ def test_marks_that_h_has_passed_are_dropped_although_k_stands_still(store: Stor
 
 def test_marks_of_a_copy_that_lags_behind_h_are_dropped_too(store: Store) -> None:
     """They come after the checkpoint that has passed them."""
-    store.append([frame(5_000, 1), frame(6_000, 2)], [(b"a", 5_000, 1), (b"b", 6_000, 2)], [], 3)
+    store.append(
+        [frame(5_000, 1), frame(6_000, 2)],
+        [(b"a", 5_000, 1, NO_GROUP), (b"b", 6_000, 2, NO_GROUP)],
+        [],
+        3,
+    )
     store.prune(Cursor(START_KEY, 1_000))
     store.append([], [], [(b"a", 5_000, 1, 7)], 8)
     for _ in range(3):
@@ -263,7 +268,7 @@ def test_marks_of_a_copy_that_lags_behind_h_are_dropped_too(store: Store) -> Non
 def test_marks_are_listed_from_an_offset_on(store: Store) -> None:
     given = [frame(5_000 + i, i) for i in range(5)]
     marks = [(b"x", 5_000 + i, i, 10 + i) for i in (3, 1, 2)]
-    store.append(given, [(b"x", f[0], f[1]) for f in given], marks, 20)
+    store.append(given, [(b"x", f[0], f[1], NO_GROUP) for f in given], marks, 20)
     assert store.marked_from(12) == [(12, (5_002, 2)), (13, (5_003, 3))]
     assert store.marked_from(0)[0] == (11, (5_001, 1))
     assert store.marked_from(14) == []
@@ -291,12 +296,12 @@ def test_a_slot_goes_only_when_its_exclusive_end_is_reached(store: Store) -> Non
 
 
 def test_a_pruned_store_is_empty_and_takes_more(store: Store) -> None:
-    store.append(frames(100), [(b"a", 1_000_000, 0)], [], 100)
+    store.append(frames(100), [(b"a", 1_000_000, 0, NO_GROUP)], [], 100)
     store.sync()
     store.prune(Cursor((9_000_000, 0), 100))
     assert store.stats().pending == 0
     assert store.next_due_ms((9_000_000, 0)) is None
-    store.append([frame(9_000_500, 100)], [(b"a", 9_000_500, 100)], [], 101)
+    store.append([frame(9_000_500, 100)], [(b"a", 9_000_500, 100, NO_GROUP)], [], 101)
     assert store.read_due((9_000_000, 0), FAR_MS, 10) == [frame(9_000_500, 100)]
     assert store.latest_unmarked(b"a", 101) == (9_000_500, 100)
 
@@ -383,7 +388,7 @@ def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) 
 
 
 def test_reset_forgets_everything(store: Store) -> None:
-    store.append(frames(100), [(b"a", 1_000_000, 0)], [(b"a", 1_000_000, 0, 5)], 100)
+    store.append(frames(100), [(b"a", 1_000_000, 0, NO_GROUP)], [(b"a", 1_000_000, 0, 5)], 100)
     store.sync()
     store.set_label(b"old")
     store.reset()
@@ -409,7 +414,7 @@ def test_stats_count(store: Store) -> None:
 def test_a_closed_store_opens_with_everything(make_durable: Maker) -> None:
     given = frames(300)
     with opened(make_durable) as store:
-        store.append(given, [(b"a", *given[3][:2])], [(b"a", *given[4][:2], 299)], 300)
+        store.append(given, [(b"a", *given[3][:2], NO_GROUP)], [(b"a", *given[4][:2], 299)], 300)
     for _ in range(2):
         with opened(make_durable, 300) as store:
             expected = [(*f[:2], 299 if f[1] == 4 else NO_MARK, f[3]) for f in sorted(given)]
@@ -421,7 +426,7 @@ def test_a_closed_store_opens_with_everything(make_durable: Maker) -> None:
 
 def test_a_reset_store_opens_empty(make_durable: Maker) -> None:
     with opened(make_durable) as store:
-        store.append(frames(50), [(b"a", 1_000_000, 0)], [], 50)
+        store.append(frames(50), [(b"a", 1_000_000, 0, NO_GROUP)], [], 50)
         store.set_label(b"old")
         store.sync()
         store.reset()
@@ -446,7 +451,7 @@ def test_a_label_comes_back_byte_for_byte(make_durable: Maker, label: bytes) -> 
 
 
 def test_a_label_changes_nothing_that_is_stored(store: Store) -> None:
-    store.append(frames(100), [(b"a", 1_000_000, 0)], [(b"a", 1_000_000, 0, 5)], 100)
+    store.append(frames(100), [(b"a", 1_000_000, 0, NO_GROUP)], [(b"a", 1_000_000, 0, 5)], 100)
     store.set_label(b"label")
     assert store.label == b"label"
     assert store.stats().pending == 100
@@ -481,7 +486,7 @@ def test_a_label_without_its_sync_leaves_a_pair_that_there_was(
 def test_a_store_of_an_older_format_starts_over(make_durable: Maker, tmp_path: Path) -> None:
     """An older format has no label, which names the contracts of its records."""
     with opened(make_durable) as store:
-        store.append(frames(10), [(b"a", 1_000_000, 0)], [], 10)
+        store.append(frames(10), [(b"a", 1_000_000, 0, NO_GROUP)], [], 10)
     version = tmp_path / "shard" / "VERSION"
     kind, number = version.read_text().split()[:2]
     version.write_bytes(version_text(kind, int(number) - 1))

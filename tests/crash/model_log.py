@@ -41,7 +41,7 @@ class ModelLog:
             self.frames[offset] = (*key, NO_MARK, rng.randbytes(rng.randrange(40)))
             if record_id is not None:
                 latest[record_id] = key
-                self.named[offset] = (record_id, *key)
+                self.named[offset] = (record_id, *key, (f"target {offset % 3}", 0, False))
 
     def feed(self, store: Store, start: int, stop: int) -> None:
         """Append offsets ``[start, stop)`` in one batch, by a label of their own."""
@@ -74,7 +74,7 @@ class ModelLog:
     def latest_unmarked(self, record_id: bytes) -> Key | None:
         """At the end of the log."""
         marked = {mark[2] for mark in self.marks.values()}
-        keys = [name[1:] for o, name in self.named.items() if name[0] == record_id]
+        keys = [name[1:3] for o, name in self.named.items() if name[0] == record_id]
         live = [key for key in keys if key[1] not in marked]
         return max(live, key=lambda key: key[1], default=None)
 
@@ -86,11 +86,13 @@ class ModelLog:
         assert found == expected
         marked = {m[2] for o, m in self.marks.items() if o < stop}
         for record_id in {n[0] for n in self.named.values()}:
-            keys = [n[1:] for o, n in self.named.items() if n[0] == record_id and o < stop]
+            keys = [n[1:3] for o, n in self.named.items() if n[0] == record_id and o < stop]
             live = [k for k in keys if k[1] not in marked]
             latest = max(live, key=lambda k: k[1], default=None)
             if latest is None or latest > cursor.key:
                 assert store.latest_unmarked(record_id, stop) == latest
+                named = None if latest is None else self.named[latest[1]]
+                assert store.group_of(record_id) == (named and named[3])
 
 
 def _label_from(start: int) -> bytes:

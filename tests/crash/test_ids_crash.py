@@ -11,7 +11,7 @@ import pytest
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.engine.cursor import Cursor
+from delayservice.engine.cursor import NO_GROUP, Cursor
 from delayservice.store.base import NO_MARK
 from delayservice.store.ids import IDS_OPTIONS, IdRows
 from delayservice.store.rocks import open_database, prefix_of, read_keys
@@ -65,10 +65,10 @@ def test_what_is_read_otherwise_after_a_crash_leaves_no_ids_behind(
     """Above the horizon other contracts may hold by now: other keys, and records without an id."""
     changed = ModelLog(COUNT, seed=5)
     for offset in [o for o in changed.named if o >= SYNCED]:
-        record_id, key_ms, _ = changed.named.pop(offset)
+        record_id, key_ms, _, group = changed.named.pop(offset)
         if offset % 2:
             changed.frames[offset] = (key_ms + 50_000, *changed.frames[offset][1:])
-            changed.named[offset] = (record_id, key_ms + 50_000, offset)
+            changed.named[offset] = (record_id, key_ms + 50_000, offset, group)
     changed.marks = {o: mark for o, mark in log.marks.items() if o < SYNCED}
     store = LoneStore(root)
     assert store.open() == SYNCED
@@ -131,7 +131,7 @@ def test_a_mark_above_the_horizon_is_taken_back_although_h_has_passed_it(tmp_pat
     name, key = b"id", (10**12, 1)
     store = LoneStore(tmp_path)
     store.open()
-    store.append([(*key, NO_MARK, b"record")], [(name, *key)], [], 2)
+    store.append([(*key, NO_MARK, b"record")], [(name, *key, NO_GROUP)], [], 2)
     store.sync()
     store.append([], [], [(name, *key, 2)], 3)
     store.prune(Cursor((1, 0), 3))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.engine.cursor import NO_MARK, Cursor, Frame
+from delayservice.engine.cursor import NO_GROUP, NO_MARK, Cursor, Frame
 from delayservice.replicas.digest import (
     HOUR_MS,
     MINUTE_MS,
@@ -43,7 +43,7 @@ class Log:
 
     def store(self, digest: ShardDigest, start: int, stop: int) -> None:
         run = range(start, min(stop, len(self.ids)))
-        named = [(i, self.keys_ms[o], o) for o in run if (i := self.ids[o]) is not None]
+        named = [(i, self.keys_ms[o], o, NO_GROUP) for o in run if (i := self.ids[o]) is not None]
         marks = [
             (self.ids[victim] or b"", self.keys_ms[victim], victim, mark)
             for victim, mark in sorted(self.mark_of.items(), key=lambda item: item[1])

@@ -22,7 +22,7 @@ from delayservice.inspection.query import (
     Page,
     Position,
     Search,
-    count_within,
+    counts_before,
     merged,
 )
 from delayservice.slices.lane import Lane
@@ -64,10 +64,7 @@ def make_store(kind: str, folder: Path) -> Store:
 class World:
     """Shards with what was written, as the lanes have it and as the test remembers it."""
 
-    def __init__(
-        self, stack: ExitStack, kind: str, shards: list[list[Record]], *, far_ids: bool = True
-    ) -> None:
-        self.far_ids = far_ids
+    def __init__(self, stack: ExitStack, kind: str, shards: list[list[Record]]) -> None:
         folder = self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self.lanes: list[Lane] = []
         self.due: dict[Position, tuple[int, str, bytes | None]] = {}
@@ -93,8 +90,6 @@ class World:
         by_id: dict[bytes, Position] = {}
         for offset, (delay_ms, target, number) in enumerate(written):
             record_id = None if number is None else b"id-%d" % number
-            if delay_ms > WINDOW_MS and not self.far_ids:
-                record_id = None
             headers: Headers = [
                 ("delay-after", b"%d" % delay_ms),
                 ("delay-target-topic", TARGETS[target].encode()),
@@ -187,19 +182,16 @@ def test_what_is_ahead_is_counted_where_it_is_due(
     kind: str, shards: list[list[Record]], widths: list[int]
 ) -> None:
     with ExitStack() as stack:
-        # A cancel does not say when its victim was due, so no id is both near and far here.
-        world = World(stack, kind, shards, far_ids=False)
-        horizon = BacklogCounts()
+        world = World(stack, kind, shards)
+        backlog = BacklogCounts()
         for lane in world.lanes:
             lanes: dict[str, Lane] = {lane.topic: lane}
-            horizon.add(looking.ahead(lanes, NOW_MS))
-        assert horizon.total == len(world.due)
+            backlog.add(looking.ahead(lanes, NOW_MS))
+        assert backlog.total == len(world.due)
         for hours in widths:  # whole hours: that is as fine as what is far is counted
             stop_ms = (NOW_MS // HOUR_MS + hours) * HOUR_MS
             within = sum(1 for due_ms, _, _ in world.due.values() if due_ms < stop_ms)
-            by_day = [due - key > 48 * HOUR_MS for (key, *_), (due, *_) in world.due.items()]
-            if not any(by_day):
-                assert count_within(horizon.lumps, NOW_MS, stop_ms) == within
+            assert counts_before(backlog.ranges, [stop_ms]) == [within]
 
 
 @every_store
@@ -222,19 +214,3 @@ def test_an_id_and_an_offset_find_what_is_pending_and_nothing_else(
                 pending = {(p[1], p[2], p[3]) for p in world.due}
                 is_pending = (lane.topic, lane.partition, row[0]) in pending
                 assert fate.state == ("pending" if is_pending else "settled")
-
-
-@pytest.mark.parametrize("kind", ["wheel", "rocksdb"])
-def test_a_scan_of_the_disk_finds_what_is_far_again(kind: str) -> None:
-    with ExitStack() as stack:
-        world = World(stack, kind, [[(10 * HOUR_MS, 0, None)] * 3])
-        store = world.lanes[0].store
-        assert isinstance(store, DigestingStore)
-        again = DigestingStore(store.inner)  # a life that has not seen them come
-        assert count_within(again.lumps(0, 10**15), NOW_MS + 9 * HOUR_MS, 10**15) == 0
-        again.begin_scan()
-        while not again.scan_on():
-            pass
-        assert count_within(again.lumps(0, 10**15), NOW_MS + 9 * HOUR_MS, 10**15) == 3
-        again.prune(Cursor((NOW_MS + WINDOW_MS + 60_000, 0), 3))
-        assert count_within(again.lumps(0, 10**15), NOW_MS + 9 * HOUR_MS, 10**15) == 0

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.cursor import NO_GROUP, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions
@@ -79,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
         offsets = range(start, stop)
         taken = [self.log[o] for o in offsets if o in self.log]
         frames = [f for f, _ in taken]
-        named: list[Named] = [(n, f[0], f[1]) for f, n in taken if n is not None]
+        named: list[Named] = [(n, f[0], f[1], NO_GROUP) for f, n in taken if n is not None]
         marks: list[Mark] = [
             (self.marks[o][0], *self.marks[o][1], o) for o in offsets if o in self.marks
         ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from delayservice.base.errors import SlotDamagedError
-from delayservice.engine.cursor import NO_MARK, CountRange, Cursor, Frame, Key, Mark, Named
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Group, Key, Mark, Named
 from delayservice.store.base import Scanner, Store, StoreStats
 from tests.simulation.history import ViolationError
 
@@ -34,6 +34,7 @@ class SimStore(Store):
         self._frames: dict[int, tuple[int, bytes]] = {}
         self._marks: dict[int, tuple[int, int]] = {}
         self._named: dict[bytes, dict[int, int]] = {}
+        self._groups: dict[int, Group] = {}
         self._pruned: dict[int, tuple[int, bytes]] = {}
         self._lost_slots: list[tuple[int, int]] = []
         self._stop_offset = 0
@@ -120,8 +121,9 @@ class SimStore(Store):
             self._pruned.pop(offset, None)
             if mark != NO_MARK:
                 self._marks[offset] = (mark, key_ms)
-        for record_id, key_ms, offset in named:
+        for record_id, key_ms, offset, group in named:
             self._named.setdefault(record_id, {})[offset] = key_ms
+            self._groups[offset] = group
         for _, key_ms, offset, mark in marks:
             self._marks[offset] = (mark, key_ms)
         self._stop_offset = stop_offset
@@ -236,6 +238,11 @@ class SimStore(Store):
             return (names[offset], offset) if mark == NO_MARK else None
         return None
 
+    def group_of(self, record_id: bytes) -> Group | None:
+        """See ``Store.group_of``."""
+        key = self.latest_unmarked(record_id, self._stop_offset)
+        return None if key is None else self._groups[key[1]]
+
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         """See ``Store.marked_from``."""
         kept = set(self._frames) | {
@@ -252,10 +259,6 @@ class SimStore(Store):
     def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002
         """See ``Store.scanner``."""
         return Scanner(self._read)
-
-    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        """See ``Store.lumps``."""
-        return [(f[0], f[0] + 1, 1) for f in self._visible() if start_ms <= f[0] < stop_ms]
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from delayservice.contract.codec import Meta, encode_payload
+from delayservice.engine.cursor import NO_GROUP
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.wheel import WheelOptions
 from tests.rocks import LoneRocks
@@ -43,7 +44,7 @@ def a_frame(key_ms: int, offset: int, value: bytes | None = None) -> Frame:
 
 
 def named_of(frames: list[Frame]) -> list[Named]:
-    return [(b"id-%d" % f[1], f[0], f[1]) for f in frames if f[1] % 3 == 0]
+    return [(b"id-%d" % f[1], f[0], f[1], NO_GROUP) for f in frames if f[1] % 3 == 0]
 
 
 def fill(store: Store, count: int = 600, start_ms: int = DUE_MS) -> list[Frame]:

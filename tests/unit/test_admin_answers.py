@@ -424,7 +424,7 @@ def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
 
 
 @pytest.mark.parametrize(
-    ("lumps", "unit", "coarse_from_ms"),
+    ("ranges", "unit", "coarse_from_ms"),
     [
         ([(NOW_MS, NOW_MS + 1, 1), (NOW_MS + 1_000, NOW_MS + 2_000, 9)], "second", None),
         ([(NOW_MS, NOW_MS + 1, 1), (NOW_MS + 9_000, NOW_MS + 69_000, 9)], "second", 9_000),
@@ -433,9 +433,9 @@ def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
     ],
 )
 def test_a_timeline_says_from_when_on_its_buckets_are_not_exact(
-    lumps: list[CountRange], unit: str, coarse_from_ms: int | None
+    ranges: list[CountRange], unit: str, coarse_from_ms: int | None
 ) -> None:
-    horizon = BacklogCounts(lumps=lumps)
+    horizon = BacklogCounts(ranges=ranges)
     context = SimpleNamespace(
         wall_ms=lambda: NOW_MS,
         inquiry=SimpleNamespace(horizon=lambda: horizon),

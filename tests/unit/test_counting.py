@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers
 from delayservice.engine.census import Waiting
-from delayservice.inspection.counting import LaneCounts, count_lane, counts_within, topic_counts
-from delayservice.inspection.query import count_within
+from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
+from delayservice.inspection.query import counts_before
 from delayservice.slices.lane import Lane
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
@@ -126,9 +128,14 @@ def test_between_counts_the_first_due_time_is_not_before_what_is_settled() -> No
     st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40), st.integers(0, 9)), max_size=9),
     st.lists(st.integers(0, 140), min_size=1, max_size=6, unique=True),
 )
-def test_counts_by_horizon_are_what_one_at_a_time_gives(
-    lumps: list[tuple[int, int, int]], stops: list[int]
+def test_counts_before_a_time_are_the_shares_of_all_ranges(
+    ranges: list[tuple[int, int, int]], stops: list[int]
 ) -> None:
-    spans = [(start, start + width, count) for start, width, count in lumps]
+    spans = [(start, start + width, count) for start, width, count in ranges]
     stops.sort()
-    assert counts_within(spans, stops) == [count_within(spans, 0, stop) for stop in stops]
+    shares = [
+        sum(Fraction(min(max(stop - a, 0), b - a), b - a) * count for a, b, count in spans)
+        for stop in stops
+    ]
+    for found, share in zip(counts_before(spans, stops), shares, strict=True):
+        assert abs(found - float(share)) <= 0.5 + 1e-9

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from delayservice.base.errors import DelayServiceError
+from delayservice.engine.cursor import NO_GROUP
 from delayservice.process import answering
 from delayservice.process.answering import hour_records
 from delayservice.replicas.commands import Command, RecordHash
@@ -29,7 +30,7 @@ TOLD: list[RecordHash] = [
 def lane() -> SimpleNamespace:
     store = MemoryStore()
     store.open()
-    store.append(ALL, [(b"id", *ALL[21][:2])], [(b"id", *ALL[21][:2], 55)], 60)
+    store.append(ALL, [(b"id", *ALL[21][:2], NO_GROUP)], [(b"id", *ALL[21][:2], 55)], 60)
     made = SimpleNamespace(topic=TOPIC, topic_id="id", store=store)
     made.window = None
     return made

@@ -35,7 +35,7 @@ def test_few_records_are_deleted_when_they_are_passed_without_a_range(tmp_path: 
     store.append(given, [], [(b"id", *given[3][:2], 2_000)], 2_001)
     for position, frame in enumerate(given):
         store.prune(Cursor(frame[:2], 2_001))
-        assert store.stats().pending == len(given) - position
+        assert store.stats().pending == len(given) - position - 1
         assert store._passed == 0  # nothing waits for a range
     start, stop = store._pack_key(0, 0), store._pack_key(given[-1][0], 0)
     assert read_keys(store._db, start, stop, 1) == []
@@ -43,7 +43,7 @@ def test_few_records_are_deleted_when_they_are_passed_without_a_range(tmp_path: 
 
 
 @pytest.mark.usefixtures("in_lumps")
-def test_pruning_by_the_second_leaves_few_tombstones(tmp_path: Path) -> None:
+def test_pruning_by_ranges_leaves_few_tombstones(tmp_path: Path) -> None:
     store = LoneRocks(tmp_path)
     store.open()
     given = frames(2_000, 1_000)
@@ -51,7 +51,7 @@ def test_pruning_by_the_second_leaves_few_tombstones(tmp_path: Path) -> None:
     deleted = set()
     for position, frame in enumerate(given):
         store.prune(Cursor(frame[:2], len(given)))
-        assert store.stats().pending == len(given) - position
+        assert store.stats().pending == len(given) - position - 1
         deleted.add(store._deleted_ms)
     assert deleted == {1_000_000, 1_600_000, 2_200_000, 2_800_000}
     assert store._db.get(store._pack_key(*given[1_799][:2])) is None
@@ -76,15 +76,15 @@ def test_what_is_not_deleted_yet_is_not_read_or_counted(tmp_path: Path) -> None:
     store.open()
     given = frames(100, 100)
     store.append(given, [], [], len(given))
-    store.prune(Cursor((1_000_000, OFFSET_MAX), 100))
-    store.prune(Cursor((1_005_000, 50), 100))
+    store.prune(Cursor((999_999, OFFSET_MAX), 100))
+    store.prune(Cursor((1_004_900, 49), 100))
     assert store._db.get(store._pack_key(*given[0][:2])) == b"payload"
     assert store.stats().pending == 50
     assert store.read_due((0, -1), FAR_MS, 100) == given[50:]
     store.close()
     store = LoneRocks(tmp_path)
     assert store.open() == 100
-    store.prune(Cursor((1_005_000, 50), 100))
+    store.prune(Cursor((1_004_900, 49), 100))
     assert store.stats().pending == 50
     assert store.read_due((1_005_000, 50), FAR_MS, 100) == given[51:]
     store.close()

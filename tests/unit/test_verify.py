@@ -108,7 +108,7 @@ def test_whatever_a_store_went_through_without_damage_it_is_sound(
         victims = chance.sample(sorted(unmarked), min(3, len(unmarked)))
         marks: list[Mark] = [(b"id-%d" % at, unmarked.pop(at), at, offset + 40) for at in victims]
         store.append(frames, stored.named_of(frames), marks, offset + 41)
-        unmarked |= {at: key_ms for _, key_ms, at in stored.named_of(frames)}
+        unmarked |= {at: key_ms for _, key_ms, at, _ in stored.named_of(frames)}
         offset += 41
         hand_ms += chance.choice([0, 30_000, 1_000_000])
         store.read_due((hand_ms - 1_000, 0), hand_ms, 20)

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from delayservice.base.errors import SlotDamagedError, StoreError
-from delayservice.engine.cursor import START_KEY, Cursor, Key
+from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.files import Files
 from delayservice.store.offline import each_store, look
@@ -139,9 +139,9 @@ def test_one_damaged_file_is_read_again_by_each_of_its_shards(tmp_path: Path) ->
 def test_marks_are_no_records_among_those_that_have_passed(tmp_path: Path) -> None:
     store = opened(Wheel(tmp_path, OPTIONS), 0)
     keys = [(START_MS + number, number) for number in range(10)]
-    named = [(b"%d" % offset, key_ms, offset) for key_ms, offset in keys]
+    named = [(b"%d" % offset, key_ms, offset, NO_GROUP) for key_ms, offset in keys]
     store.append([(*key, NO_MARK, b"payload") for key in keys], named, [], 10)
-    store.append([], [], [(*name, 10 + name[2]) for name in named[:5]], 15)
+    store.append([], [], [(*name[:3], 10 + name[2]) for name in named[:5]], 15)
     assert len(store.read_due(START_KEY, START_MS + 6, 100)) == 7
     store.prune(Cursor(keys[6], 15))
     assert store.stats().pending == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from delayservice.base.errors import StoreError
-from delayservice.engine.cursor import START_KEY, Cursor
+from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.wheel import WheelOptions
@@ -58,9 +58,9 @@ def test_storing_and_delivery_go_on_while_the_disk_syncs(
 ) -> None:
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
-    store.append(frames(0, 100), [(b"a", 1_000_060, 60)], [], 100)
+    store.append(frames(0, 100), [(b"a", 1_000_060, 60, NO_GROUP)], [], 100)
     store.sync(wait=False)
-    store.append(frames(100, 200), [(b"b", 1_000_100, 100)], [], 200)
+    store.append(frames(100, 200), [(b"b", 1_000_100, 100, NO_GROUP)], [], 200)
     assert store.read_due(START_KEY, FAR_MS, 1000) == sorted(frames(0, 200))
     store.prune(Cursor((1_000_050, 50), 200))
     store.sync(wait=False)  # one at a time
@@ -121,7 +121,7 @@ def test_ids_and_a_label_that_come_while_a_sync_runs_are_no_part_of_it(
     store.append(frames(0, 100), [], [], 100)
     store.sync(wait=False)
     store.set_label(b"new, and longer")
-    store.append(frames(100, 200), [(b"b", 1_000_100, 100)], [], 200)
+    store.append(frames(100, 200), [(b"b", 1_000_100, 100, NO_GROUP)], [], 200)
     may_go_on.set()
     wait_until_durable(store, 100)
     store.abandon()

@@ -18,8 +18,8 @@ import structlog
 
 from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.engine.cursor import START_KEY, Cursor, Key
-from delayservice.store.base import CountRange, Frame, Mark, Named, Scanner, StoreStats
+from delayservice.engine.cursor import START_KEY, Cursor, Group, Key
+from delayservice.store.base import Frame, Mark, Named, Scanner, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.ids import IdDatabase
 from delayservice.store.shards import ShardStore, WorkerShards
@@ -560,6 +560,9 @@ class WheelStore(ShardStore[SlotShard]):
         shard = self._shard
         return shard.ids.latest_unmarked(record_id, min(below, shard.stop_offset))
 
+    def group_of(self, record_id: bytes) -> Group | None:
+        return self._shard.ids.group_of(record_id)
+
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         return self._shard.ids.marked_from(mark, self._shard.stop_offset)
 
@@ -579,13 +582,6 @@ class WheelStore(ShardStore[SlotShard]):
         else:
             self._wheel.sync_soon()
         return self._shard.durable_offset
-
-    def lumps(self, start_ms: int, stop_ms: int) -> list[CountRange]:
-        # No file is read: one count for each slot.
-        return [
-            (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
-            for slot in self._slots_within(start_ms, stop_ms)
-        ]
 
     def stats(self) -> StoreStats:
         self._wheel.advance()
