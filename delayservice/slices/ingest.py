@@ -69,7 +69,7 @@ def log_read(state: LoopState, event: LogRead) -> None:
     try:
         batch = lane.log_answered(event.answer.result())
     except KafkaEdgeError as exc:
-        ownership.interrupted_safely(state, found[0], str(exc))
+        ownership.interrupted(state, found[0], str(exc))
         if not lane.shard.owned:  # an owner steps down with its release
             lane.step_down()
         return
@@ -94,7 +94,7 @@ def _partition_failed(state: LoopState, error: PartitionError) -> None:
         is_truncated = error.is_truncated or None
         ownership.log_moved(state, slice_, lane, error.why, is_truncated=is_truncated)
     else:
-        ownership.interrupted_safely(state, slice_, error.why)
+        ownership.interrupted(state, slice_, error.why)
 
 
 def log_found(state: LoopState, event: LogFound) -> None:
@@ -118,7 +118,7 @@ def log_found(state: LoopState, event: LogFound) -> None:
     except KafkaEdgeError as exc:
         stored = lane.shard.stored
         state.edges.source.seek(lane.place, stored, lane.last_below(stored))
-        ownership.interrupted_safely(state, found[0], str(exc))
+        ownership.interrupted(state, found[0], str(exc))
 
 
 def drop_lane(state: LoopState, number: int, topic: str) -> bool:

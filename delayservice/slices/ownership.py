@@ -230,8 +230,6 @@ def take_over_ended(state: LoopState, event: TakeOverEnded) -> None:
             slice_.setbacks += 1
             _give_up(state, slice_.number, why)
     for slice_ in waiting:
-        if slice_.phase is not Phase.TAKING:  # the writer was lost at an earlier slice
-            continue
         found = taken.get(slice_.number)
         if found is None or not state.roles.role(slice_.number).keeps_owning:
             _rest(state, slice_.number)
@@ -244,20 +242,16 @@ def take_over_ended(state: LoopState, event: TakeOverEnded) -> None:
 def _take(state: LoopState, slice_: Slice, taken: Taken, stored: Mapping[Lane, int]) -> None:
     slice_.taken_over(taken, state.edges.gate.epoch(slice_.number))
     missing, short = [], []
-    try:
-        for lane in slice_.lanes.values():
-            bounds = taken.bounds.get(lane.place)
-            # Its leader gave no answer, or it was added meanwhile, perhaps in the place of one of
-            # an earlier topic of this name.
-            if bounds is None or lane not in stored:
-                missing.append(lane)
-            elif log_ends.is_short(slice_, lane, bounds, stored[lane]):
-                short.append(lane)
-            else:
-                _take_lane(state, slice_, lane, bounds, stored[lane])
-    except KafkaEdgeError as exc:  # its log can't be read
-        interrupted_safely(state, slice_, str(exc))
-        return
+    for lane in slice_.lanes.values():
+        bounds = taken.bounds.get(lane.place)
+        # Its leader gave no answer, or it was added meanwhile, perhaps in the place of one of an
+        # earlier topic of this name.
+        if bounds is None or lane not in stored:
+            missing.append(lane)
+        elif log_ends.is_short(slice_, lane, bounds, stored[lane]):
+            short.append(lane)
+        else:
+            _take_lane(state, slice_, lane, bounds, stored[lane])
     if missing or short:
         log_ends.ask(state, [*missing, *short], short)
     state.transaction.changing.add(slice_.number)
@@ -283,11 +277,7 @@ def log_ends_found(state: LoopState, event: LogEndsFound) -> None:
             why = f"it ended at {bounds.end}, and {lane.awaited_end} is waited for"
             log_moved(state, slice_, lane, why, is_truncated=lane.shard.stored > bounds.end)
             continue
-        try:
-            _take_lane(state, slice_, lane, bounds, stored)
-        except KafkaEdgeError as exc:
-            interrupted_safely(state, slice_, str(exc))
-            continue
+        _take_lane(state, slice_, lane, bounds, stored)
         state.transaction.changing.add(slice_.number)
         slice_.move(Step.JOIN)
 
@@ -404,24 +394,13 @@ def log_moved(
 
 
 def interrupted(state: LoopState, slice_: Slice, why: str) -> None:
-    """Release a slice that can't be served here, and report it for another node. Raise
-    ``OwnershipLostError`` if the writer turns out to be lost.
-    """
+    """Release a slice that can't be served here, and report it for another node."""
     _log.warning("slice_interrupted", slice=slice_.number, why=why)
     slice_.trouble = why
     _give_up(state, slice_.number, why)
-    if slice_.phase in SERVED:
-        if slice_.uncommitted.records and state.writer.phase is WriterPhase.SENDING:
-            abort(state, why)
-        _release(state, slice_)
-
-
-def interrupted_safely(state: LoopState, slice_: Slice, why: str) -> None:
-    """Release a slice as ``interrupted`` does; if the writer is lost, call ``lose_writer``."""
-    try:
-        interrupted(state, slice_, why)
-    except OwnershipLostError as lost:
-        lose_writer(state, lost)
+    if slice_.phase in SERVED and slice_.uncommitted.records:
+        end_transaction(state, why)
+    retire(state, slice_)
 
 
 def _give_up(state: LoopState, number: int, why: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.engine.ports import Role
-from delayservice.slices import log_ends, ownership
+from delayservice.slices import log_ends
 from delayservice.slices.commit import send
 from delayservice.slices.lane import Lane
 from delayservice.slices.slice import Slice
@@ -88,15 +87,9 @@ def _settle_lane(
 ) -> int:
     before = slice_.uncommitted.records
     state.transaction.touched.add(slice_.number)  # first: what is staged may have to be put back
-    try:
-        send(state, slice_, lane, lane.settle_late(now_ms, limit, may_read))
-        for outputs in lane.settle_due(now_ms, limit, bytes_max):
-            send(state, slice_, lane, outputs)
-    except OwnershipLostError:
-        raise
-    except KafkaEdgeError as exc:
-        ownership.interrupted(state, slice_, str(exc))
-        return 0
+    send(state, slice_, lane, lane.settle_late(now_ms, limit, may_read))
+    for outputs in lane.settle_due(now_ms, limit, bytes_max):
+        send(state, slice_, lane, outputs)
     log_ends.read_again(state, lane)
     if lane.shard.is_walked:
         state.agenda.walking.pop(lane.place, None)

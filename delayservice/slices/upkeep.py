@@ -52,7 +52,7 @@ def _follow(state: LoopState, slice_: Slice) -> None:
     try:
         read_back = slice_.follower.prune(slice_.lanes, is_owner=slice_.phase in OWNED)
     except KafkaEdgeError as exc:
-        ownership.interrupted_safely(state, slice_, str(exc))
+        ownership.interrupted(state, slice_, str(exc))
         # If an unknown secret signed the checkpoint, no more records are stored.
         ingest.let_store(state, slice_)
         return
