@@ -8,7 +8,6 @@ Sizes are those of record batches of version 2, which ``max.message.bytes`` limi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from connectors.kafka.headers import varint_size
@@ -82,33 +81,37 @@ class TargetLimits:
     def __init__(self, *, compresses: bool) -> None:
         self._compresses = compresses
         self._terms: dict[str, Terms] = {}
-        # Size of the largest batch of each topic that takes less than ``BATCH_BYTES``.
-        self._small: dict[str, int] = {}
         # Number of records to send one by one, by topic.
         self.suspects: dict[str, int] = {}
+        # Size of the largest batch of each topic that takes less than ``BATCH_BYTES``; 0: each
+        # record is one.
+        self.small: dict[str, int] = {}
         # Bytes and number of records in the open transaction, by topic in ``small``.
         self._reserved: dict[str, tuple[int, int]] = {}
         # Bytes that may share a batch with the next record, by topic in ``small``.
         self._batched: dict[str, int] = {}
-
-    @property
-    def small(self) -> AbstractSet[str]:
-        return self._small.keys() | self.suspects.keys()
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
         """Store the settings of a topic; return whether its limits have changed."""
         limit = int(config.get("max.message.bytes", BATCH_BYTES))
         terms = Terms(limit, "compact" in config.get("cleanup.policy", ""))
         before = self._terms.get(topic)
-        self.forget(topic)
         self._terms[topic] = terms
-        if limit < BATCH_BYTES:
-            self._small[topic] = limit
+        self._note_small(topic)
         return before != terms and not (before is None and terms.is_usual)
 
     def forget(self, topic: str) -> None:
         self._terms.pop(topic, None)
-        self._small.pop(topic, None)
+        self._note_small(topic)
+
+    def _note_small(self, topic: str) -> None:
+        limit = self._terms.get(topic, _UNLIMITED).batch_bytes_max
+        if topic in self.suspects:
+            self.small[topic] = 0
+        elif limit < BATCH_BYTES:
+            self.small[topic] = limit
+        else:
+            self.small.pop(topic, None)
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._terms
@@ -144,10 +147,9 @@ class TargetLimits:
 
     def reserve(self, outputs: Iterable[Output]) -> None:
         """Count ``outputs`` as part of the open transaction, which they will be sent in."""
-        small = self.small
-        for output in outputs if small else ():
+        for output in outputs:
             topic = output[1]
-            if topic in small:
+            if topic in self.small:
                 size, count = self._reserved.get(topic, (0, 0))
                 self._reserved[topic] = size + _bytes_of(output), count + 1
 
@@ -156,9 +158,8 @@ class TargetLimits:
         its topic does not take them in one batch.
         """
         topic, size = output[1], _bytes_of(output)
-        limit = 0 if topic in self.suspects else self._small.get(topic, BATCH_BYTES)
         batched = self._batched.get(topic, 0)
-        is_over = bool(batched) and batched + size > limit
+        is_over = bool(batched) and batched + size > self.small.get(topic, BATCH_BYTES)
         self._batched[topic] = size if is_over else batched + size
         return is_over
 
@@ -167,6 +168,7 @@ class TargetLimits:
         next commit are sent one by one all the same, as another may be bad.
         """
         self.suspects[topic] = 0 if is_found else SEARCHED_MAX
+        self._note_small(topic)
 
     def committed(self, topics: Iterable[str]) -> None:
         """Note that a transaction with records of ``topics`` was committed."""
@@ -174,6 +176,7 @@ class TargetLimits:
             self.suspects[topic] -= ALONE_MAX
             if not self.is_full(topic) or self.suspects[topic] <= 0:
                 del self.suspects[topic]
+                self._note_small(topic)
 
     def end_transaction(self) -> None:
         self._reserved.clear()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -205,6 +204,7 @@ class TargetTopics:
         self._known: dict[str, _Known] = {}
         # Limits of topics, and what the open transaction has of those that take little.
         self.limits = TargetLimits(compresses=compresses)
+        self.small = self.limits.small
         # Time since which a look-up of a topic has been requested, monotonic seconds.
         self._sought: dict[str, float] = {}
         # Time since which a record has needed newer metadata of a topic, monotonic seconds.
@@ -219,10 +219,6 @@ class TargetTopics:
         self._lock = threading.Lock()
         self._changes = 0
         self._wake = threading.Event()
-
-    @property
-    def small(self) -> AbstractSet[str]:
-        return self.limits.small
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
         topic, changes = target[0], self._changes

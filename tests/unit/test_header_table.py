@@ -1,6 +1,9 @@
 """One table from the headers of a record to its meaning, by which all who read or write them are
 tested: the service's reader, the client, the batch scheduler and the Spark reader. Spark's column
-expressions read the same records in ``tests/spark/test_readers.py``.
+expressions read the same records in ``tests/spark/test_readers.py``. Headers of other systems are
+as in their sources: RocketMQ's ``Message.setDelayTimeSec`` and its companions and
+``RecallMessageProcessor``, etf1's ``clientlib`` (``Schedule``, ``DeleteSchedule``), Karafka's
+``ScheduledMessages::Proxy``.
 """
 
 from __future__ import annotations
@@ -302,7 +305,18 @@ COMBINATIONS: Final = [
         [TARGET, ("TIMER_DELAY_SEC", b"5"), ("UNIQ_KEY", b"7F")],
         {"id": b"7F", "own": [("UNIQ_KEY", b"7F")]},
     ),
-    Row([("TIMER_DEL_UNIQKEY", b"i"), ("UNIQ_KEY", b"i")], CANCELS, value=b"0"),
+    Row(
+        [TARGET, ("KEYS", b"17"), ("UNIQ_KEY", b"7F"), ("WAIT", b"true"), ("DELAY", b"2")],
+        after_and(5_000, own=[("KEYS", b"17"), ("UNIQ_KEY", b"7F"), ("WAIT", b"true")]),
+    ),
+    Row(
+        [
+            *[("TAGS", b"_RECALL_TAG"), ("TIMER_DEL_UNIQKEY", b"orders+i"), ("UNIQ_KEY", b"i")],
+            *[("TIMER_DEL_MS", b"1700000005000"), ("TIMER_DELIVER_MS", b"1700000005000")],
+        ],
+        CANCELS,
+        value=b"0",
+    ),
     Row(ETF1, after_and(5_000, key=b"k", id=b"key", own=[("own", b"1")])),
     Row(ETF1, {"kind": CANCEL, "id": b"key"}, value=None),
     Row(ETF1[:2], {"key": None}),
