@@ -33,10 +33,6 @@ def start(fault: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_points_are_free_when_unset() -> None:
-    assert faults.bind("").__name__ == "<lambda>"
-
-
 @pytest.mark.parametrize(("action", "status"), [("kill", -signal.SIGKILL), ("exit", 70)])
 def test_the_process_ends_on_the_nth_pass(action: str, status: int) -> None:
     with start(f"before_commit:{action}:3") as process:

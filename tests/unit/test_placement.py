@@ -19,10 +19,6 @@ def on(*numbers: int) -> frozenset[str]:
     return frozenset(f"node-{number}" for number in numbers)
 
 
-def loads(placed: Mapping[int, frozenset[str]]) -> Counter[str]:
-    return Counter(node for kept in placed.values() for node in kept)
-
-
 def preferred(ranked: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
     return {slice_no: order[0] for slice_no, order in ranked.items()}
 
@@ -43,46 +39,6 @@ def test_every_release_and_every_machine_computes_this() -> None:
     }
 
 
-def test_copies_are_beside_the_brokers_that_hold_the_partition() -> None:
-    slices = [SliceFacts(i, replicas=(i % 6, (i + 1) % 6, (i + 2) % 6)) for i in range(12)]
-    placed = place(nodes(6), slices, 3)
-    assert placed == {s.slice_no: on(*s.replicas) for s in slices}
-
-
-def test_with_fewer_copies_than_kafka_has_its_first_replicas_count() -> None:
-    slices = [SliceFacts(i, replicas=(5 - i, i, (i + 1) % 6)) for i in range(6)]
-    assert place(nodes(6), slices, 1) == {i: on(5 - i) for i in range(6)}
-
-
-def test_with_more_copies_than_kafka_has_others_join_those_beside_its_brokers() -> None:
-    slices = [SliceFacts(i, replicas=(i % 6,)) for i in range(12)]
-    placed = place(nodes(6), slices, 3)
-    assert all(on(i % 6) < kept and len(kept) == 3 for i, kept in placed.items())
-
-
-def test_a_node_beside_every_partition_keeps_no_more_than_its_share() -> None:
-    slices = [SliceFacts(i, replicas=(0,)) for i in range(40)]
-    kept = loads(place(nodes(5), slices, 2))
-    assert max(kept.values()) == kept["node-0"] == 20
-
-
-def test_copies_are_in_different_racks() -> None:
-    for kept in place(nodes(9, racks=3), SLICES, 3).values():
-        assert {int(node[5:]) % 3 for node in kept} == {0, 1, 2}
-
-
-def test_more_copies_than_racks_are_even_over_the_racks() -> None:
-    for kept in place(nodes(12, racks=2), SLICES, 4).values():
-        assert Counter(int(node[5:]) % 2 for node in kept) == {0: 2, 1: 2}
-
-
-def test_racks_come_before_brokers() -> None:
-    slices = [SliceFacts(i, replicas=(i % 6, (i + 2) % 6)) for i in range(12)]
-    for slice_no, kept in place(nodes(6, racks=2), slices, 2).items():
-        assert on(slice_no % 6) < kept
-        assert {int(node[5:]) % 2 for node in kept} == {0, 1}
-
-
 @pytest.mark.parametrize("first", range(20))
 def test_a_slice_that_gives_way_to_another_keeps_its_racks_apart(first: int) -> None:
     # The last two slices find four full nodes, and need one of them each.
@@ -99,38 +55,10 @@ def test_a_slice_that_gives_way_to_another_keeps_its_racks_apart(first: int) -> 
             assert {racks[node] for node in kept} == set("abcd")
 
 
-def test_a_rack_with_one_node_is_not_overloaded() -> None:
-    members = [
-        PlacedMember("lonely", rack="a"),
-        *(PlacedMember(f"node-{i}", rack="b") for i in range(9)),
-    ]
-    placed = place(members, SLICES, 2)
-    assert loads(placed)["lonely"] == 16
-    assert {len(kept) for kept in placed.values()} == {2}
-
-
 def test_unknown_racks_are_not_one_rack() -> None:
     members = [*(PlacedMember(f"node-{i}") for i in range(6)), PlacedMember("known", rack="a")]
     plain = [PlacedMember(member.node_id) for member in members]
     assert place(members, SLICES, 2) == place(plain, SLICES, 2)
-
-
-@pytest.mark.parametrize("racks", [0, 3])
-def test_a_node_that_goes_moves_little_besides_its_own_copies(racks: int) -> None:
-    members = nodes(12, racks)
-    before = place(members, SLICES, 3)
-    moved = 0
-    for gone in members:
-        after = place([member for member in members if member != gone], SLICES, 3)
-        moved += sum(len(after[i] - before[i]) for i in before) - loads(before)[gone.node_id]
-    # Of 192 copies, 16 of them on that node, 1 more moved when this was measured; 3 with racks.
-    assert moved / len(members) <= (6 if racks else 2)
-
-
-def test_the_node_beside_the_leader_is_preferred() -> None:
-    slices = [SliceFacts(i, leader=i % 4) for i in range(64)]
-    ranked = rank_owners(place(nodes(4), slices, None), nodes(4), slices)
-    assert preferred(ranked) == {i: f"node-{i % 4}" for i in range(64)}
 
 
 def test_a_leader_whose_node_is_dead_or_keeps_no_copy_is_passed_over() -> None:
@@ -147,23 +75,6 @@ def test_a_node_beside_no_broker_is_not_beside_an_unknown_leader() -> None:
     placed = place(members, SLICES, None)
     beside = [PlacedMember(member.node_id, 9) for member in members]
     assert rank_owners(placed, members, SLICES) == rank_owners(placed, beside, SLICES)
-
-
-def test_when_one_broker_leads_all_its_node_owns_no_more_than_its_share() -> None:
-    slices = [SliceFacts(i, leader=0) for i in range(64)]
-    ranked = rank_owners(place(nodes(4), slices, None), nodes(4), slices)
-    owned = Counter(preferred(ranked).values())
-    assert max(owned.values()) == owned["node-0"] == 20
-
-
-def test_nodes_that_claim_one_broker_share_its_slices() -> None:
-    members = [PlacedMember("x", 0), PlacedMember("y", 0), PlacedMember("z", 1)]
-    slices = [SliceFacts(i, leader=0) for i in range(12)]
-    placed = place(members, slices, None)
-    owned = Counter(preferred(rank_owners(placed, members, slices)).values())
-    assert owned["x"] + owned["y"] >= 9
-    assert max(owned.values()) <= 5
-    assert rank_owners(placed, members[::-1], slices) == rank_owners(placed, members, slices)
 
 
 def test_of_two_facts_about_one_node_or_slice_the_same_one_always_counts() -> None:
@@ -202,14 +113,3 @@ def test_slices_of_a_node_that_dies_spread_over_the_others() -> None:
     after = rank_owners(placed, nodes(5)[1:], SLICES)
     as_said = sum(ranked[i][1] == after[i][0] for i in orphans)
     assert as_said >= 0.8 * len(orphans)
-
-
-def test_owners_that_live_rarely_change_when_a_node_dies() -> None:
-    members = nodes(8)
-    placed = place(members, SLICES, 3)
-    before = preferred(rank_owners(placed, members, SLICES))
-    changed = 0
-    for gone in members:
-        after = preferred(rank_owners(placed, [m for m in members if m != gone], SLICES))
-        changed += sum(before[i] not in {after[i], gone.node_id} for i in before)
-    assert changed / len(members) <= 3  # of 56; it was 1.6 when this was measured
