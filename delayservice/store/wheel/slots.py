@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -48,8 +48,6 @@ FOLDER: Final = "slots"
 # Largest number of slots whose block headers are cached.
 _INDEXED_MAX: Final = 64
 
-_PLACE_BITS: Final = 32
-
 
 @lru_cache(maxsize=4096)
 def file_name(start_ms: int) -> str:
@@ -60,32 +58,19 @@ def file_name(start_ms: int) -> str:
 
 
 class Index:
-    """Block headers of one slot's file, with an index of the blocks of each shard."""
+    """Block headers of one slot's file, by the generation of each shard with rows in the block."""
 
-    __slots__ = ("_runs", "blocks", "size")
+    __slots__ = ("blocks", "size")
 
     def __init__(self) -> None:
         # Number of bytes at the start of the file whose block headers are known.
         self.size = 0
-        self.blocks: list[Block] = []
-        self._runs: array[int] = array("Q")  # generation and index in ``blocks``, sorted
+        self.blocks: dict[int, list[Block]] = {}
 
-    def extend(self, blocks: list[Block]) -> None:
-        first = len(self.blocks)
-        self.blocks += blocks
-        runs = [
-            (generation << _PLACE_BITS) + place
-            for place, block in enumerate(blocks, first)
-            for generation in block.generations
-        ]
-        self._runs = array("Q", sorted([*self._runs, *runs]))
-        self.size = blocks[-1].end if blocks else self.size
-
-    def of(self, generation: int, floor: int) -> list[Block]:
-        low = bisect_left(self._runs, generation << _PLACE_BITS)
-        high = bisect_left(self._runs, (generation + 1) << _PLACE_BITS, low)
-        places = [run & ((1 << _PLACE_BITS) - 1) for run in self._runs[low:high]]
-        return [self.blocks[at] for at in places if self.blocks[at].position >= floor]
+    def add(self, block: Block) -> None:
+        for generation in block.generations:
+            self.blocks.setdefault(generation, []).append(block)
+        self.size = block.end
 
 
 class RunReader:
@@ -123,12 +108,9 @@ class RunReader:
         self._indexes.move_to_end(start_ms)
         if index.size < size:
             read = partial(self._files.read_at, self.path_of(start_ms))
-            found: list[Block] = []
-            try:
-                found.extend(walk_blocks(read, start_ms, index.size, size))
-            finally:
-                index.extend(found)
-        return index.of(generation, floor)
+            for block in walk_blocks(read, start_ms, index.size, size):
+                index.add(block)
+        return [one for one in index.blocks.get(generation, ()) if one.position >= floor]
 
     def rows(
         self,
@@ -404,8 +386,7 @@ class Slots:
 
     def load(self, shard: SlotShard, slot: Slot, window: Window) -> None:
         read = partial(self._reader.rows, slot.start_ms)
-        blocks = self.blocks(shard, slot)
-        read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
+        read_stretch(read, self.blocks(shard, slot), shard.generation, window)
 
     def waiting(self) -> list[Slot]:
         return [slot for slot in self.by_start.values() if slot.waiting]
