@@ -64,16 +64,6 @@ class Arrived(NamedTuple):
     shard: str
 
 
-# Waits inside a later record of its id; ``written`` is in epoch ms, bytes are base64.
-class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    op: str
-    source: bytes
-    written: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
-
-
 class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields of the header ``delay-home`` of an envelope, or of a record that waits for its home.
     ``op`` is ``schedule``, ``cancel`` or ``fire``; ``written`` is in epoch ms. A waiting record has
@@ -86,7 +76,7 @@ class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     written: int
     settles: int = SETTLES_NOTHING
     shard: str = ""
-    carried: tuple[_Carried, ...] = ()
+    carried: Group = ()
 
 
 _encode = msgspec.json.Encoder().encode
@@ -145,9 +135,8 @@ def waiting_payload(
     record that this one settles by containing it, or ``SETTLES_NOTHING``.
     """
     *before, last = group
-    carried = tuple([_carried(one) for one in before])
     fields = _HomeFields(
-        ENVELOPE_VERSION, _OPS[last.kind], last.source, last.written_ms, took, carried=carried
+        ENVELOPE_VERSION, _OPS[last.kind], last.source, last.written_ms, took, carried=tuple(before)
     )
     key, value, own = last.original
     headers: list[Header] = [*own, (DELAY_HOME, _encode(fields))]
@@ -174,16 +163,7 @@ def _waiting(payload: Payload) -> tuple[Group, int]:
     if fields is None:
         raise StoreError(f"a record that waits for its home has no {DELAY_HOME} that can be read")
     last = Sent(_KINDS[fields.op], fields.source, fields.written, (key, value, headers[:-1]))
-    before = [
-        Sent(_KINDS[one.op], one.source, one.written, (one.key, one.value, one.headers))
-        for one in fields.carried
-    ]
-    return (*before, last), fields.settles
-
-
-def _carried(sent: Sent) -> _Carried:
-    key, value, headers = sent.original
-    return _Carried(_OPS[sent.kind], sent.source, sent.written_ms, key, value, headers)
+    return (*fields.carried, last), fields.settles
 
 
 def _fields(text: bytes) -> _HomeFields | None:
@@ -191,5 +171,6 @@ def _fields(text: bytes) -> _HomeFields | None:
         fields = _decode(text)
     except (msgspec.DecodeError, ValueError):
         return None
-    ops = {fields.op, *[one.op for one in fields.carried]}
-    return fields if fields.v == ENVELOPE_VERSION and ops <= _KINDS.keys() else None
+    kinds = [one.kind for one in fields.carried]
+    is_known = fields.op in _KINDS and all(kind in _OPS for kind in kinds)
+    return fields if fields.v == ENVELOPE_VERSION and is_known else None

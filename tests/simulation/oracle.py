@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from delayservice.contract import entry
 from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.ports import Place
 from tests.simulation.calendar import BAD, instants_after
@@ -404,7 +405,7 @@ class Oracle:
             _require(by == settled.offset, f"{where}: took along what belongs to {by}")
         sources, users = [], []
         key, value, headers = written.key, written.value, list(written.headers[:-3])
-        bodies = [(*_carried_body(one), one) for one in said.get("carried", ())]
+        bodies = [_carried(one) for one in said.get("carried", ())]
         for *body, one in (*bodies, (key, value, headers, said)):
             source = base64.b64decode(one["source"]).decode()
             place, user = self._users(source)
@@ -838,11 +839,13 @@ class Oracle:
             _require(fewest <= len(outcomes) <= most, f"{source} ended as {outcomes}")
 
 
-def _carried_body(one: dict[str, Any]) -> tuple[bytes | None, bytes | None, list[Any]]:
-    """Key, value and headers of what is carried."""
-    key, value = (None if b is None else base64.b64decode(b) for b in (one["key"], one["value"]))
-    named = ((name, None if b is None else base64.b64decode(b)) for name, b in one["headers"])
-    return key, value, list(named)
+def _carried(one: list[Any]) -> tuple[bytes | None, bytes | None, list[Any], dict[str, Any]]:
+    """Key, value and headers of what is carried, and what is said of it."""
+    kind, source, written, (*body, headers) = one
+    key, value = (None if b is None else base64.b64decode(b) for b in body)
+    named = [(name, None if b is None else base64.b64decode(b)) for name, b in headers]
+    op = {entry.SCHEDULE: "schedule", entry.CANCEL: "cancel", entry.FIRE: "fire"}[kind]
+    return key, value, named, {"op": op, "source": source, "written": written}
 
 
 def _hit(transaction: Transaction) -> dict[Place, set[int]]:
