@@ -46,6 +46,7 @@ from delayservice.store.rocks import (
     Guarded,
     Reclaimer,
     RocksOptions,
+    all_keys,
     close_database,
     count_keys,
     is_damage,
@@ -469,10 +470,9 @@ class RocksStore(ShardStore[RocksShard]):
 
     def _count_between(self, start: bytes, stop: bytes) -> tuple[int, int]:
         records = rows = 0
-        while keys := read_keys(self._db, start, stop, 100_000):
+        for keys in all_keys(self._db, start, stop):
             records += _records_in(keys)
             rows += len(keys)
-            start = keys[-1] + b"\0"
         return records, rows
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
