@@ -307,9 +307,9 @@ class RocksStore(ShardStore[RocksShard]):
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
         # Rows below are not read again, and those there were are counted and deleted as one range.
-        pruned_ms = self._pruned[0]
-        if pruned_ms:
-            frames = [frame for frame in frames if frame[0] >= pruned_ms]
+        pruned = self._pruned
+        if pruned[0]:
+            frames = [frame for frame in frames if frame[0] > pruned[0] or frame[:2] > pruned]
         rows = self._put_frames(batch, frames)
         for _, key_ms, offset, mark in marks:
             if (key_ms, offset) > self._pruned:
