@@ -327,13 +327,16 @@ def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[by
     return found
 
 
+def all_keys(database: Rdict, start: bytes, stop: bytes) -> Iterator[list[bytes]]:
+    """Yield all row keys with ``start <= key < stop``, some at a time; raises as ``read_rows``."""
+    while keys := read_keys(database, start, stop, _SCAN_ROWS):
+        yield keys
+        start = keys[-1] + b"\0"
+
+
 def count_keys(database: Rdict, start: bytes, stop: bytes) -> int:
     """Return the number of rows with ``start <= key < stop``; raises as ``read_rows``."""
-    count = 0
-    while keys := read_keys(database, start, stop, _SCAN_ROWS):
-        count += len(keys)
-        start = keys[-1] + b"\0"
-    return count
+    return sum(map(len, all_keys(database, start, stop)))
 
 
 def _upto(stop: bytes) -> ReadOptions:

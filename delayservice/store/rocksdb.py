@@ -46,6 +46,7 @@ from delayservice.store.rocks import (
     Guarded,
     Reclaimer,
     RocksOptions,
+    all_keys,
     close_database,
     count_keys,
     is_damage,
@@ -306,9 +307,9 @@ class RocksStore(ShardStore[RocksShard]):
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
         # Rows below are not read again, and those there were are counted and deleted as one range.
-        pruned_ms = self._pruned[0]
-        if pruned_ms:
-            frames = [frame for frame in frames if frame[0] >= pruned_ms]
+        pruned = self._pruned
+        if pruned[0]:
+            frames = [frame for frame in frames if frame[0] > pruned[0] or frame[:2] > pruned]
         rows = self._put_frames(batch, frames)
         for _, key_ms, offset, mark in marks:
             if (key_ms, offset) > self._pruned:
@@ -469,10 +470,9 @@ class RocksStore(ShardStore[RocksShard]):
 
     def _count_between(self, start: bytes, stop: bytes) -> tuple[int, int]:
         records = rows = 0
-        while keys := read_keys(self._db, start, stop, 100_000):
+        for keys in all_keys(self._db, start, stop):
             records += _records_in(keys)
             rows += len(keys)
-            start = keys[-1] + b"\0"
         return records, rows
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits

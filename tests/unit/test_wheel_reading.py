@@ -6,12 +6,10 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from delay_devtools.drill.replicas import flip_byte
-from delayservice.base.errors import SlotDamagedError, StoreDamagedError, StoreError
+from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK, Frame, Mark
 from delayservice.store.folder import ShardFolder
@@ -161,61 +159,11 @@ def test_bytes_beyond_the_horizon_stay_in_the_folder(store: LoneStore, folder: P
     assert len(scan(store)) == 1_800
 
 
-def test_a_damaged_block_is_damage_of_its_slot_only(store: LoneStore, folder: Path) -> None:
-    given = three_hours(store)
-    start_ms = START_MS + SMALL.slot_ms
-    flip_byte(ShardFolder(str(folder), *SHARD), start_ms)
-    found, (damage,) = read_all(folder)
-    stop_ms = start_ms + SMALL.slot_ms
-    lost = [frame for frame in given if start_ms <= frame[0] < stop_ms]
-    assert damage[:2] == (start_ms, stop_ms)
-    assert found == [frame for frame in given if frame not in lost]
-    assert damage.stop_offset is not None
-    assert all(damage.first_offset <= frame[1] < damage.stop_offset for frame in lost)
-
-
-def test_a_missing_file_and_a_short_one_are_damage_unless_they_were_due(
-    store: LoneStore, folder: Path
-) -> None:
-    three_hours(store)
-    first, second, *_ = slot_files(folder)
-    first.unlink()
-    second.write_bytes(second.read_bytes()[:-1])
-    with patch("time.time_ns", lambda: START_MS * 1_000_000):
-        assert len(read_all(folder)[1]) == 2
-    with patch("time.time_ns", lambda: (START_MS + HOUR_MS) * 1_000_000):
-        (damage,) = read_all(folder)[1]
-    assert second.name in damage.why
-
-
-def test_what_the_node_found_damaged_itself_is_damage(store: LoneStore, folder: Path) -> None:
-    given = three_hours(store)
-    slot_files(folder)[0].write_bytes(b"")
-    with pytest.raises(SlotDamagedError) as raised:
-        scan(store)
-    store.sync()
-    found, (damage,) = read_all(folder)
-    assert damage[:4] == (
-        raised.value.start_ms,
-        raised.value.stop_ms,
-        raised.value.first_offset,
-        raised.value.stop_offset,
-    )
-    assert found == [frame for frame in given if frame[0] >= damage.stop_ms]
-
-
 def test_rows_that_occur_twice_are_one_record(store: LoneStore, folder: Path) -> None:
     given = three_hours(store)
     store.append(given[:50], [], [], 900)
     store.sync()
     assert read_all(folder) == (given, [])
-
-
-def test_a_folder_without_a_horizon_can_not_be_trusted(store: LoneStore, folder: Path) -> None:
-    three_hours(store)
-    (folder / "horizon").unlink()
-    ((_, found),) = each_store(folder)
-    assert isinstance(found, StoreDamagedError)
 
 
 def test_shards_are_found_from_every_folder_above_them(store: LoneStore, folder: Path) -> None:

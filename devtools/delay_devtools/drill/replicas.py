@@ -19,7 +19,6 @@ from delay_devtools.drill.service import ModelShard, Record
 from delay_devtools.drill.stage import Defect
 from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, topic_hash
 from delayservice.base.errors import DelayServiceError
-from delayservice.engine.cursor import NO_GROUP, NO_MARK
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import open_view
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
@@ -33,6 +32,9 @@ LAST: Final = NODES[-1]
 # Number of minutes from the minute of K on in which records are not compared.
 _NEAR_MINUTES: Final = 3
 _ROUND: Final = 4_096
+NO_MARK: Final = -1
+# Under what a store counts a record: not asked for here.
+_GROUP: Final = ("", 0, False)
 
 
 class CopyFound(NamedTuple):
@@ -271,9 +273,7 @@ def _keep(copy: ShardCopy, folder: ShardFolder) -> None:
     store.open()
     for start in range(0, len(frames), _ROUND):
         some = frames[start : start + _ROUND]
-        named = [
-            (f.record_id, f.key_ms, f.offset, NO_GROUP) for f in some if f.record_id is not None
-        ]
+        named = [(f.record_id, f.key_ms, f.offset, _GROUP) for f in some if f.record_id is not None]
         rows = [(f.key_ms, f.offset, NO_MARK, f.payload) for f in some]
         store.append(rows, named, [], some[-1].offset + 1)
     marks = [
