@@ -39,9 +39,6 @@ _OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE:
 # meanwhile, and what fires it waits.
 PendingAt: TypeAlias = Callable[[Key], Payload | None]
 
-# Whether there is time to read one more fired record.
-MayRead: TypeAlias = Callable[[], bool]
-
 
 class OffsetAdvance:
     """State of an owner's pass over a shard's records: which pending records each one settles.

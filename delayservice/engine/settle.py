@@ -6,8 +6,9 @@ no output of it can be written now; the shard tries again later.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -46,8 +47,10 @@ from delayservice.engine.undelivered import BY_KEY, UndeliveredOutputs, Verdicts
 # First wait of a record whose dead letter or outcomes-topic record can't be written.
 _SERVICE_TOPIC_MS: Final = 2_000
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
-# Outputs of other records that take as long as a search of the calendar.
-_CALENDAR_COST: Final = 20
+
+# Whether there is time for more that may take milliseconds: to read a fired record, or to search
+# the calendar for the next time of a cron expression.
+HasTime: TypeAlias = Callable[[], bool]
 
 
 class Settler:
@@ -75,17 +78,18 @@ class Settler:
         self._flow = flow if flow is not None and flow.limits else None
         self._allowlist = routes.allowlist(topic)
         self._good = self._allowlist.good
-        self._searches_left = 1
+        self._has_time: HasTime = lambda: True
+        self._has_searched = False
 
     @property
     def has_limits(self) -> bool:
         return self._flow is not None
 
-    def begin(self, limit: int) -> None:
-        """Begin a walk with about ``limit`` outputs. It settles fewer cron schedules, at least
-        one, so that other shards do not wait for the calendar.
+    def begin(self, has_time: HasTime) -> None:
+        """Begin a walk. After its first search of the calendar it does more only while ``has_time``
+        returns True, so that other shards do not wait for one whose expressions are hard to search.
         """
-        self._searches_left = max(limit // _CALENDAR_COST, 1)
+        self._has_time, self._has_searched = has_time, False
 
     def denial(self, target: str) -> tuple[str, str] | None:
         """Return code and detail of why settings deny ``target``; None: it is allowed."""
@@ -106,7 +110,7 @@ class Settler:
         - the topic of its output is being looked up;
         - it has to be requeued, and there is no topic for that, or it can't be written to;
         - the broker refused it, and its dead letter can't be written;
-        - it is a cron schedule, and this walk has settled its share of these.
+        - it is a cron schedule, and there is no time left in this walk to search the calendar.
         """
         if payload[6] is not None and not self._may_search(payload[6]):
             return None
@@ -117,8 +121,10 @@ class Settler:
         recurrence = recurrence_of(meta)
         if recurrence is None or not recurrence.cron:
             return True
-        self._searches_left -= 1
-        return self._searches_left >= 0
+        if self._has_searched and not self._has_time():
+            return False
+        self._has_searched = True
+        return True
 
     # False while the delay topic can't be written to and the output needs it.
     def _can_follow(self, output: Output, payload: Payload) -> bool:

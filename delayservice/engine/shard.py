@@ -23,7 +23,7 @@ from typing import Final
 
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_EXPIRED, COPY, FIRE, SCHEDULE, Entry, Original
-from delayservice.engine.cancels import MayRead, OffsetAdvance, PendingAt
+from delayservice.engine.cancels import OffsetAdvance, PendingAt
 from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import (
     CopyScan,
@@ -35,7 +35,7 @@ from delayservice.engine.marking import (
     content_bytes,
 )
 from delayservice.engine.outcome import Output
-from delayservice.engine.settle import Settler
+from delayservice.engine.settle import HasTime, Settler
 
 # K waits no longer until H has passed the records that were written before.
 _HOLD_BACK_MS: Final = 250
@@ -251,10 +251,10 @@ class Shard:
         self.staged = Cursor(key, reached)
 
     def advance_offset(
-        self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = lambda: True
+        self, now_ms: int, limit: int, pending_at: PendingAt, has_time: HasTime = lambda: True
     ) -> list[Output]:
         """Move H with K fixed (rules 8 and 9); return about ``limit`` outputs. ``pending_at`` reads
-        fired records; after the first, only while ``may_read`` returns True.
+        fired records; after the first, only while ``has_time`` returns True.
 
         H stops at a late record that is not due (the clock stepped back), at a canceller of a
         requeued record not read back yet (rule 14), and at a record whose output can't be written
@@ -274,7 +274,7 @@ class Shard:
             # Plain pending records, nearly all, are only passed and dropped here, so that the next
             # batch reuses their memory while it is in the cache (bench whole).
             if entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None:
-                if entry[1] >= FIRE and walk.reads and not may_read():
+                if entry[1] >= FIRE and walk.reads and not has_time():
                     break
                 if len(outputs) >= limit:
                     break

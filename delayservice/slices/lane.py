@@ -21,7 +21,6 @@ from delayservice.contract.codec import Payload, decode_payload, turn_of
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, Entry
 from delayservice.contract.record import RecordReader
-from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import (
     NOTHING_READ,
     LastRead,
@@ -37,7 +36,7 @@ from delayservice.engine.marking import Scans
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.pacing import Growth
 from delayservice.engine.ports import Background, Bounds, PolledBatch, Source, Targets
-from delayservice.engine.settle import Settler
+from delayservice.engine.settle import HasTime, Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
 from delayservice.slices.fetch import (
@@ -507,18 +506,20 @@ class Lane:
 
     # --- due → settle --------------------------------------------------------------------------
 
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, has_time: HasTime) -> list[Output]:
         """Move H over records that were read; return about ``limit`` outputs of those that need
-        no wait. ``may_read``: there is time to read one more pending record that is fired.
+        no wait, as far as they take time only while ``has_time``.
         """
         if self.is_doubtful or self.window is not None:
             return []
-        self._settler.begin(limit)
-        return self.shard.advance_offset(now_ms, limit, self._pending_at, may_read)
+        self._settler.begin(has_time)
+        return self.shard.advance_offset(now_ms, limit, self._pending_at, has_time)
 
     # Short lists, so that Kafka sends one while the next is read, and a list reuses memory that is
     # still in the processor's cache (``bench whole``).
-    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
+    def settle_due(
+        self, now_ms: int, limit: int, bytes_max: int, has_time: HasTime = lambda: True
+    ) -> Iterator[list[Output]]:
         """Settle records due at ``now_ms``, epoch ms; yield lists of about ``limit`` outputs and
         ``bytes_max`` payload bytes in all. The caller sends each before it takes the next.
         """
@@ -528,7 +529,7 @@ class Lane:
             return
         if self.is_doubtful or not shard.may_advance_key:
             return
-        self._settler.begin(limit)
+        self._settler.begin(has_time)
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
         after = shard.staged.key
         settled = 0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from delayservice.engine.ports import Role
+from delayservice.engine.settle import HasTime
 from delayservice.slices import log_ends
 from delayservice.slices.commit import send
 from delayservice.slices.lane import Lane
@@ -13,8 +13,9 @@ from delayservice.slices.slice import Slice
 from delayservice.slices.state import LoopState
 
 _SHARE_MIN: Final = 200
-# Time in one iteration, for all shards together, to read records that were fired.
-_READ_S: Final = 0.05
+# Time in one iteration, for all shards together, to read records that were fired and to search the
+# calendar.
+_SLOW_S: Final = 0.05
 
 
 def settle(state: LoopState) -> None:
@@ -31,14 +32,14 @@ def settle(state: LoopState) -> None:
     share = max(room // len(lanes), min(_SHARE_MIN, room))
     byte_share = max((limits.transaction_bytes - transaction.bytes) // len(lanes), 1)
     hungry, waiting = [], set()
-    read_until_s = state.clock.monotonic_s() + _READ_S
+    until_s = state.clock.monotonic_s() + _SLOW_S
 
-    def may_read() -> bool:
-        return state.clock.monotonic_s() < read_until_s
+    def has_time() -> bool:
+        return state.clock.monotonic_s() < until_s
 
     try:
         for slice_, lane in lanes:
-            settled = _settle_lane(state, slice_, lane, now_ms, share, byte_share, may_read)
+            settled = _settle_lane(state, slice_, lane, now_ms, share, byte_share, has_time)
             if settled >= share:
                 hungry.append((slice_, lane))
             elif not settled:
@@ -50,7 +51,7 @@ def settle(state: LoopState) -> None:
             if left < _SHARE_MIN or bytes_left <= 0:
                 break
             share, byte_share = left // len(hungry) + 1, bytes_left // len(hungry) + 1
-            _settle_lane(state, slice_, lane, now_ms, share, byte_share, may_read)
+            _settle_lane(state, slice_, lane, now_ms, share, byte_share, has_time)
     finally:
         for _, lane in lanes:
             if lane.place in waiting and (lane.next_due_ms() or now_ms + 1) <= now_ms:
@@ -83,12 +84,12 @@ def _settle_lane(
     now_ms: int,
     limit: int,
     bytes_max: int,
-    may_read: Callable[[], bool],
+    has_time: HasTime,
 ) -> int:
     before = slice_.uncommitted.records
     state.transaction.touched.add(slice_.number)  # first: what is staged may have to be put back
-    send(state, slice_, lane, lane.settle_late(now_ms, limit, may_read))
-    for outputs in lane.settle_due(now_ms, limit, bytes_max):
+    send(state, slice_, lane, lane.settle_late(now_ms, limit, has_time))
+    for outputs in lane.settle_due(now_ms, limit, bytes_max, has_time):
         send(state, slice_, lane, outputs)
     log_ends.read_again(state, lane)
     if lane.shard.is_walked:

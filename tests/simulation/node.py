@@ -21,10 +21,10 @@ from delayservice.contract.entry import Headers
 from delayservice.contract.names import DELAY_ERROR, DELAY_TARGET_TOPIC
 from delayservice.contract.recurrence import CronTime
 from delayservice.contract.targets import Allowlist
-from delayservice.engine.cancels import MayRead
 from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output, Routes
 from delayservice.engine.ports import Place, Role
+from delayservice.engine.settle import HasTime
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_window import LogWindow
@@ -64,13 +64,16 @@ class FewLane(Lane):
     few = 50
     few_bytes = 1_000_000
 
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, has_time: HasTime) -> list[Output]:
         """See ``Lane``."""
-        return super().settle_late(now_ms, min(limit, self.few), may_read)
+        return super().settle_late(now_ms, min(limit, self.few), has_time)
 
-    def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
+    def settle_due(
+        self, now_ms: int, limit: int, bytes_max: int, has_time: HasTime = lambda: True
+    ) -> Iterator[list[Output]]:
         """See ``Lane``."""
-        yield from super().settle_due(now_ms, min(limit, self.few), min(bytes_max, self.few_bytes))
+        few, few_bytes = min(limit, self.few), min(bytes_max, self.few_bytes)
+        yield from super().settle_due(now_ms, few, few_bytes, has_time)
 
 
 class WatchedSink(KafkaSink):
