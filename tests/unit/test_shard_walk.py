@@ -159,11 +159,6 @@ class Walked:
         asked: Headers = [("delay-op", b"cancel"), ("delay-id", record_id)]
         rows.append((len(rows), at_ms, None, None, asked))
 
-    def schedule(self, cron: bytes, at_ms: int) -> None:
-        rows = self.log.rows.setdefault((TOPIC, 0), [])
-        asked: Headers = [("delay-cron", cron), ("delay-target-topic", b"orders")]
-        rows.append((len(rows), at_ms, None, None, asked))
-
     def read(self, limit: int = 1_000) -> None:
         for run in self.log.poll(0, limit):
             self.lane.ingest(run)
@@ -282,18 +277,3 @@ def test_a_cancel_that_was_written_before_the_due_time_wins_although_h_is_not_th
     assert walked.walk_k(NOW_MS + 110) == []
     assert walked.walk_h(NOW_MS + 110) == [(outcome.CANCELLED, 0), (outcome.CANCELLED, 1)]
     assert walked.walk_k(NOW_MS + 110) == []
-
-
-def test_schedules_whose_calendar_takes_long_share_the_time_of_an_iteration() -> None:
-    walked = Walked()
-    for _ in range(4):
-        walked.schedule(b"0 0 */31 */2 FRI#5", NOW_MS)
-    walked.write(0)
-    walked.own(Cursor())
-    walked.read()
-    assert walked.walk_h(NOW_MS) == []
-    is_time = iter([True, False, False])
-    for count in (2, 1):  # the first search of a walk is always made
-        settled = walked.lane.settle_due(NOW_MS, 1_000, 1 << 20, lambda: next(is_time))
-        assert sum(map(len, settled)) == count
-    assert walked.walk_k(NOW_MS) == [(outcome.DEAD_LETTERED, 3), *sent(4)]
