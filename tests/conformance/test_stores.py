@@ -285,6 +285,16 @@ def test_prune_keeps_what_the_cursor_has_not_settled(store: Store) -> None:
     assert store.stats().pending < 300
 
 
+def test_what_k_has_passed_is_not_kept_by_a_copy_that_is_behind_h(store: Store) -> None:
+    given = [frame(5_000, offset) for offset in range(5)]
+    store.append(given[:1], [], [], 1)
+    k = (5_000, 2)
+    store.prune(Cursor(k, 5))
+    store.append(given[1:], [], [], 5)
+    store.prune(Cursor(k, 5))
+    assert store.read_due(k, FAR_MS, 10) == given[3:]
+
+
 def test_a_slot_goes_only_when_its_exclusive_end_is_reached(store: Store) -> None:
     given = [frame(5_000, 1), frame(5_999, 2), frame(6_000, 3)]
     store.append(given, [], [], 4)
