@@ -1,9 +1,9 @@
 """Counts of a shard's pending records, by target and by due time.
 
 They are updated as records are stored, and made anew by each scan of the disk. A mark subtracts the
-group of its record, which the id index keeps. Groups are counted by the minute of the key, and a
-minute is dropped as a whole when K has passed it. What is left of the minute of K follows from the
-number of stored records, and is shared among the groups of that minute in proportion.
+group of its record, which the id index keeps. Groups are counted by the minute of the key, parked
+records by its second, and each is dropped as a whole when K has passed it. What is left of the
+minute of K follows from the number of stored records, and is shared among its groups in proportion.
 
 The key of a record that is due beyond the roll window is its roll time. It counts in the hour in
 which it is due.
@@ -76,6 +76,8 @@ class Census:
 
     def __init__(self) -> None:
         self._minutes: dict[int, dict[Group, int]] = {}
+        # Parked records by second of the key: each attempt stores another record of the minute.
+        self._parked: dict[int, dict[Group, int]] = {}
         # Marked records, by second of the key.
         self._marked: Counter[int] = Counter()
         # Cached sums: a window of 14 days has 20,000 minutes, too many to add up each second.
@@ -99,15 +101,20 @@ class Census:
                 self._marked[frame[0] // SECOND_MS] += 1
             elif head.due_ms > frame[0] or (head.meta is not None and head.was_tried):
                 group = group_of(frame[0], head.target, head.due_ms, is_parked=head.was_tried)
-                self._add(frame[0] // MINUTE_MS, group, 1)
+                self._add(frame[0], group, 1)
             else:
                 at = frame[0] // MINUTE_MS, head.target  # nearly all: every record passes here
                 plain[at] = plain.get(at, 0) + 1
         for (minute, target), count in plain.items():
-            self._add(minute, (target, 0, False), count)
+            self._add(minute * MINUTE_MS, (target, 0, False), count)
 
-    def _add(self, minute: int, group: Group, count: int) -> None:
-        counts = self._minutes.setdefault(minute, {})
+    def _counts(self, key_ms: int, group: Group) -> dict[Group, int]:
+        if group[2]:
+            return self._parked.setdefault(key_ms // SECOND_MS, {})
+        return self._minutes.setdefault(key_ms // MINUTE_MS, {})
+
+    def _add(self, key_ms: int, group: Group, count: int) -> None:
+        counts = self._counts(key_ms, group)
         if group not in counts:
             if self._entries >= ENTRIES_MAX:
                 group = (OTHERS, 0, group[2])
@@ -118,6 +125,7 @@ class Census:
         if due_ms:
             self._far[due_ms] += count
         else:
+            minute = key_ms // MINUTE_MS
             self._near[minute] = self._near.get(minute, 0) + count
 
     def cancel(self, key_ms: int, group: Group) -> None:
@@ -125,33 +133,39 @@ class Census:
         if key_ms <= self._k_ms:
             return
         self._marked[key_ms // SECOND_MS] += 1
-        minute = key_ms // MINUTE_MS
-        counts = self._minutes.get(minute, {})
+        counts = self._counts(key_ms, group)
         if group not in counts:
             group = (OTHERS, 0, group[2])
         if counts.get(group):  # a record that a scan could not read was not counted
-            self._add(minute, group, -1)
+            self._add(key_ms, group, -1)
 
     def pass_key(self, key_ms: int) -> None:
-        """Drop the counts of all minutes before that of K, epoch milliseconds."""
-        minute, before = key_ms // MINUTE_MS, self._k_ms // MINUTE_MS
-        self._k_ms = max(self._k_ms, key_ms)
-        if minute <= before:
+        """Drop the counts of all that lies before the minute of K, epoch milliseconds, and of
+        parked records before its second.
+        """
+        before_ms, self._k_ms = self._k_ms, max(self._k_ms, key_ms)
+        minute, second = key_ms // MINUTE_MS, key_ms // SECOND_MS
+        if second <= before_ms // SECOND_MS:
             return
-        for counts in _take_below(self._minutes, minute):
+        gone = _take_below(self._parked, second)
+        if minute > before_ms // MINUTE_MS:
+            gone += _take_below(self._minutes, minute)
+            _take_below(self._near, minute)
+            _take_below(self._marked, minute * MINUTE_MS // SECOND_MS)
+        for counts in gone:
             self._entries -= len(counts)
             for (target, due_ms, is_parked), count in counts.items():
                 self._totals[target, is_parked] -= count
                 self._far[due_ms] -= count
-        self._totals, self._far = +self._totals, +self._far  # drops counts of 0
-        _take_below(self._near, minute)
-        _take_below(self._marked, minute * MINUTE_MS // SECOND_MS)
+        if gone:
+            self._totals, self._far = +self._totals, +self._far  # drops counts of 0
 
     # --- what is asked -------------------------------------------------------------------------
 
     @property
     def _first(self) -> dict[Group, int]:
-        return self._minutes.get(self._k_ms // MINUTE_MS, {})
+        minute, second = self._k_ms // MINUTE_MS, self._k_ms // SECOND_MS
+        return self._minutes.get(minute, {}) | self._parked.get(second, {})
 
     def pending(self, stored: int) -> int:
         """Return the number of pending records. ``stored``: number of stored records with keys
