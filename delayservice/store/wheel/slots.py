@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -48,6 +48,8 @@ FOLDER: Final = "slots"
 # Largest number of slots whose block headers are cached.
 _INDEXED_MAX: Final = 64
 
+_PLACE_BITS: Final = 32
+
 
 @lru_cache(maxsize=4096)
 def file_name(start_ms: int) -> str:
@@ -58,19 +60,32 @@ def file_name(start_ms: int) -> str:
 
 
 class Index:
-    """Block headers of one slot's file, by the generation of each shard with rows in the block."""
+    """Block headers of one slot's file, with an index of the blocks of each shard."""
 
-    __slots__ = ("blocks", "size")
+    __slots__ = ("_runs", "blocks", "size")
 
     def __init__(self) -> None:
         # Number of bytes at the start of the file whose block headers are known.
         self.size = 0
-        self.blocks: dict[int, list[Block]] = {}
+        self.blocks: list[Block] = []
+        self._runs: array[int] = array("Q")  # generation and index in ``blocks``, sorted
 
-    def add(self, block: Block) -> None:
-        for generation in block.generations:
-            self.blocks.setdefault(generation, []).append(block)
-        self.size = block.end
+    def extend(self, blocks: list[Block]) -> None:
+        first = len(self.blocks)
+        self.blocks += blocks
+        runs = [
+            (generation << _PLACE_BITS) + place
+            for place, block in enumerate(blocks, first)
+            for generation in block.generations
+        ]
+        self._runs = array("Q", sorted([*self._runs, *runs]))
+        self.size = blocks[-1].end if blocks else self.size
+
+    def of(self, generation: int, floor: int) -> list[Block]:
+        low = bisect_left(self._runs, generation << _PLACE_BITS)
+        high = bisect_left(self._runs, (generation + 1) << _PLACE_BITS, low)
+        places = [run & ((1 << _PLACE_BITS) - 1) for run in self._runs[low:high]]
+        return [self.blocks[at] for at in places if self.blocks[at].position >= floor]
 
 
 class RunReader:
@@ -108,9 +123,12 @@ class RunReader:
         self._indexes.move_to_end(start_ms)
         if index.size < size:
             read = partial(self._files.read_at, self.path_of(start_ms))
-            for block in walk_blocks(read, start_ms, index.size, size):
-                index.add(block)
-        return [one for one in index.blocks.get(generation, ()) if one.position >= floor]
+            found: list[Block] = []
+            try:
+                found.extend(walk_blocks(read, start_ms, index.size, size))
+            finally:
+                index.extend(found)
+        return index.of(generation, floor)
 
     def rows(
         self,
@@ -386,7 +404,8 @@ class Slots:
 
     def load(self, shard: SlotShard, slot: Slot, window: Window) -> None:
         read = partial(self._reader.rows, slot.start_ms)
-        read_stretch(read, self.blocks(shard, slot), shard.generation, window)
+        blocks = self.blocks(shard, slot)
+        read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
 
     def waiting(self) -> list[Slot]:
         return [slot for slot in self.by_start.values() if slot.waiting]

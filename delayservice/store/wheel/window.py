@@ -195,6 +195,7 @@ class Window:
 
 _STRETCH_BYTES_MIN: Final = 64 << 10
 _SHARES: Final = 4
+_SAMPLES: Final = 512
 _PRELOAD_MS: Final = 1_000
 
 
@@ -238,8 +239,40 @@ class WindowCache:
         self.cost -= window.counted
 
 
+def stretch_end_ms(costs: Sequence[tuple[int, int, int]], stop_ms: int, window: Window) -> int:
+    """Return the key time, epoch ms, inclusive, up to which the rows from a window's start on fit
+    into its memory. It is an estimate: the rows of a block are taken as spread evenly.
+
+    Args:
+        costs: of each block: its first key time, one above its last (epoch milliseconds), and the
+            memory of its rows in bytes.
+        stop_ms: exclusive end of the slot, epoch milliseconds; returned if all rows fit.
+        window: the window, with its start and its memory in bytes (``budget``).
+    """
+    after_ms = window.after[0]
+    low = after_ms + 1  # so that there is progress whatever the budget
+    high = max([last for _, last, _ in costs], default=0)
+    sample = costs[:: 1 + len(costs) // _SAMPLES]
+    share = window.budget * len(sample) / max(len(costs), 1)
+
+    def cost_upto(ms: int) -> float:
+        return sum(
+            cost * (min(last, ms) - max(first, after_ms)) / (last - first)
+            for first, last, cost in sample
+            if min(last, ms) > max(first, after_ms)
+        )
+
+    if high <= low or cost_upto(high) <= share:
+        return stop_ms
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost_upto(middle) <= share else (low, middle)
+    return low
+
+
 def read_stretch(
     read: Callable[[Block, int, int, int], list[Frame]],
+    stop_ms: int,
     blocks: Sequence[Block],
     generation: int,
     window: Window,
@@ -250,27 +283,20 @@ def read_stretch(
     """
     after_ms = window.after[0]
     blocks = [block for block in blocks if block.last_ms >= after_ms]
-    upto_ms = max([block.last_ms for block in blocks], default=0)
-    cost = sum([_cost_above(block, generation, after_ms) for block in blocks])
-    if cost > window.budget:
-        # As if rows were spread evenly. ``Window.load`` drops what is too much, and if it is too
-        # little, the next window is read sooner.
-        low_ms = max(after_ms, min([block.first_ms for block in blocks]))
-        end_ms = max(low_ms + int((upto_ms - low_ms) * window.budget / cost), after_ms + 1)
-        if end_ms < upto_ms:
-            upto_ms = end_ms
-            window.cut = (upto_ms, OFFSET_MAX)
+    costs = [(b.first_ms, b.last_ms + 1, _cost_within(b, generation)) for b in blocks]
+    upto_ms = stop_ms
+    if sum([cost for _, _, cost in costs]) > window.budget:
+        upto_ms = stretch_end_ms(costs, stop_ms, window)
+    if upto_ms < stop_ms:
+        window.cut = (upto_ms, OFFSET_MAX)
     window.load(
         read(block, generation, after_ms, upto_ms) for block in blocks if block.first_ms <= upto_ms
     )
 
 
-# Estimated memory of a shard's rows in a block with key times above ``after_ms``.
-def _cost_above(block: Block, generation: int, after_ms: int) -> float:
+def _cost_within(block: Block, generation: int) -> int:
     start, stop = block.run(generation)
-    cost = block.bytes_of(stop - start) + ROW_BYTES * (stop - start)
-    width = block.last_ms + 1 - block.first_ms
-    return cost * (block.last_ms + 1 - max(block.first_ms, after_ms)) / width
+    return block.bytes_of(stop - start) + ROW_BYTES * (stop - start)
 
 
 class DueReader:
