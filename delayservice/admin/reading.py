@@ -31,6 +31,7 @@ from delayservice.inspection.query import (
     Position,
     Search,
     counts_before,
+    total_of,
 )
 from delayservice.metrics.status import Pause
 
@@ -163,7 +164,7 @@ def backlog_of(context: ApiContext) -> models.Backlog:
             models.Horizon(within_ms=ms, count=count - overdue)
             for ms, count in zip(HORIZONS_MS, counts, strict=True)
         ],
-        beyond=sum(count for _, _, count in horizon.ranges) - counts[-1],
+        beyond=total_of(horizon.ranges) - counts[-1],
         slices_elsewhere=context.slices_elsewhere(),
     )
 

@@ -162,12 +162,11 @@ def plain_headers(headers: OwnHeaders) -> Headers:
                 f"header {name} is the service's: use the argument of that meaning, and "
                 "own_headers(message) to send a record on"
             )
-        if "\0" in name:
+        if "\0" in name:  # the client library would write only what is before it
             raise InvalidRequestError(f"header name {name!r} has a zero byte")
     return [(name, _bytes(value)) for name, value in own]
 
 
-# The client library would write only what is before a zero byte.
 def _bytes(value: bytes | str | None) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 

@@ -16,6 +16,7 @@ from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import COPY, INVALID, Entry
 from delayservice.engine.census import group_of
 from delayservice.engine.cursor import NO_MARK, Additions, Key, Named
+from delayservice.engine.requeuer import was_tried
 
 # Store.latest_unmarked: the key of the id's latest record before the offset that nothing has
 # cancelled, replaced or fired; else None.
@@ -78,9 +79,7 @@ def additions(
     for record_id, (offset, kind, key_ms, _, payload, _) in bearing_ids(entries):
         named = None
         if kind <= COPY and (key_ms, offset) > committed_key:
-            target, _, _, _, _, due_ms, meta = payload
-            is_parked = meta is not None and meta[2] > 1
-            group = group_of(key_ms, target, due_ms, is_parked=is_parked)
+            group = group_of(key_ms, payload[0], payload[5], is_parked=was_tried(payload))
             named = record_id, key_ms, offset, group
         if kind != COPY:
             names.user(record_id, offset, named)

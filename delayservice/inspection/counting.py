@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from delayservice.engine.census import TopicCounts, Waiting, largest, with_others
 from delayservice.engine.cursor import CountRange
-from delayservice.inspection.looking import next_due_ms, ranges_of, total_of
-from delayservice.inspection.query import HORIZONS_MS, counts_before
+from delayservice.inspection.looking import next_due_ms, ranges_of
+from delayservice.inspection.query import HORIZONS_MS, counts_before, total_of
 from delayservice.slices.lane import Lane
 
 # Largest number of target topics counted one by one, for each delay topic of a slice.

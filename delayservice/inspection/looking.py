@@ -27,6 +27,7 @@ from delayservice.inspection.query import (
     RecordStatus,
     Search,
     key_after,
+    total_of,
 )
 from delayservice.slices.lane import Lane
 
@@ -216,10 +217,6 @@ def ahead(lanes: Mapping[str, Lane], now_ms: int) -> BacklogCounts:
             backlog.levels += lane.stats().pending
     backlog.total += backlog.levels
     return backlog
-
-
-def total_of(ranges: Iterable[CountRange]) -> int:
-    return sum([count for _, _, count in ranges])
 
 
 def ranges_of(lane: Lane, now_ms: int) -> list[CountRange] | None:

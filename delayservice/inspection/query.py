@@ -199,6 +199,10 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
     return max(first, (key_ms, OFFSET_MAX if shard < last else -1))
 
 
+def total_of(ranges: Iterable[CountRange]) -> int:
+    return sum([count for _, _, count in ranges])
+
+
 def counts_before(ranges: Iterable[CountRange], stops_ms: Sequence[int]) -> list[int]:
     """Return for each of ``stops_ms``, ascending times in epoch milliseconds, the estimated number
     of records due before it, if the records of each range are spread evenly.

@@ -14,14 +14,12 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not 
 
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, await_true, now_ms
-from tests.integration.test_never_blocked import Stream, figures
+from tests.integration.stream import PARTITIONS, Stream, figures
 from tests.wheels import slot_files
 
-PARTITIONS: Final = 4
 SILENT: Final = 3
 SOUND: Final = (1, 2)
 LEADERS: Final = [[SILENT], [1], [2], [1]]
-DELAY_MS: Final = 2_000
 SLOT_MS: Final = 10_000
 SLOT_RECORDS: Final = 500
 DUE_IN_MS: Final = 40_000

@@ -93,20 +93,13 @@ def _floor(stand: Stand, figures: Figures) -> BenchVerdict:
     names, batch = stand.round(), replace(stand.batch(n), warm_up=warm_up)
     stand.create(names, (_PASSED,))
     interval_s = stand.options.seconds * figures.workers / max(figures.transactions or 0, 1)
-    plan = replace(_pass_plan(stand, names, batch.n), interval_s=interval_s)
     due_at_once = replace(stand.load(names, _PASSED, batch), rate_per_s=rate, after_ms=0, span_ms=0)
     broker_used_s = -cpu_s(stand.brokers)
-    with (
-        Helper(judge, stand.judge(names, _PASSED, batch)) as judging,
-        Helper(passthrough, plan, stand.steps.bar("Passing through", batch.n).at) as passing,
-        Helper(load, due_at_once) as loader,
-    ):
-        passing.tell()
-        loader.tell()
-        passed, verdict = passing.expect(Passed), verdict_of(judging, LoadEnd(batch.n, now_ms()))
+    with Helper(load, due_at_once) as loader:
+        passed, verdict = _pass_through(stand, names, batch, n, interval_s, loader)
     broker_used_s += cpu_s(stand.brokers)
-    figures.floor_cpu_us_per_message = passed.cpu_s / batch.n * US
-    figures.floor_broker_cpu_us_per_message = broker_used_s / batch.n * US or None
+    figures.floor_cpu_us_per_message = passed.cpu_s / n * US
+    figures.floor_broker_cpu_us_per_message = broker_used_s / n * US or None
     figures.floor_lateness_ms_p50 = quantile(verdict.lateness_ms, 0.5)
     figures.floor_lateness_ms_p99 = quantile(verdict.lateness_ms, 0.99)
     return verdict
@@ -258,29 +251,33 @@ def _await_due(stand: Stand, serving: Serving, due_s: float) -> ServiceCounters:
 
 
 def _pass_through(
-    stand: Stand, names: Names, batch: Batch, transaction_records: int
+    stand: Stand,
+    names: Names,
+    batch: Batch,
+    transaction_records: int,
+    interval_s: float = 0.0,
+    loader: Helper | None = None,
 ) -> tuple[Passed, BenchVerdict]:
     n = batch.n
-    plan = replace(_pass_plan(stand, names, n), transaction_records=transaction_records)
-    with (
-        Helper(judge, stand.judge(names, _PASSED, batch)) as judging,
-        Helper(passthrough, plan, stand.steps.bar("Passing through", n).at) as passing,
-    ):
-        passing.tell()
-        return passing.expect(Passed), verdict_of(judging, LoadEnd(n, now_ms()))
-
-
-def _pass_plan(stand: Stand, names: Names, n: int) -> PassPlan:
-    return PassPlan(
+    plan = PassPlan(
         consumer=stand.client("consumer"),
         producer=stand.client("producer"),
         source=names.delay,
         target=names.target(_PASSED),
         n=n,
-        transaction_records=n,
+        transaction_records=transaction_records,
         transactional_id=f"{names.prefix}_pass" if stand.is_exactly_once else "",
         headers=Provenance(names.delay, 0).headers(n, now_ms(), None),
+        interval_s=interval_s,
     )
+    with (
+        Helper(judge, stand.judge(names, _PASSED, batch)) as judging,
+        Helper(passthrough, plan, stand.steps.bar("Passing through", n).at) as passing,
+    ):
+        passing.tell()
+        if loader is not None:
+            loader.tell()
+        return passing.expect(Passed), verdict_of(judging, LoadEnd(n, now_ms()))
 
 
 def _warm_up(stand: Stand) -> None:
