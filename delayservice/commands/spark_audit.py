@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from delayservice.base.errors import KafkaEdgeError
-from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     STATUS_JUDGED,
@@ -19,8 +18,8 @@ from delayservice.commands.spark_session import (
     SessionOptions,
     TargetsOption,
     await_query,
+    repeat,
     require_extra,
-    told_to_stop,
 )
 from delayservice.config.contract import allowed_patterns
 
@@ -230,22 +229,16 @@ def _follow(
     status: that of all findings so far, or 1 if there are none and the last attempt failed.
     """
     from connectors.spark.audit import Following
-    from connectors.spark.common.progress import each_interval
     from connectors.spark.common.session import exit_status
 
     following = Following(job.spark, options, from_start=from_start)
-    failed = False
-    with told_to_stop() as stop:
-        for _ in each_interval(interval_s, stop, job.say):
-            job.say("auditing what has come")
-            try:
-                found = following.step()
-            except KafkaEdgeError as exc:
-                failed = True
-                print_error(f"{exc}; it is tried again in {interval_s:.0f} s")
-            else:
-                failed = False
-                _show_interval(following.manifest, found, as_json=as_json)
+
+    def step() -> None:
+        job.say("auditing what has come")
+        found = following.step()
+        _show_interval(following.manifest, found, as_json=as_json)
+
+    failed = repeat(job, interval_s, step)
     manifest = following.manifest
     return exit_status(len(manifest.findings), len(manifest.unjudged)) or int(failed)
 

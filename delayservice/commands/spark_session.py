@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err
+from delayservice.commands.console import err, print_error
 from delayservice.commands.extras import how_to_install
 from delayservice.commands.options import pairs
 from delayservice.smoke.progress import stop_signals
@@ -149,6 +149,26 @@ def told_to_stop() -> Iterator[threading.Event]:
     stop = threading.Event()
     with stop_signals(lambda *_: stop.set()):
         yield stop
+
+
+def repeat(job: Running, interval_s: float, step: Callable[[], None]) -> bool:
+    """Call ``step`` every ``interval_s`` seconds until Ctrl-C or SIGTERM, which let it end; return
+    whether the last call failed. A failure is printed, and the next interval tries again.
+    """
+    from connectors.spark.common.progress import each_interval
+    from connectors.spark.common.session import RETRIED, reason
+
+    failed = False
+    with told_to_stop() as stop:
+        for _ in each_interval(interval_s, stop, job.say):
+            try:
+                step()
+            except RETRIED as exc:
+                failed = True
+                print_error(f"{reason(exc)}; it is tried again in {interval_s:.0f} s")
+            else:
+                failed = False
+    return failed
 
 
 def await_query(query: StreamingQuery) -> int:

@@ -195,7 +195,10 @@ class Following:
         if options.topic is not None:
             found = self._spark.read.schema(FINDING).parquet(self._of_interval("findings", number))
             sender = (name_for("audit", self.manifest.audit), number)
-            publish(options.client, options.topic, sender, ("finding", found), json.loads(text))
+            begun = options.path("state/published")
+            publish(
+                options.client, options.topic, sender, ("finding", found), json.loads(text), begun
+            )
         faults.point("audit_published")
         self._is_concluded = True
 

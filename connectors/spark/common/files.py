@@ -14,12 +14,14 @@ from delayservice.base.errors import DelayServiceError
 
 
 def write_text(path: str, text: str) -> None:
-    # Where the file system allows it, readers see either the old content or the new one.
+    # Where the file system allows it, readers see either the old content or the new one. A process
+    # that is killed meanwhile leaves a hidden file, which ``names_in`` passes over.
     system, place = _located(path)
-    system.create_dir(place.rpartition("/")[0], recursive=True)
-    with system.open_output_stream(f"{place}.new") as stream:
+    folder, _, name = place.rpartition("/")
+    system.create_dir(folder, recursive=True)
+    with system.open_output_stream(f"{folder}/.{name}") as stream:
         stream.write(text.encode())
-    system.move(f"{place}.new", place)
+    system.move(f"{folder}/.{name}", place)
 
 
 def read_text(path: str) -> str | None:
@@ -41,9 +43,12 @@ def is_there(path: str) -> bool:
 
 
 def names_in(path: str) -> list[str]:
+    """Return the names in a folder in ascending order, without hidden ones, which begin with a
+    dot; none if there is no folder.
+    """
     system, place = _located(path)
     found = system.get_file_info(fs.FileSelector(place, allow_not_found=True))
-    return sorted(info.base_name for info in found)
+    return sorted(info.base_name for info in found if not info.base_name.startswith("."))
 
 
 def is_replaceable(path: str) -> bool:
@@ -51,7 +56,7 @@ def is_replaceable(path: str) -> bool:
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:
         return False
-    return all(name.startswith(("part-", "_", ".")) for name in names_in(path))
+    return all(name.startswith(("part-", "_")) for name in names_in(path))
 
 
 def delete(path: str) -> None:

@@ -20,13 +20,12 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.copies import RepairClient, cluster_id
 from connectors.spark.common.progress import Say, each_interval
-from connectors.spark.common.session import FAILURES, reason
+from connectors.spark.common.session import RETRIED, reason
 from connectors.spark.common.topics import native_options
 from connectors.spark.reconcile.digests import Comparison
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import Copy, Plan, RepairStep, carry_out
 from connectors.spark.reconcile.run import compare_copies, conclude
-from delayservice.base.errors import DelayServiceError
 from delayservice.replicas.commands import Command
 
 FRESH_S: Final = 60.0
@@ -210,11 +209,11 @@ class _Following:
             else:
                 repairs.left = {}
             conclude(self._spark, self._options.reconcile, result, repairs.to_json())
-        except (DelayServiceError, *FAILURES) as exc:
+        except RETRIED as exc:
             if self._stop.is_set():
                 return None
             self.so_far.failed += 1
-            return str(exc) if isinstance(exc, DelayServiceError) else reason(exc)
+            return reason(exc)
         self.so_far.last = result
         return result
 

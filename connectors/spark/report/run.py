@@ -52,6 +52,7 @@ FORECAST_STEPS_MAX: Final = 1_440
 _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
 _SECOND_MS: Final = 1_000
 _NAMES_MAX: Final = 50
+_TASKS_MIN: Final = 8
 _BY_TARGET, _BY_HOUR, _BY_DELAY, _WHOLE = 0b011, 0b101, 0b110, 0b111
 """Values of Spark's ``grouping_id`` over target, hour and class of delays: the bit of a column is 1
 if the rows are not grouped by it."""
@@ -140,7 +141,7 @@ class _Work:
         return read_topic(self._spark, self._audit.client, spans, tasks)
 
     def _tasks(self, records: int) -> int:
-        return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)
+        return max(_TASKS_MIN, records // TASK_RECORDS + 1)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
         options = self._options
