@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
+_UNJUDGED_SHOWN: Final = 5
 
 AUDIT_EPILOG: Final = (
     "Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
@@ -99,6 +101,12 @@ def audit(
         str | None,
         typer.Option("--archive", help="Audit an archive (folder or URL) instead of a cluster."),
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="Write findings to OUT/findings.FORMAT too: csv, json, orc, delta."
+        ),
+    ] = None,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
@@ -108,10 +116,11 @@ def audit(
     """
     require_extra()
     from connectors.spark.archive import audit_archive
-    from connectors.spark.audit import audit as run
+    from connectors.spark.audit import audit_at, cut_of
     from delayservice.commands.send import delay_ms
 
-    _check_usage(follow=follow, archived=archived)
+    if follow and (archived or kind):
+        raise typer.BadParameter("--archive and --format are for one audit, without --follow")
     settings = common.settings()
     options = replace(
         limits.applied(_audit_options(settings, output, targets), settings),
@@ -125,19 +134,24 @@ def audit(
                 job, options, interval_s, from_start=from_start, as_json=common.as_json
             )
             raise typer.Exit(status)
-        job.say("auditing")
-        if archived is None:
-            found = run(job.spark, options)
-        else:
+        if archived is not None:
+            job.say(f"judging the archive in {archived}")
             found = audit_archive(job.spark, options, archived)
+        else:
+            began_s = time.monotonic()
+            job.say("taking a cut of all logs")
+            cut = cut_of(options)
+            offsets = sum(span.end - span.start for span in cut.spans.values())
+            job.say(f"judging {offsets:,} offsets of {len(cut.spans):,} logs")
+            found = audit_at(job.spark, options, cut, began_s)
+        if kind is not None:
+            job.say(f"writing the findings as {kind}")
+            rows = job.spark.read.parquet(found.findings_path)
+            rows.write.format(kind).mode("overwrite").save(options.path(f"findings.{kind}"))
     if common.as_json:
         print_json(found.to_json())
     else:
-        rate = f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
-        out.print(f"{found.records:,} records audited in {rate}")
-        for note in found.cut.notes:
-            err.print(f"not audited: {note}", style="yellow", markup=False)
-        _show_judged(found)
+        show_result(found)
     raise typer.Exit(found.status)
 
 
@@ -181,17 +195,29 @@ def archive(
         out.print(output, style="bold green", markup=False)
 
 
-def _show_judged(found: AuditResult) -> None:
-    for one in found.judged:
-        span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
-        out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)
+def show_result(found: AuditResult) -> None:
+    for note in found.cut.notes:
+        err.print(f"not audited: {note}", style="yellow", markup=False)
+    offsets = sum(one.stop - one.start for one in found.judged)
+    shards = sum(one.start < one.stop for one in found.judged)
+    out.print(
+        f"{offsets:,} offsets judged in {shards:,} of {len(found.judged):,} shards, "
+        f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
+    )
+    _show_counts("counts", found.counts, "bold")
+    _show_counts("not judged", found.unjudged, "bold yellow")
+    _show_rows(found.unjudged_sample[:_UNJUDGED_SHOWN])
+    if found.unjudged:
+        out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
     if found.findings or not found.unjudged:
         show_findings(found.findings, found.sample, found.findings_path)
-    for reason, count in found.unjudged.items():
-        out.print(f"{count:,} not judged: {reason}", style="bold yellow", markup=False)
-    _show_rows(found.unjudged_sample)
-    if found.unjudged_sample:
-        out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
+
+
+def _show_counts(title: str, counts: Mapping[str, int], style: str) -> None:
+    if counts:
+        out.print(title, style=style)
+    for name, count in counts.items():
+        out.print(f"{count:>14,}  {name}", markup=False)
 
 
 def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
@@ -209,17 +235,9 @@ def show_findings(
     if not findings:
         out.print("nothing was found", style="bold green")
         return
-    for kind, count in findings.items():
-        out.print(f"{count:,} {kind}", style="bold red", markup=False)
+    _show_counts("findings", findings, "bold red")
     _show_rows(sample)
     out.print(f"all of them are in {path}", style="dim", markup=False)
-
-
-def _check_usage(*, follow: bool, archived: str | None) -> None:
-    if follow and archived is not None:
-        raise typer.BadParameter(
-            "an archive is audited once, without --follow", param_hint="--archive"
-        )
 
 
 def _follow(

@@ -133,15 +133,15 @@ _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.python.daemon.module": "connectors.spark.common.worker_daemon",
-        "spark.sql.shuffle.partitions": "8",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
     }
 )
+_SHUFFLES: Final = "spark.sql.shuffle.partitions"
+_MIB: Final = 1 << 20
 _VERSION = re.compile(r'version "(\d+)')
 _ASK_TIMEOUT_S: Final = 30.0
 # Environment variables that spark-submit sets to the port of its Java process, and that the user
@@ -181,7 +181,7 @@ def open_session(
     if _SUBMITTED not in os.environ and not remote.startswith("sc://"):
         os.environ["JAVA_HOME"] = str(java_home())
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        settings |= _EMBEDDED
+        settings |= {**_EMBEDDED, "spark.driver.memory": _driver_memory()}
         if not are_installed():
             settings["spark.jars.packages"] = ",".join(PACKAGES)
         if not remote:
@@ -189,12 +189,26 @@ def open_session(
         settings["spark.sql.warehouse.dir"] = tempfile.gettempdir()
     builder = SparkSession.builder.appName(app)
     settings |= conf
-    if settings.get("spark.master", "").startswith("local"):
+    is_local = settings.get("spark.master", "").startswith("local")
+    if is_local:
         # Spark asks for the address of the host's name first, which a container may not have.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if is_local and _SHUFFLES not in settings:
+        # Spark's 200 are for clusters: each costs a file for each task that writes.
+        spark.conf.set(_SHUFFLES, str(2 * spark.sparkContext.defaultParallelism))
+    return spark
+
+
+def _driver_memory() -> str:
+    # A quarter of the memory of the machine or the container, as Java itself would take.
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text("ascii").strip()).isdecimal():
+        total = min(total, int(text))
+    return f"{max(total // 4, 1_024 * _MIB) // _MIB}m"
 
 
 def java_home() -> Path:
