@@ -18,7 +18,6 @@ from delayservice.commands.spark_session import (
     Running,
     SessionOptions,
     TargetsOption,
-    await_query,
     repeat,
     require_extra,
 )
@@ -178,21 +177,29 @@ def archive(
     Restarted with the same --out, it continues where it stopped.
     """
     require_extra()
-    from connectors.spark.archive import ArchiveOptions, start_archive
+    from connectors.spark.archive import ArchiveOptions, capture
     from delayservice.commands.send import delay_ms
 
     settings = common.settings()
-    interval_ms = 0 if once else delay_ms("--interval", interval)
-    options = ArchiveOptions(_audit_options(settings, output, targets), interval_ms, values)
+    interval_s = delay_ms("--interval", interval) / 1_000
+    options = ArchiveOptions(_audit_options(settings, output, targets), values)
+    batches, failed = 0, False
     with session.running("archive", as_json=common.as_json) as job:
-        query = start_archive(job.spark, options)
-        job.say(f"writing to {output}")
-        batches = await_query(query)
+
+        def step() -> None:
+            nonlocal batches
+            job.say(f"writing to {output}")
+            batches = capture(job.spark, options).number + 1
+
+        if once:
+            step()
+        else:
+            failed = repeat(job, interval_s, step)
     if common.as_json:
         print_json({"v": 1, "kind": "archive", "batches": batches, "path": output})
     else:
-        out.print(f"{batches:,} batches written to ", end="")
-        out.print(output, style="bold green", markup=False)
+        out.print(f"{batches:,} batches in {output}", style="bold green", markup=False)
+    raise typer.Exit(int(failed))
 
 
 def show_result(found: AuditResult) -> None:

@@ -24,7 +24,6 @@ from delayservice.smoke.progress import stop_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from connectors.spark.common.progress import Say
 
@@ -42,7 +41,6 @@ STATUS_JUDGED: Final = f"{STATUS[:-1]}, 4 nothing was found and not all could be
 _STRAY: Final = Path("artifacts")
 _JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
-_LOOK_EVERY_S: Final = 0.5
 _LOG_TAIL_CHARS: Final = 4_000
 
 TargetsOption = Annotated[
@@ -169,20 +167,6 @@ def repeat(job: Running, interval_s: float, step: Callable[[], None]) -> bool:
             else:
                 failed = False
     return failed
-
-
-def await_query(query: StreamingQuery) -> int:
-    """Wait until a streaming query ends, or stop it on Ctrl-C or SIGTERM; return the number of
-    batches since its checkpoint was made.
-    """
-    with told_to_stop() as stop:
-        while query.isActive and not stop.wait(_LOOK_EVERY_S):
-            pass
-    failure, progress = query.exception(), query.lastProgress
-    query.stop()
-    if failure is not None:
-        raise failure
-    return 0 if progress is None else progress["batchId"] + 1
 
 
 def _end_java() -> None:

@@ -9,11 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from connectors.spark.archive import Archive
+from connectors.spark.archive import Archive, Batch
+from connectors.spark.audit.evidence import all_of
 from connectors.spark.audit.state import AuditManifest, State
+from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import names_in, read_text, write_text
+from connectors.spark.common.topics import Span
 from delayservice.base.errors import DelayServiceError
 
+CUT = Cut(5, (), {("t", 0): Span(0, 9)}, {"t": 1})
 # The kernel ends the process by SIGXFSZ in the middle of the text.
 KILLED = """
 import resource, signal, sys
@@ -59,6 +63,7 @@ def test_an_audit_and_an_archive_go_on_after_a_kill_from_what_is_complete(tmp_pa
     state.commit(manifest, AuditManifest())
     killed_while_writing(tmp_path / "manifest-00000002.json")
     assert state.newest() == manifest
-    write_text(f"{tmp_path}/batches/00000000.json", "{}")
+    archive, batch = Archive(str(tmp_path)), Batch(0, {("t", 0): 9}, CUT, all_of(CUT))
+    archive.commit(batch)
     killed_while_writing(tmp_path / "batches" / "00000001.json")
-    assert Archive(str(tmp_path)).numbers() == [0]
+    assert archive.newest() == batch

@@ -1,10 +1,10 @@
-"""Reads Kafka topics with Spark: only committed records, between fixed offsets or as a stream."""
+"""Reads Kafka topics with Spark: only committed records, between fixed offsets."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -106,29 +106,11 @@ def read_topic(
     return _as_rows(spark.read.format("kafka").options(**options).load())
 
 
-def stream_topics(
-    spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
-) -> DataFrame:
-    """Return a stream of the committed records, with the columns of ``read_topic``: from the start
-    of the logs, or where Spark's checkpoint ends; with up to ``records_max`` in a micro-batch.
-    """
-    options = {
-        **java_options(client),
-        **_FETCH,
-        "subscribe": ",".join(topics),
-        "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(records_max),
-        "includeHeaders": "true",
-        "failOnDataLoss": "false",
-    }
-    return _as_rows(spark.readStream.format("kafka").options(**options).load())
-
-
 ROW_SCHEMA: Final = (
     "topic string, partition int, offset long, timestamp_ms long, key binary, value binary, "
     "headers array<struct<key: string, value: binary>>"
 )
-"""Columns of a record as ``read_topic`` and ``stream_topics`` return it; times are epoch ms."""
+"""Columns of a record as ``read_topic`` returns it; times are epoch ms."""
 
 
 def _as_rows(records: DataFrame) -> DataFrame:
