@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 # What the extra ``spark`` installs; without them no Spark command runs.
-NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
+NEEDED: Final = ("pyspark", "pyarrow", "pandas", "jinja2")
 
 EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
