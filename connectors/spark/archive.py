@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,12 +13,13 @@ from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import EARLIEST, offsets_of
-from connectors.spark.audit.evidence import NO_PAST, EarlierCut, Evidence, decode, encode, gather
+from connectors.spark.audit.evidence import NO_PAST, EarlierCut, Evidence, gather
 from connectors.spark.audit.options import AuditOptions, AuditResult
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.run import audited, cut_of
 from connectors.spark.common.cut import Cut
-from connectors.spark.common.files import names_in, read_text, write_text
+from connectors.spark.common.files import names_in, read_bytes, write_bytes
+from connectors.spark.common.frames import table
 from connectors.spark.common.topics import (
     ROW_SCHEMA,
     TASK_RECORDS,
@@ -29,6 +30,7 @@ from connectors.spark.common.topics import (
 )
 from connectors.spark.ledger.expressions import RECORD
 from delayservice.base.errors import DelayServiceError
+from delayservice.contract.contracts import Contracts
 from delayservice.contract.names import COPY_NAMES, HOME_NAMES
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
@@ -39,14 +41,7 @@ VERSION: Final = 1
 _TASKS_MIN: Final = 8
 
 
-class _Manifest(msgspec.Struct, frozen=True):
-    ends: list[tuple[str, int, int]]
-    cut: str
-    v: int = VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """The last batch of an archive: up to its cut, all that was captured can be judged.
 
     Attributes:
@@ -60,6 +55,7 @@ class Batch:
     ends: Mapping[Place, int]
     cut: Cut
     evidence: Evidence
+    v: int = VERSION
 
 
 class Archive:
@@ -72,10 +68,8 @@ class Archive:
         return f"{self._path}/records/batch={number:08d}"
 
     def commit(self, batch: Batch) -> None:
-        ends = [(*place, end) for place, end in sorted(batch.ends.items())]
-        manifest = _Manifest(ends, encode(batch.cut, batch.evidence))
-        text = msgspec.json.encode(manifest).decode()
-        write_text(f"{self._path}/batches/{batch.number:08d}.json", text)
+        data = msgspec.msgpack.encode(batch, enc_hook=Contracts.to_json)
+        write_bytes(f"{self._path}/batches/{batch.number:08d}.msgpack", data)
 
     def newest(self) -> Batch | None:
         """Return the last complete batch, None if there is none.
@@ -88,13 +82,14 @@ class Archive:
             return None
         path = f"{self._path}/batches/{names[-1]}"
         try:
-            found = msgspec.json.decode(read_text(path) or "", type=_Manifest)
+            found = msgspec.msgpack.decode(
+                read_bytes(path) or b"", type=Batch, dec_hook=_contracts_of
+            )
         except msgspec.MsgspecError as exc:
             raise DelayServiceError(f"{path} can't be read: {exc}") from exc
         if found.v != VERSION:
             raise DelayServiceError(f"{path} is of version {found.v}, and this reads {VERSION}")
-        ends = {(topic, partition): end for topic, partition, end in found.ends}
-        return Batch(int(names[-1].removesuffix(".json")), ends, *decode(found.cut))
+        return found
 
     def cut(self) -> tuple[Cut, Evidence]:
         """Return the cut at which the archive can be judged, and its evidence.
@@ -115,6 +110,11 @@ class Archive:
         if batch is None:
             raise DelayServiceError(f"{self._path} holds no complete batch of an archive")
         return batch
+
+
+def _contracts_of(kind: type, told: object) -> Contracts:
+    del kind  # there is no other class of our own
+    return Contracts.from_json(told)
 
 
 def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> AuditResult:
@@ -138,9 +138,14 @@ class ArchivedLogs:
 
     records_kept: DataFrame
 
-    def records(self, places: Iterable[Place]) -> DataFrame:
-        topics = {topic for topic, _ in places}
-        return self.records_kept.where(sf.col("topic").isin(*topics, ""))
+    def records(self, spans: Mapping[Place, Span]) -> DataFrame:
+        kept = self.records_kept
+        asked = [(*place, span.start, span.end) for place, span in spans.items()]
+        columns = "topic string, partition int, start long, stop long"
+        chosen = table(kept.sparkSession, columns, asked)
+        is_asked = (sf.col("offset") >= sf.col("start")) & (sf.col("offset") < sf.col("stop"))
+        read = kept.join(sf.broadcast(chosen), ["topic", "partition"]).where(is_asked)
+        return read.select(*kept.columns)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         del rules

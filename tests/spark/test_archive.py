@@ -133,7 +133,7 @@ def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
     h.settled(h.now_ms)
     path = tmp_path / "archive"
     written(spark, h, path)
-    (path / "batches" / "00000000.json").unlink()
+    (path / "batches" / "00000000.msgpack").unlink()
     written(spark, h, path)
     result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
     assert (result.findings, result.records, result.counts["delivered"]) == ({}, 1, 1)
@@ -159,7 +159,7 @@ def test_the_command_that_is_told_to_stop_ends_after_its_batch_with_one_line(
         stderr=subprocess.PIPE,
         text=True,
     )
-    manifest = tmp_path / "archive" / "batches" / "00000000.json"
+    manifest = tmp_path / "archive" / "batches" / "00000000.msgpack"
     await_true(lambda: manifest.exists() or job.poll() is not None, "a batch is written", 120)
     job.send_signal(signal.SIGTERM)
     out, err = job.communicate(timeout=120)

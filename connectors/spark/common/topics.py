@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from connectors.spark.common.frames import table
 from delayservice.base.errors import DelayServiceError
 
 Place: TypeAlias = tuple[str, int]
@@ -92,7 +93,7 @@ def read_topic(
     """
     filled = {place: span for place, span in spans.items() if span.start < span.end}
     if not filled:
-        return spark.createDataFrame([], ROW_SCHEMA)
+        return table(spark, ROW_SCHEMA)
     options = {
         **java_options(client),
         **_FETCH,
