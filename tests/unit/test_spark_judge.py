@@ -476,3 +476,5 @@ def test_an_id_of_too_many_records_is_not_judged(monkeypatch: pytest.MonkeyPatch
         told = [(one["kind"], one["offset"]) for one in made if one["verdict"] == UNJUDGED]
         assert told == [("id_flooded", 20)]
         assert not [one for one in made if one["verdict"] == FOUND]
+        kept = Counter(one["verdict"] for one in made if one["verdict"] not in (COUNT, UNJUDGED))
+        assert kept == ({SETTLED: 4} if keeps else {})

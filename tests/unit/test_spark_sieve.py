@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.sieve import BLOCK_BITS, PLAIN, ROW, SUM, Sieve
 from connectors.spark.ledger.facts import DELIVERED, SOURCE
 from connectors.spark.ledger.rows import LedgerRow, batch_of
@@ -16,10 +18,10 @@ from delayservice.contract.entry import CANCEL
 from delayservice.engine.cursor import Cursor
 from tests.unit.test_spark_judge import LATER, RULES, SHARD, TARGET
 
-Rows = list[LedgerRow]
+LedgerRows = list[LedgerRow]
 
 
-def history(count: int = 60) -> Rows:
+def history(count: int = 60) -> LedgerRows:
     """So many records from offset 20 on, each with its delivery."""
     rows = []
     for offset in range(20, 20 + count):
@@ -32,16 +34,18 @@ def history(count: int = 60) -> Rows:
     return rows
 
 
-def sifted(rows: Rows, *, adds_up: bool = True, cut: int = 0) -> list[dict[str, Any]]:
+def sifted(
+    rows: LedgerRows, *, adds_up: bool = True, cut: int = 0, rules: Rules = RULES
+) -> list[dict[str, Any]]:
     random.Random(1).shuffle(rows)
     batches = [batch_of(part) for part in (rows[:cut], rows[cut:]) if part]
-    made = Sieve(RULES, adds_up=adds_up).rows(batches)
+    made = Sieve(rules, adds_up=adds_up).rows(batches)
     return [row for batch in made for row in batch.to_pylist()]
 
 
-def is_even(rows: Rows, cut: int = 0) -> bool:
+def is_even(rows: LedgerRows, cut: int = 0, rules: Rules = RULES) -> bool:
     """As ``sieve.blocks_of``, of a single block."""
-    sums = [row for row in sifted(rows, cut=cut) if row["part"] == SUM]
+    sums = [row for row in sifted(rows, cut=cut, rules=rules) if row["part"] == SUM]
     assert {(row["shard"], row["block"]) for row in sums} == {(0, 0)}
     asked = 0
     for row in sums:
@@ -68,7 +72,7 @@ def test_a_block_of_correct_deliveries_is_even(cut: int) -> None:
         assert max(r["last_place"] for r in ranges) == max(told)
 
 
-DEFECTS: dict[str, Callable[[Rows], None]] = {
+DEFECTS: dict[str, Callable[[LedgerRows], None]] = {
     "lost": lambda rows: rows.remove(rows[1]),
     "without a record": lambda rows: rows.remove(rows[0]),
     "doubled": lambda rows: rows.append(rows[1]),
@@ -81,11 +85,11 @@ DEFECTS: dict[str, Callable[[Rows], None]] = {
 }
 
 
-def change(rows: Rows, **columns: int) -> None:
+def change(rows: LedgerRows, **columns: int) -> None:
     rows[1] = rows[1]._replace(**columns)  # type: ignore[arg-type]  # a test's own
 
 
-def swap(rows: Rows, name: str) -> None:
+def swap(rows: LedgerRows, name: str) -> None:
     first, second = getattr(rows[1], name), getattr(rows[3], name)
     rows[1] = rows[1]._replace(**{name: second})
     rows[3] = rows[3]._replace(**{name: first})
@@ -101,7 +105,18 @@ def test_a_block_with_a_defect_is_not_even(defect: str) -> None:
 def test_what_is_pending_leaves_a_block_even_and_what_is_overdue_does_not() -> None:
     far = history(1)[0]._replace(offset=90, key_ms=LATER.key[0] + 1)
     assert is_even([*history(), far])
-    assert not is_even([*history(), far._replace(key_ms=900)])
+    overdue = replace(RULES, overdue_since_ms=LATER.key[0] + 2)
+    assert not is_even([*history(), far], rules=overdue)
+
+
+def test_what_only_the_later_cursor_has_settled_needs_its_delivery() -> None:
+    between = history(1)[0]._replace(offset=90, key_ms=LATER.key[0] - 1)
+    assert not is_even([*history(), between])
+
+
+def test_a_late_delivery_is_not_usual_where_lateness_is_limited() -> None:
+    assert not is_even(history(), rules=replace(RULES, late_ms=4))
+    assert is_even(history(), rules=replace(RULES, late_ms=5))
 
 
 def test_flags_are_what_the_cursors_say() -> None:
@@ -136,6 +151,18 @@ def test_blocks_and_shards_are_apart() -> None:
     sums = [row for row in sifted([*history(3), *far, *unknown]) if row["part"] == SUM]
     assert {(row["shard"], row["block"]) for row in sums} == {(0, 0), (0, 1), (7, 0)}
     assert not any(row["sound"] for row in sums if row["shard"] == 7)
+
+
+def test_sums_of_sources_alone_are_apart_too() -> None:
+    sources = history(3)[::2]
+    far = [row._replace(offset=row.offset + (1 << BLOCK_BITS)) for row in sources]
+    unknown = [row._replace(shard=7) for row in sources]
+    sums = [row for row in sifted([*sources, *far, *unknown]) if row["part"] == SUM]
+    assert [(row["shard"], row["block"], row["sound"]) for row in sums] == [
+        (0, 0, 3),
+        (0, 1, 0),
+        (7, 0, 0),
+    ]
 
 
 def test_no_rows_make_no_sums() -> None:
