@@ -87,7 +87,8 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashe
 COPY --from=build /opt/delayservice /opt/delayservice
 # Spark itself fetches its connector to Kafka; what has another hash than the lock's is refused.
 RUN /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/spark-wheels/*.whl \
-    && /opt/delayservice/bin/python -m connectors.spark.common.jars
+    && sh /opt/delayservice/lib/python3*/site-packages/connectors/spark/common/install_jars.sh \
+        /opt/delayservice/bin/python
 # Left out, about 240 MB: examples and tests; parts that no job uses (Spark Connect, its shell, state
 # stores in RocksDB, Arrow's Flight). `make containers` runs every job with what is left.
 RUN cd /opt/delayservice/lib/python3*/site-packages \

@@ -92,7 +92,7 @@ crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
 # With its connector to Kafka in Spark's own folder, a job resolves no packages when it starts.
 JARS := $(VENV)/.spark-jars
 $(JARS): $(STAMP) connectors/spark/common/jars.lock
-	@$(BIN)/python -m connectors.spark.common.jars > $@.log 2>&1 && touch $@ \
+	@sh connectors/spark/common/install_jars.sh $(BIN)/python > $@.log 2>&1 && touch $@ \
 		|| { cat $@.log; echo "The connector was not installed: each job fetches it" >&2; }
 
 # What fills the machine by itself, Spark and what kills nodes, runs alone, last.
@@ -189,7 +189,7 @@ lock: $(STAMP)  ## write the lock files anew from pyproject.toml
 
 lock-jars: $(STAMP)  ## write the locks of the jars anew
 	$(BIN)/python -m delay_devtools.lock_jars
-	$(BIN)/python -m connectors.spark.common.jars --lock
+	sh connectors/spark/common/install_jars.sh $(BIN)/python --lock
 
 clean:  ## remove .venv and every cache in this folder
 	rm -rf $(VENV) .venv-try build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

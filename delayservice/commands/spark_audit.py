@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -64,19 +64,18 @@ class LimitOptions:
         ),
     ] = None
 
-    def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
+    def in_ms(self, settings: Settings) -> dict[str, Any]:
         from delayservice.commands.send import delay_ms
 
         # At least once, outputs may be ahead of their checkpoint.
         usual_grace = "1m" if settings.delivery.mode == "at_least_once" else "0"
-        return replace(
-            options,
-            late_ms=None if self.late is None else delay_ms("--late", self.late),
-            early_ms=delay_ms("--early", self.early),
-            grace_ms=delay_ms("--grace", self.grace or usual_grace),
-            overdue_ms=delay_ms("--overdue", self.overdue),
-            lag_ms=delay_ms("--lag", self.lag),
-        )
+        return {
+            "late_ms": None if self.late is None else delay_ms("--late", self.late),
+            "early_ms": delay_ms("--early", self.early),
+            "grace_ms": delay_ms("--grace", self.grace or usual_grace),
+            "overdue_ms": delay_ms("--overdue", self.overdue),
+            "lag_ms": delay_ms("--lag", self.lag),
+        }
 
 
 @with_options
@@ -122,9 +121,10 @@ def audit(
         raise typer.BadParameter("--archive and --format are for one audit, without --follow")
     settings = common.settings()
     options = replace(
-        limits.applied(_audit_options(settings, output, targets), settings),
+        read_options(settings, output, targets),
         all_topics=all_topics,
         topic=settings.topics.audit if publish else None,
+        **limits.in_ms(settings),
     )
     with session.running("audit", as_json=common.as_json) as job:
         if follow:
@@ -182,7 +182,7 @@ def archive(
 
     settings = common.settings()
     interval_s = delay_ms("--interval", interval) / 1_000
-    options = ArchiveOptions(_audit_options(settings, output, targets), values)
+    options = ArchiveOptions(read_options(settings, output, targets), values)
     batches, failed = 0, False
     with session.running("archive", as_json=common.as_json) as job:
 
@@ -282,14 +282,6 @@ def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool
     _show_rows(found.unjudged_sample)
 
 
-def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    # The names of the service's own topics and of the delay topics are added to ``read_options``.
-    topics = settings.topics
-    delayed = (*topics.delay, *settings.levels.by_topic)
-    read = read_options(settings, output, targets)
-    return replace(read, never=topics.own, delay_topics=delayed)
-
-
 def read_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
     """Return the options of a job that reads the service's topics and target topics. ``output``:
     folder or URL of the results; ``targets`` None: all.
@@ -305,7 +297,9 @@ def read_options(settings: Settings, output: str, targets: Sequence[str] | None)
         outcomes=topics.outcomes,
         targets=tuple(targets or ()),
         allow=allowed_patterns(settings),
+        never=topics.own,
         secrets=secrets_of(settings),
+        delay_topics=(*topics.delay, *settings.levels.by_topic),
     )
 
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,50 +84,44 @@ class SessionOptions:
         typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting; repeatable."),
     ] = None
 
+    @contextmanager
     def running(
         self, command: str, *, as_json: bool, usual: Mapping[str, str] = MappingProxyType({})
-    ) -> AbstractContextManager[Running]:
-        """Return a context with a Spark session for a command, and progress on standard error.
-        ``usual``: settings of Spark for this command.
+    ) -> Iterator[Running]:
+        """Yield a Spark session for a command, and show progress on standard error. ``usual``:
+        settings of Spark for this command.
 
         Raises:
-            DelayServiceError: the extra is not installed, there is no Java for Spark, or a setting
-                has no ``=``.
+            DelayServiceError: the extra is not installed, there is no Java for Spark, a setting has
+                no ``=``, or Spark failed.
         """
+        require_extra()
+        from pyspark.sql import SparkSession
+
+        from connectors.spark.common.progress import hush, shown
+        from connectors.spark.common.session import FAILURES, open_session, reason
+
         settings = {**usual, **dict(pairs("--conf", self.conf))}
-        return _running(command, self.master, settings, as_json=as_json)
-
-
-@contextmanager
-def _running(
-    command: str, master: str | None, settings: Mapping[str, str], *, as_json: bool
-) -> Iterator[Running]:
-    require_extra()
-    from pyspark.sql import SparkSession
-
-    from connectors.spark.common.progress import hush, shown
-    from connectors.spark.common.session import FAILURES, open_session, reason
-
-    is_ours = SparkSession.getActiveSession() is None
-    was_there = _STRAY.exists()
-    try:
-        with _unseen():
-            spark = open_session(f"delayservice {command}", master=master, conf=settings)
-    except FAILURES as exc:
-        raise DelayServiceError(f"Spark did not start: {reason(exc)}") from exc
-    try:
-        hush(spark)
-        with shown(spark, err, is_plain=as_json) as say:
-            yield Running(spark, say)
-    except FAILURES as exc:
-        raise DelayServiceError(f"Spark failed: {reason(exc)}") from exc
-    finally:
-        if is_ours:
-            spark.stop()
-            _end_java()
-            if not was_there:
-                with suppress(OSError):  # a folder with content is kept
-                    _STRAY.rmdir()
+        is_ours = SparkSession.getActiveSession() is None
+        was_there = _STRAY.exists()
+        try:
+            with _unseen():
+                spark = open_session(f"delayservice {command}", master=self.master, conf=settings)
+        except FAILURES as exc:
+            raise DelayServiceError(f"Spark did not start: {reason(exc)}") from exc
+        try:
+            hush(spark)
+            with shown(spark, err, is_plain=as_json) as say:
+                yield Running(spark, say)
+        except FAILURES as exc:
+            raise DelayServiceError(f"Spark failed: {reason(exc)}") from exc
+        finally:
+            if is_ours:
+                spark.stop()
+                _end_java()
+                if not was_there:
+                    with suppress(OSError):  # a folder with content is kept
+                        _STRAY.rmdir()
 
 
 def require_extra() -> None:

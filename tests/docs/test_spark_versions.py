@@ -29,8 +29,8 @@ def pinned(package: str) -> str:
 
 
 def jar(name: str) -> str:
-    (version,) = (one.coordinate.split(":")[2] for one in locked() if f":{name}" in one.coordinate)
-    return version
+    (file,) = (one for one in locked() if f"_{name}" in one)
+    return file.removesuffix(".jar").rpartition("-")[2]
 
 
 def test_every_version_is_held_against_something() -> None:

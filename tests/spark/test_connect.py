@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -42,6 +43,10 @@ spark.stop()
 """
 
 
+def csv_rows(folder: Path) -> list[list[str]]:
+    return [row for path in folder.glob("*.csv") for row in csv.reader(path.open())]
+
+
 def test_records_are_compared_on_spark_connect() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -55,20 +60,24 @@ def test_records_are_compared_on_spark_connect() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [["different", 12], ["missing", 11]]
 
 
-@pytest.mark.parametrize(("job", "counted"), [("audit", "records"), ("report", "whole")])
+@pytest.mark.parametrize(
+    ("job", "status"), [(["audit", "--format", "csv"], 3), (["report", "--top", "5"], 0)]
+)
 def test_the_commands_run_on_spark_connect(
-    cluster: EmbeddedCluster, tmp_path: Path, job: str, counted: str
+    cluster: EmbeddedCluster, tmp_path: Path, job: list[str], status: int
 ) -> None:
+    """One record is delivered, one is lost."""
     with MadeHistory(cluster.bootstrap) as h:
         due_ms = h.now_ms - 60_000
         h.delivery(h.source(due_ms), due_ms)
+        h.source(due_ms)
         h.settled(h.now_ms)
     topics = {"checkpoint": h.checkpoint, "dead_letter": h.dead_letter, "outcomes": h.outcomes}
     settings = [f"topics.{name}={topic}" for name, topic in topics.items()]
     settings.append(f'targets.default.allow=["{h.allow[0]}"]')
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "delayservice", "spark", job, "--json"),
+            *(sys.executable, "-m", "delayservice", "spark", *job, "--json"),
             *("-b", cluster.bootstrap, "--out", str(tmp_path / "out")),
             *(word for setting in settings for word in ("--set", setting)),
         ],
@@ -79,6 +88,11 @@ def test_the_commands_run_on_spark_connect(
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2_000:]
-    found = json.loads(done.stdout)[counted]
-    assert (found if job == "audit" else found["records"]) == 1
+    assert done.returncode == status, done.stderr[-2_000:]
+    found = json.loads(done.stdout)
+    if job[0] == "report":
+        assert found["whole"]["records"] == 1
+    else:
+        assert found["findings"] == {"lost": 1}
+        (row,) = csv_rows(tmp_path / "out" / "findings.csv")
+        assert row[1] == "lost"

@@ -84,7 +84,7 @@ def test_the_image_of_the_jobs_has_a_java_that_spark_runs_on_and_fetches_nothing
     build = " ".join(stages()["spark-build"])
     assert "--require-hashes" in build
     assert "-r /src/requirements/spark.txt" in build
-    assert "python -m connectors.spark.common.jars" in build
+    assert "connectors/spark/common/install_jars.sh" in build
     assert "COPY --from=spark-build /opt/delayservice /opt/delayservice" in stages()["spark"]
     assert not [line for line in stages()["spark"] if line.startswith(("HEALTHCHECK", "EXPOSE"))]
 

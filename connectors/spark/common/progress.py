@@ -73,16 +73,15 @@ class _View:
         self._console = console
         self._tracker = tracker
         self._status = status
-        self._since_s = time.monotonic()
-        self._what = "starting"
         self._printed = ""
+        self.say("starting")
 
     def say(self, what: str) -> None:
         self._what = what
         self._since_s = time.monotonic()
 
     def show(self) -> None:
-        """Without a terminal, print only what has changed, and no line between two jobs."""
+        # Without a terminal, only what has changed is printed, and no line between two jobs.
         tasks = _tasks(self._tracker)
         text = ": ".join(filter(None, (self._what, tasks)))
         if self._status is not None:
@@ -93,14 +92,12 @@ class _View:
 
 
 def _tasks(tracker: StatusTracker | None) -> str:
-    """Return how far the stages are that run now; empty between two jobs, or if it is unknown."""
+    # How far the stages are that run now; empty between two jobs, or if it is unknown.
     if tracker is None:
         return ""
     found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     stages = [stage for stage in found if stage is not None]  # None: it has just ended
-    if not stages:
-        return ""
-    total = sum(stage.numTasks for stage in stages)
-    done = sum(stage.numCompletedTasks for stage in stages)
-    failed = sum(stage.numFailedTasks for stage in stages)
-    return f"{done:,} of {total:,} tasks done{f', {failed:,} failed' if failed else ''}"
+    names = ("numCompletedTasks", "numTasks", "numFailedTasks")
+    done, total, failed = (sum(getattr(stage, name) for stage in stages) for name in names)
+    told = f"{done:,} of {total:,} tasks done" if stages else ""
+    return f"{told}, {failed:,} failed" if failed else told

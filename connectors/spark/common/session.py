@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyspark
 from py4j.protocol import Py4JJavaError
@@ -24,33 +24,11 @@ from delayservice.base.errors import DelayServiceError
 PACKAGES: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
 """Packages that Spark needs, as Maven coordinates; ``spark-submit --packages`` takes them."""
 
-LOCK: Final = "jars.lock"
 
-
-class SparkJar(NamedTuple):
-    """Coordinate ``group:artifact:version``, SHA-256 in hex, size in bytes."""
-
-    coordinate: str
-    sha256: str
-    bytes: int
-
-    @property
-    def file_name(self) -> str:
-        _, artifact, version = self.coordinate.split(":")
-        return f"{artifact}-{version}.jar"
-
-    @property
-    def fetched_name(self) -> str:
-        # Spark's resolver names jars so in the folder into which it downloads them.
-        group, artifact, version = self.coordinate.split(":")
-        return f"{group}_{artifact}-{version}.jar"
-
-
-def locked() -> tuple[SparkJar, ...]:
-    """Return the jars that the Kafka connector needs and PySpark lacks, from the lock file."""
-    text = resources.files(__package__).joinpath(LOCK).read_text("utf-8")
-    rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
-    return tuple(SparkJar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
+def locked() -> list[str]:
+    """Return the files of the jars that the Kafka connector needs and PySpark lacks."""
+    text = resources.files(__package__).joinpath("jars.lock").read_text("ascii")
+    return [line.split()[1] for line in text.splitlines()]
 
 
 def spark_folder() -> Path:
@@ -59,7 +37,7 @@ def spark_folder() -> Path:
 
 def are_installed() -> bool:
     folder = spark_folder()
-    return all((folder / jar.file_name).exists() for jar in locked())
+    return all((folder / name).exists() for name in locked())
 
 
 # Exceptions that a failed Spark job raises; Py4JJavaError where PySpark has no class of its own.
