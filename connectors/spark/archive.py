@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import EARLIEST, offsets_of
-from connectors.spark.audit.evidence import NO_PAST, EarlierCut, Evidence, gather
+from connectors.spark.audit.evidence import EarlierCut, Evidence, gather
 from connectors.spark.audit.options import AuditOptions, AuditResult
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.run import audited, cut_of
@@ -58,6 +58,9 @@ class Batch(msgspec.Struct, frozen=True):
     v: int = VERSION
 
 
+_NONE: Final = Batch(-1, {}, Cut(0, (), {}, {}), Evidence({}, {}, {}, {}, {}, {}))
+
+
 class Archive:
     """Folder of an archive: batches of records, and a manifest that completes each batch."""
 
@@ -71,15 +74,15 @@ class Archive:
         data = msgspec.msgpack.encode(batch, enc_hook=Contracts.to_json)
         write_bytes(f"{self._path}/batches/{batch.number:08d}.msgpack", data)
 
-    def newest(self) -> Batch | None:
-        """Return the last complete batch, None if there is none.
+    def newest(self) -> Batch:
+        """Return the last complete batch, or an empty one before the first.
 
         Raises:
             DelayServiceError: its manifest can't be read.
         """
         names = names_in(f"{self._path}/batches")
         if not names:
-            return None
+            return _NONE
         path = f"{self._path}/batches/{names[-1]}"
         try:
             found = msgspec.msgpack.decode(
@@ -107,7 +110,7 @@ class Archive:
 
     def _complete(self) -> Batch:
         batch = self.newest()
-        if batch is None:
+        if batch is _NONE:
             raise DelayServiceError(f"{self._path} holds no complete batch of an archive")
         return batch
 
@@ -179,14 +182,11 @@ def capture(spark: SparkSession, options: ArchiveOptions) -> Batch:
     audit = options.audit
     archive = Archive(audit.out)
     before = archive.newest()
-    cut = cut_of(audit)
-    if before is not None:
-        cut = _with_known_topics(cut, before, audit.out)
-    past = NO_PAST if before is None else _past(before)
-    number = -1 if before is None else before.number
-    spans = {place: _after(span, past.ends.get(place, 0)) for place, span in cut.spans.items()}
+    cut = _with_known_topics(cut_of(audit), before, audit.out)
+    number = before.number
+    spans = {place: _after(span, before.ends.get(place, 0)) for place, span in cut.spans.items()}
     count = sum(span.end - span.start for span in spans.values())
-    if count or before is None:
+    if count or before is _NONE:
         number += 1
         tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
         records = read_topic(spark, audit.client, spans, tasks).select(*_kept(options))
@@ -194,8 +194,9 @@ def capture(spark: SparkSession, options: ArchiveOptions) -> Batch:
     # Retention may have deleted records before they were read: what is missing is known only now.
     starts = offsets_of(admin_client(native_options(audit.client)), cut.spans.keys(), EARLIEST)
     cut = _spanning(cut, {place: _after(span, starts[place]) for place, span in cut.spans.items()})
-    evidence = gather(audit.client, cut, past)
-    batch = _whole(before, Batch(number, past.ends, cut, evidence))
+    old = before.evidence
+    past = EarlierCut(before.ends, old.starts, old.judged, old.seen_ms)
+    batch = _joined(before, number, cut, gather(audit.client, cut, past))
     archive.commit(batch)
     return batch
 
@@ -209,21 +210,17 @@ def _spanning(cut: Cut, spans: Mapping[Place, Span]) -> Cut:
     return replace(cut, shards=shards, others={place: spans[place] for place in cut.others})
 
 
-def _whole(before: Batch | None, new: Batch) -> Batch:
+def _joined(before: Batch, number: int, cut: Cut, evidence: Evidence) -> Batch:
     # Logs begin where the archive does, and what retention took before an earlier batch is missing
     # for ever.
-    first, complete_ms = new.evidence.spans, new.evidence.complete_ms
-    if before is not None:
-        first = {**first, **before.evidence.spans}
-        complete_ms = {**before.evidence.complete_ms, **complete_ms}
-    spans = {
-        place: replace(span, start=first[place].start) for place, span in new.cut.spans.items()
-    }
+    first = {**evidence.spans, **before.evidence.spans}
+    spans = {place: replace(span, start=first[place].start) for place, span in cut.spans.items()}
+    complete_ms = {**before.evidence.complete_ms, **evidence.complete_ms}
     return Batch(
-        new.number,
-        {**new.ends, **{place: span.end for place, span in spans.items()}},
-        _spanning(new.cut, spans),
-        replace(new.evidence, spans=spans, complete_ms=complete_ms),
+        number,
+        {**before.ends, **{place: span.end for place, span in spans.items()}},
+        _spanning(cut, spans),
+        replace(evidence, spans=spans, complete_ms=complete_ms),
     )
 
 
@@ -247,8 +244,3 @@ def _with_known_topics(cut: Cut, before: Batch, out: str) -> Cut:
                 "begun, and it holds what the former one had: write to another folder from now on"
             )
     return replace(cut, topic_ids={**known, **cut.topic_ids})
-
-
-def _past(before: Batch) -> EarlierCut:
-    evidence = before.evidence
-    return EarlierCut(before.ends, evidence.starts, evidence.judged, evidence.seen_ms)
