@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from connectors.spark.audit import AuditOptions, Following, OffsetRange
-from connectors.spark.reconcile.follow import Followed
 from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.spark_reconcile import status_of
 
@@ -37,5 +36,4 @@ def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
 def test_what_was_found_last_counts_most_and_a_failure_shows(
     failed: int, last: object, status: int
 ) -> None:
-    done = Followed(3, failed, last=cast("Any", last))
-    assert status_of(done) == status
+    assert status_of(failed, cast("Any", last)) == status

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from confluent_kafka import IsolationLevel
@@ -188,14 +188,24 @@ def take_cut(
     spans, also_hidden = _spans(admin, _places(topics, partitions), open_wait_s)
     later = reader.newest()
     ids = topic_ids(admin, sorted(topics | chosen))
-    open_places = frozenset(hidden | also_hidden)
-    notes = tuple(
+    hidden |= also_hidden
+    open_notes = [
         f"{topic}:{number} is read up to offset {(others | spans)[topic, number].end}: a "
         "transaction there stays open (find its producer with kafka-transactions.sh find-hanging)"
-        for topic, number in sorted(open_places)
+        for topic, number in sorted(hidden)
+    ]
+    shards, notes, unserved = _shards(earlier, later, spans, ids)
+    return Cut(
+        taken_ms,
+        tuple(shards),
+        others,
+        partitions,
+        served=frozenset(f"{topic}:{number}" for topic, number in earlier.keys() | later.keys()),
+        notes=(*open_notes, *notes),
+        open_places=frozenset(hidden),
+        unserved=unserved,
+        topic_ids=ids,
     )
-    cut = Cut(taken_ms, (), others, partitions, notes=notes, open_places=open_places, topic_ids=ids)
-    return _with_shards(cut, earlier, later, spans, ids)
 
 
 def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Place]:
@@ -211,29 +221,26 @@ def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Pl
     return _settled(admin, _places([topic for topic in topics if topic in counts], counts))
 
 
-def _with_shards(
-    cut: Cut,
+def _shards(
     earlier: Mapping[Place, ShardCheckpoint],
     later: Mapping[Place, ShardCheckpoint],
     spans: Mapping[Place, Span],
     ids: Mapping[str, str],
-) -> Cut:
+) -> tuple[list[ShardCut], list[str], dict[Place, int]]:
+    # The shards that can be judged, a sentence for each other one, and the offsets of those that no
+    # checkpoint covers.
     shards: list[ShardCut] = []
-    notes = list(cut.notes)
+    notes: list[str] = []
     unserved: dict[Place, int] = {}
     for place in sorted(earlier.keys() | spans.keys()):
         topic, partition = place
-        first, last = earlier.get(place), later.get(place)
-        held = spans[place].end - spans[place].start if place in spans else 0
-        is_anew = last is not None and ids.get(topic) not in (None, last.topic_id)
-        if held and (first is None or last is None or is_anew):
-            unserved[place] = held
+        first, last, span = earlier.get(place), later.get(place), spans.get(place)
         if first is None or last is None:
-            notes.append(f"{topic}:{partition} is in no checkpoint: no node has served it yet")
-        elif place not in spans:
-            notes.append(f"{topic}:{partition} is in the checkpoint, and not in the cluster")
-        elif is_anew:
-            notes.append(f"{topic}:{partition} was made anew, and no node has served the new one")
+            why = "is in no checkpoint: no node has served it yet"
+        elif span is None:
+            why = "is in the checkpoint, and not in the cluster"
+        elif ids.get(topic) not in (None, last.topic_id):
+            why = "was made anew, and no node has served the new one"
         else:
             notes += [
                 f"{topic}:{partition} lost the offsets {lost.first} to {lost.stop - 1}: retention "
@@ -241,19 +248,14 @@ def _with_shards(
                 for lost in last.lost
             ]
             began = first.cursor if first.topic_id == last.topic_id else Cursor()
-            shards.append(
-                ShardCut(
-                    *place,
-                    last.topic_id,
-                    began,
-                    last.cursor,
-                    last.contracts,
-                    spans[place],
-                    last.lost,
-                )
-            )
-    served = frozenset(f"{topic}:{partition}" for topic, partition in earlier.keys() | later.keys())
-    return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes), unserved=unserved)
+            cursors = (began, last.cursor)
+            one = ShardCut(*place, last.topic_id, *cursors, last.contracts, span, last.lost)
+            shards.append(one)
+            continue
+        notes.append(f"{topic}:{partition} {why}")
+        if span is not None and span.end > span.start:
+            unserved[place] = span.end - span.start
+    return shards, notes, unserved
 
 
 class _CheckpointReader:
