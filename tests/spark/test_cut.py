@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from connectors.spark.audit import AuditOptions, audit, audit_at
+from connectors.spark.audit import AuditOptions, audit_at
 from connectors.spark.common import cut
 from connectors.spark.common.clients import read_logs
 from connectors.spark.common.cut import Cut, take_cut
@@ -124,30 +124,6 @@ def test_a_checkpoint_that_speaks_of_another_slice_is_refused(history: MadeHisto
     history.flush()
     with pytest.raises(KafkaEdgeError, match="checkpoint of slice 0 is of slice 3"):
         cut_of(history)
-
-
-def test_an_audit_is_clean_where_slices_share_a_partition_of_checkpoints(
-    spark: SparkSession, history: MadeHistory, tmp_path: Path
-) -> None:
-    history.plain(200)
-    lost = history.source(history.now_ms - 200_000, partition=3)
-    ahead = history.now_ms - 100_000
-    history.settled(ahead)
-    busy(history, 1, ahead)
-    history.flush()
-    options = AuditOptions(
-        client=history.client,
-        out=str(tmp_path / "audit"),
-        checkpoint=history.checkpoint,
-        dead_letter=history.dead_letter,
-        outcomes=history.outcomes,
-        allow=tuple(history.allow),
-    )
-    result = audit(spark, options)
-    assert result.records == 201
-    assert [(row["kind"], row["partition"], row["offset"]) for row in result.sample] == [
-        ("lost", 3, lost)
-    ]
 
 
 def test_an_audit_reads_what_settings_allow(tmp_path: Path) -> None:
