@@ -93,7 +93,7 @@ RUN /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/s
 RUN cd /opt/delayservice/lib/python3*/site-packages \
     && rm -rf pyspark/examples pyspark/data pyspark/jars/connect-repl pyspark/jars/spark-connect_* \
         pyspark/jars/rocksdbjni-* pyarrow/include pyarrow/*flight* \
-    && find pandas numpy pyarrow pyspark matplotlib -type d -name tests -prune -exec rm -rf {} +
+    && find pandas numpy pyarrow pyspark -type d -name tests -prune -exec rm -rf {} +
 
 FROM java AS spark
 COPY --from=spark-build /opt/delayservice /opt/delayservice

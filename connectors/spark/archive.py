@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.spark.audit.evidence import NO_PAST, EarlierCut, Evidence, decode, encode, gather
+from connectors.kafka.clients import admin_client
+from connectors.kafka.log_ends import EARLIEST, offsets_of
+from connectors.spark.audit.evidence import NO_PAST, EarlierCut, Evidence, gather
 from connectors.spark.audit.options import AuditOptions, AuditResult
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.run import audited, cut_of
 from connectors.spark.common.cut import Cut
-from connectors.spark.common.files import names_in, read_text, write_text
-from connectors.spark.common.topics import ROW_SCHEMA, Place, Span, stream_topics
+from connectors.spark.common.files import names_in, read_bytes, write_bytes
+from connectors.spark.common.frames import table
+from connectors.spark.common.topics import (
+    ROW_SCHEMA,
+    TASK_RECORDS,
+    Place,
+    Span,
+    native_options,
+    read_topic,
+)
 from connectors.spark.ledger.expressions import RECORD
 from delayservice.base.errors import DelayServiceError
+from delayservice.contract.contracts import Contracts
 from delayservice.contract.names import COPY_NAMES, HOME_NAMES
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
@@ -29,24 +38,28 @@ ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
 ``xxhash64`` of the value, which is kept even where the value is not; null: there is no value."""
 
 VERSION: Final = 1
+_TASKS_MIN: Final = 8
 
 
-class BatchFacts(msgspec.Struct, frozen=True):
-    """Facts about one batch: for each topic and partition the exclusive offset up to which the
-    archive reaches after it; and cut and evidence, taken after it was written, as JSON
-    (``audit.evidence.encode``).
+class Batch(msgspec.Struct, frozen=True):
+    """The last batch of an archive: up to its cut, all that was captured can be judged.
+
+    Attributes:
+        number: number of the batch, from 0 on.
+        ends: exclusive offset up to which the archive holds each log that was ever captured.
+        cut: the cut up to which this batch was written; its logs begin where the archive does.
+        evidence: evidence for the whole archive, gathered after the batch was written.
     """
 
-    ends: list[tuple[str, int, int]]
-    cut: str
+    number: int
+    ends: Mapping[Place, int]
+    cut: Cut
+    evidence: Evidence
     v: int = VERSION
-
-    def ends_by_place(self) -> dict[Place, int]:
-        return {(topic, partition): end for topic, partition, end in self.ends}
 
 
 class Archive:
-    """Folder of an archive: batches of records, and a file of facts for each batch."""
+    """Folder of an archive: batches of records, and a manifest that completes each batch."""
 
     def __init__(self, path: str) -> None:
         self._path = path.rstrip("/")
@@ -54,26 +67,24 @@ class Archive:
     def folder(self, number: int) -> str:
         return f"{self._path}/records/batch={number:08d}"
 
-    def commit(self, number: int, facts: BatchFacts) -> None:
-        # The file of facts makes the batch part of the archive.
-        text = msgspec.json.encode(facts).decode()
-        write_text(f"{self._path}/batches/{number:08d}.json", text)
+    def commit(self, batch: Batch) -> None:
+        data = msgspec.msgpack.encode(batch, enc_hook=Contracts.to_json)
+        write_bytes(f"{self._path}/batches/{batch.number:08d}.msgpack", data)
 
-    def newest(self, before: int | None = None) -> BatchFacts | None:
-        """Return the facts of the last complete batch, or of the last one before number
-        ``before``.
+    def newest(self) -> Batch | None:
+        """Return the last complete batch, None if there is none.
+
+        Raises:
+            DelayServiceError: its manifest can't be read.
         """
-        numbers = [one for one in self.numbers() if before is None or one < before]
-        return self._facts(numbers[-1]) if numbers else None
-
-    def numbers(self) -> list[int]:
-        # A batch without its file of facts is incomplete.
-        return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
-
-    def _facts(self, number: int) -> BatchFacts:
-        path = f"{self._path}/batches/{number:08d}.json"
+        names = names_in(f"{self._path}/batches")
+        if not names:
+            return None
+        path = f"{self._path}/batches/{names[-1]}"
         try:
-            found = msgspec.json.decode(read_text(path) or "", type=BatchFacts)
+            found = msgspec.msgpack.decode(
+                read_bytes(path) or b"", type=Batch, dec_hook=_contracts_of
+            )
         except msgspec.MsgspecError as exc:
             raise DelayServiceError(f"{path} can't be read: {exc}") from exc
         if found.v != VERSION:
@@ -81,61 +92,29 @@ class Archive:
         return found
 
     def cut(self) -> tuple[Cut, Evidence]:
-        """Return the newest cut at which the archive can be judged, and its evidence.
-
-        That is the cut of the newest batch after which the archive reached the ends of all logs at
-        that cut. In the result, the ends are those that the archive reaches now, and the later
-        cursors are those of the newest batch.
+        """Return the cut at which the archive can be judged, and its evidence.
 
         Raises:
-            DelayServiceError: the archive does not reach the ends of any cut yet, or a file can't
-                be read.
+            DelayServiceError: no batch is complete, or its manifest can't be read.
         """
-        facts = [self._facts(number) for number in self.numbers()]
-        cuts = [decode(one.cut) for one in facts]
-        ends = facts[-1].ends_by_place() if facts else {}
-        for cut, evidence in reversed(cuts):
-            if all(span.end <= ends.get(place, 0) for place, span in cut.spans.items()):
-                return _joined((cut, evidence), cuts, ends)
-        raise DelayServiceError(
-            f"{self._path} does not reach any cut yet: let the archive write another batch"
-        )
+        batch = self._complete()
+        return batch.cut, batch.evidence
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return all records, with the columns of ``ARCHIVE``."""
-        paths = [self.folder(number) for number in self.numbers()]
-        return spark.read.schema(ARCHIVE).parquet(*paths)
+        """Return the records of all complete batches, with the columns of ``ARCHIVE``."""
+        records = spark.read.schema(f"{ARCHIVE}, batch int").parquet(f"{self._path}/records")
+        return records.where(sf.col("batch") <= self._complete().number).drop("batch")
+
+    def _complete(self) -> Batch:
+        batch = self.newest()
+        if batch is None:
+            raise DelayServiceError(f"{self._path} holds no complete batch of an archive")
+        return batch
 
 
-def _joined(
-    chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
-) -> tuple[Cut, Evidence]:
-    # The cut keeps its place, but gets the newest cut's contracts and later cursors. Shards that
-    # are not in the newest cut are left out.
-    cut, evidence = chosen
-    newest, (_, first) = cuts[-1][0], cuts[0]
-    later = {shard.place: shard for shard in newest.shards}
-    complete_ms: dict[Place, int] = {}
-    for _, one in cuts:
-        complete_ms |= one.complete_ms
-    spans = {
-        place: Span(first.spans[place].start if place in first.spans else 0, ends[place])
-        for place in cut.spans
-    }
-    shards = tuple(
-        replace(
-            shard,
-            later=later[shard.place].later,
-            contracts=later[shard.place].contracts,
-            span=spans[shard.place],
-        )
-        for shard in cut.shards
-        if shard.place in later and later[shard.place].topic_id == shard.topic_id
-    )
-    others = {place: spans[place] for place in cut.others}
-    whole = replace(cut, shards=shards, others=others)
-    known = replace(evidence, spans=spans, complete_ms=complete_ms)
-    return whole, known
+def _contracts_of(kind: type, told: object) -> Contracts:
+    del kind  # there is no other class of our own
+    return Contracts.from_json(told)
 
 
 def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> AuditResult:
@@ -143,8 +122,8 @@ def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> Audi
     and return them. The cluster is used only to publish them, if ``options.topic`` is given.
 
     Raises:
-        DelayServiceError: the archive can't be read, or does not reach the ends of a cut yet; or a
-            range of the options is of a shard that is not in the cut.
+        DelayServiceError: the archive can't be read; or a range of the options is of a shard that
+            is not in its cut.
         KafkaEdgeError: the results can't be published.
     """
     began_s = time.monotonic()
@@ -159,16 +138,18 @@ class ArchivedLogs:
 
     records_kept: DataFrame
 
-    def records(self, places: Iterable[Place]) -> DataFrame:
-        topics = {topic for topic, _ in places}
-        return self.records_kept.where(sf.col("topic").isin(*topics, ""))
+    def records(self, spans: Mapping[Place, Span]) -> DataFrame:
+        kept = self.records_kept
+        asked = [(*place, span.start, span.end) for place, span in spans.items()]
+        columns = "topic string, partition int, start long, stop long"
+        chosen = table(kept.sparkSession, columns, asked)
+        is_asked = (sf.col("offset") >= sf.col("start")) & (sf.col("offset") < sf.col("stop"))
+        read = kept.join(sf.broadcast(chosen), ["topic", "partition"]).where(is_asked)
+        return read.select(*kept.columns)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         del rules
         return decided
-
-
-_RECORDS_MAX: Final = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,38 +158,73 @@ class ArchiveOptions:
 
     Attributes:
         audit: the cluster and topics, as for an audit; ``out`` is the folder of the archive.
-        interval_ms: time from batch to batch; 0: archive the records that exist now, and end.
         values: whether to keep all values; otherwise hashes replace them, except in requeued
             records and envelopes.
     """
 
     audit: AuditOptions
-    interval_ms: int = 60_000
     values: bool = False
 
 
-def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuery:
-    """Start to write an archive, or continue where the last process with the same ``out`` stopped.
-    The caller awaits or stops the query.
+def capture(spark: SparkSession, options: ArchiveOptions) -> Batch:
+    """Write the records from the end of the last batch to a cut that is taken now, and return the
+    batch. If no record has come, the last batch gets the new cut.
+
+    A killed process leaves a folder without a manifest, which the next one replaces.
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
         DelayServiceError: a topic was created again since the archive was begun.
     """
     audit = options.audit
+    archive = Archive(audit.out)
+    before = archive.newest()
     cut = cut_of(audit)
-    _check_topics(Archive(audit.out).newest(), cut, audit.out)
-    topics = sorted({topic for topic, _ in cut.spans})
-    records = stream_topics(spark, audit.client, topics, _RECORDS_MAX)
-    writer = (
-        records.select(*_kept(options))
-        .writeStream.queryName("delay archive")
-        .option("checkpointLocation", audit.path("state"))
-        .foreachBatch(_Batches(options).write)
+    if before is not None:
+        cut = _with_known_topics(cut, before, audit.out)
+    past = NO_PAST if before is None else _past(before)
+    number = -1 if before is None else before.number
+    spans = {place: _after(span, past.ends.get(place, 0)) for place, span in cut.spans.items()}
+    count = sum(span.end - span.start for span in spans.values())
+    if count or before is None:
+        number += 1
+        tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
+        records = read_topic(spark, audit.client, spans, tasks).select(*_kept(options))
+        records.write.mode("overwrite").parquet(archive.folder(number))
+    # Retention may have deleted records before they were read: what is missing is known only now.
+    starts = offsets_of(admin_client(native_options(audit.client)), cut.spans.keys(), EARLIEST)
+    cut = _spanning(cut, {place: _after(span, starts[place]) for place, span in cut.spans.items()})
+    evidence = gather(audit.client, cut, past)
+    batch = _whole(before, Batch(number, past.ends, cut, evidence))
+    archive.commit(batch)
+    return batch
+
+
+def _after(span: Span, start: int) -> Span:
+    return Span(min(max(span.start, start), span.end), span.end)
+
+
+def _spanning(cut: Cut, spans: Mapping[Place, Span]) -> Cut:
+    shards = tuple(replace(shard, span=spans[shard.place]) for shard in cut.shards)
+    return replace(cut, shards=shards, others={place: spans[place] for place in cut.others})
+
+
+def _whole(before: Batch | None, new: Batch) -> Batch:
+    # Logs begin where the archive does, and what retention took before an earlier batch is missing
+    # for ever.
+    first, complete_ms = new.evidence.spans, new.evidence.complete_ms
+    if before is not None:
+        first = {**first, **before.evidence.spans}
+        complete_ms = {**before.evidence.complete_ms, **complete_ms}
+    spans = {
+        place: replace(span, start=first[place].start) for place, span in new.cut.spans.items()
+    }
+    return Batch(
+        new.number,
+        {**new.ends, **{place: span.end for place, span in spans.items()}},
+        _spanning(new.cut, spans),
+        replace(new.evidence, spans=spans, complete_ms=complete_ms),
     )
-    if options.interval_ms:
-        return writer.trigger(processingTime=f"{options.interval_ms} milliseconds").start()
-    return writer.trigger(availableNow=True).start()
 
 
 def _kept(options: ArchiveOptions) -> list[Column]:
@@ -220,55 +236,19 @@ def _kept(options: ArchiveOptions) -> list[Column]:
     return [made.get(name, sf.col(name)) for name in (*RECORD, "value_hash")]
 
 
-class _Batches:
-    def __init__(self, options: ArchiveOptions) -> None:
-        self._options = options
-        self._archive = Archive(options.audit.out)
-
-    def write(self, records: DataFrame, number: int) -> None:
-        ends = self._ends(number)
-        records.sortWithinPartitions("topic", "partition", "offset").write.mode(
-            "overwrite"
-        ).parquet(self._archive.folder(number))
-        audit = self._options.audit
-        before = self._archive.newest(number)
-        cut = cut_of(replace(audit, targets=()))
-        known_ids = _check_topics(before, cut, audit.out)
-        evidence = gather(audit.client, cut, _past(before))
-        cut = replace(cut, topic_ids={**known_ids, **cut.topic_ids})
-        self._archive.commit(number, BatchFacts(ends, encode(cut, evidence)))
-
-    def _ends(self, number: int) -> list[tuple[str, int, int]]:
-        # Spark writes the ends of the batch into this file before the batch begins.
-        path = self._options.audit.path(f"state/offsets/{number}")
-        lines = (read_text(path) or "").splitlines()
-        try:
-            told = json.loads(lines[-1])
-            return [(t, int(p), end) for t, ends in told.items() for p, end in ends.items()]
-        except (IndexError, ValueError, AttributeError) as exc:
-            raise DelayServiceError(
-                f"{path} does not say how far batch {number} reads ({exc}): is it of another "
-                "version of Spark?"
-            ) from exc
-
-
-def _check_topics(before: BatchFacts | None, cut: Cut, out: str) -> Mapping[str, str]:
+def _with_known_topics(cut: Cut, before: Batch, out: str) -> Cut:
     # Of a topic that was created again, the archive holds records of the former one under the same
-    # offsets, and Spark would go on at an offset of it.
-    if before is None:
-        return {}
-    known = decode(before.cut)[0].topic_ids
+    # offsets.
+    known = before.cut.topic_ids
     for topic, topic_id in sorted(cut.topic_ids.items()):
         if known.get(topic, topic_id) != topic_id:
             raise DelayServiceError(
                 f"topic {topic} was deleted and created again since the archive in {out} was "
                 "begun, and it holds what the former one had: write to another folder from now on"
             )
-    return known
+    return replace(cut, topic_ids={**known, **cut.topic_ids})
 
 
-def _past(before: BatchFacts | None) -> EarlierCut:
-    if before is None:
-        return NO_PAST
-    _, evidence = decode(before.cut)
-    return EarlierCut(before.ends_by_place(), evidence.starts, evidence.judged, evidence.seen_ms)
+def _past(before: Batch) -> EarlierCut:
+    evidence = before.evidence
+    return EarlierCut(before.ends, evidence.starts, evidence.judged, evidence.seen_ms)

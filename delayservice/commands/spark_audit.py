@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from delayservice.base.errors import KafkaEdgeError
-from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     STATUS_JUDGED,
@@ -18,9 +18,8 @@ from delayservice.commands.spark_session import (
     Running,
     SessionOptions,
     TargetsOption,
-    await_query,
+    repeat,
     require_extra,
-    told_to_stop,
 )
 from delayservice.config.contract import allowed_patterns
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
+_UNJUDGED_SHOWN: Final = 5
 
 AUDIT_EPILOG: Final = (
     "Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
@@ -100,6 +100,12 @@ def audit(
         str | None,
         typer.Option("--archive", help="Audit an archive (folder or URL) instead of a cluster."),
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="Write findings to OUT/findings.FORMAT too: csv, json, orc, delta."
+        ),
+    ] = None,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
@@ -109,10 +115,11 @@ def audit(
     """
     require_extra()
     from connectors.spark.archive import audit_archive
-    from connectors.spark.audit import audit as run
+    from connectors.spark.audit import audit_at, cut_of
     from delayservice.commands.send import delay_ms
 
-    _check_usage(follow=follow, archived=archived)
+    if follow and (archived or kind):
+        raise typer.BadParameter("--archive and --format are for one audit, without --follow")
     settings = common.settings()
     options = replace(
         limits.applied(_audit_options(settings, output, targets), settings),
@@ -126,19 +133,24 @@ def audit(
                 job, options, interval_s, from_start=from_start, as_json=common.as_json
             )
             raise typer.Exit(status)
-        job.say("auditing")
-        if archived is None:
-            found = run(job.spark, options)
-        else:
+        if archived is not None:
+            job.say(f"judging the archive in {archived}")
             found = audit_archive(job.spark, options, archived)
+        else:
+            began_s = time.monotonic()
+            job.say("taking a cut of all logs")
+            cut = cut_of(options)
+            offsets = sum(span.end - span.start for span in cut.spans.values())
+            job.say(f"judging {offsets:,} offsets of {len(cut.spans):,} logs")
+            found = audit_at(job.spark, options, cut, began_s)
+        if kind is not None:
+            job.say(f"writing the findings as {kind}")
+            rows = job.spark.read.parquet(found.findings_path)
+            rows.write.format(kind).mode("overwrite").save(options.path(f"findings.{kind}"))
     if common.as_json:
         print_json(found.to_json())
     else:
-        rate = f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
-        out.print(f"{found.records:,} records audited in {rate}")
-        for note in found.cut.notes:
-            err.print(f"not audited: {note}", style="yellow", markup=False)
-        _show_judged(found)
+        show_result(found)
     raise typer.Exit(found.status)
 
 
@@ -165,34 +177,54 @@ def archive(
     Restarted with the same --out, it continues where it stopped.
     """
     require_extra()
-    from connectors.spark.archive import ArchiveOptions, start_archive
+    from connectors.spark.archive import ArchiveOptions, capture
     from delayservice.commands.send import delay_ms
 
     settings = common.settings()
-    interval_ms = 0 if once else delay_ms("--interval", interval)
-    options = ArchiveOptions(_audit_options(settings, output, targets), interval_ms, values)
+    interval_s = delay_ms("--interval", interval) / 1_000
+    options = ArchiveOptions(_audit_options(settings, output, targets), values)
+    batches, failed = 0, False
     with session.running("archive", as_json=common.as_json) as job:
-        query = start_archive(job.spark, options)
-        job.say(f"writing to {output}")
-        batches = await_query(query)
+
+        def step() -> None:
+            nonlocal batches
+            job.say(f"writing to {output}")
+            batches = capture(job.spark, options).number + 1
+
+        if once:
+            step()
+        else:
+            failed = repeat(job, interval_s, step)
     if common.as_json:
         print_json({"v": 1, "kind": "archive", "batches": batches, "path": output})
     else:
-        out.print(f"{batches:,} batches written to ", end="")
-        out.print(output, style="bold green", markup=False)
+        out.print(f"{batches:,} batches in {output}", style="bold green", markup=False)
+    raise typer.Exit(int(failed))
 
 
-def _show_judged(found: AuditResult) -> None:
-    for one in found.judged:
-        span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
-        out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)
+def show_result(found: AuditResult) -> None:
+    for note in found.cut.notes:
+        err.print(f"not audited: {note}", style="yellow", markup=False)
+    offsets = sum(one.stop - one.start for one in found.judged)
+    shards = sum(one.start < one.stop for one in found.judged)
+    out.print(
+        f"{offsets:,} offsets judged in {shards:,} of {len(found.judged):,} shards, "
+        f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
+    )
+    _show_counts("counts", found.counts, "bold")
+    _show_counts("not judged", found.unjudged, "bold yellow")
+    _show_rows(found.unjudged_sample[:_UNJUDGED_SHOWN])
+    if found.unjudged:
+        out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
     if found.findings or not found.unjudged:
         show_findings(found.findings, found.sample, found.findings_path)
-    for reason, count in found.unjudged.items():
-        out.print(f"{count:,} not judged: {reason}", style="bold yellow", markup=False)
-    _show_rows(found.unjudged_sample)
-    if found.unjudged_sample:
-        out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
+
+
+def _show_counts(title: str, counts: Mapping[str, int], style: str) -> None:
+    if counts:
+        out.print(title, style=style)
+    for name, count in counts.items():
+        out.print(f"{count:>14,}  {name}", markup=False)
 
 
 def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
@@ -210,17 +242,9 @@ def show_findings(
     if not findings:
         out.print("nothing was found", style="bold green")
         return
-    for kind, count in findings.items():
-        out.print(f"{count:,} {kind}", style="bold red", markup=False)
+    _show_counts("findings", findings, "bold red")
     _show_rows(sample)
     out.print(f"all of them are in {path}", style="dim", markup=False)
-
-
-def _check_usage(*, follow: bool, archived: str | None) -> None:
-    if follow and archived is not None:
-        raise typer.BadParameter(
-            "an archive is audited once, without --follow", param_hint="--archive"
-        )
 
 
 def _follow(
@@ -230,22 +254,16 @@ def _follow(
     status: that of all findings so far, or 1 if there are none and the last attempt failed.
     """
     from connectors.spark.audit import Following
-    from connectors.spark.common.progress import each_interval
     from connectors.spark.common.session import exit_status
 
     following = Following(job.spark, options, from_start=from_start)
-    failed = False
-    with told_to_stop() as stop:
-        for _ in each_interval(interval_s, stop, job.say):
-            job.say("auditing what has come")
-            try:
-                found = following.step()
-            except KafkaEdgeError as exc:
-                failed = True
-                print_error(f"{exc}; it is tried again in {interval_s:.0f} s")
-            else:
-                failed = False
-                _show_interval(following.manifest, found, as_json=as_json)
+
+    def step() -> None:
+        job.say("auditing what has come")
+        found = following.step()
+        _show_interval(following.manifest, found, as_json=as_json)
+
+    failed = repeat(job, interval_s, step)
     manifest = following.manifest
     return exit_status(len(manifest.findings), len(manifest.unjudged)) or int(failed)
 

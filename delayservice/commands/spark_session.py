@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err
+from delayservice.commands.console import err, print_error
 from delayservice.commands.extras import how_to_install
 from delayservice.commands.options import pairs
 from delayservice.smoke.progress import stop_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from connectors.spark.common.progress import Say
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 # What the extra ``spark`` installs; without them no Spark command runs.
-NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
+NEEDED: Final = ("pyspark", "pyarrow", "pandas", "jinja2")
 
 EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
@@ -42,7 +41,6 @@ STATUS_JUDGED: Final = f"{STATUS[:-1]}, 4 nothing was found and not all could be
 _STRAY: Final = Path("artifacts")
 _JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
-_LOOK_EVERY_S: Final = 0.5
 _LOG_TAIL_CHARS: Final = 4_000
 
 TargetsOption = Annotated[
@@ -151,18 +149,24 @@ def told_to_stop() -> Iterator[threading.Event]:
         yield stop
 
 
-def await_query(query: StreamingQuery) -> int:
-    """Wait until a streaming query ends, or stop it on Ctrl-C or SIGTERM; return the number of
-    batches since its checkpoint was made.
+def repeat(job: Running, interval_s: float, step: Callable[[], None]) -> bool:
+    """Call ``step`` every ``interval_s`` seconds until Ctrl-C or SIGTERM, which let it end; return
+    whether the last call failed. A failure is printed, and the next interval tries again.
     """
+    from connectors.spark.common.progress import each_interval
+    from connectors.spark.common.session import RETRIED, reason
+
+    failed = False
     with told_to_stop() as stop:
-        while query.isActive and not stop.wait(_LOOK_EVERY_S):
-            pass
-    failure, progress = query.exception(), query.lastProgress
-    query.stop()
-    if failure is not None:
-        raise failure
-    return 0 if progress is None else progress["batchId"] + 1
+        for _ in each_interval(interval_s, stop, job.say):
+            try:
+                step()
+            except RETRIED as exc:
+                failed = True
+                print_error(f"{reason(exc)}; it is tried again in {interval_s:.0f} s")
+            else:
+                failed = False
+    return failed
 
 
 def _end_java() -> None:

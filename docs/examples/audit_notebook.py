@@ -25,7 +25,8 @@ is_source = sf.col("topic").isin(*cut.delay_topics)
 
 # %% What each record asks for, and what settles it.
 rows = ledger(records.where(is_source), records.where(~is_source), cut).persist()
-rows.groupBy("role").count().show()
+rows.groupBy("role", "kind").count().show()
+rows.drop("row").show(5, truncate=False)
 
 # %% What is wrong, and what could not be judged.
 found = findings(rows, cut, evidence)

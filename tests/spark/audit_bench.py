@@ -4,6 +4,7 @@ Writes so many records and what settles them into a cluster of its own, has Spar
 nothing else, audits them on two cores, and prints a line of JSON for each. Reading Kafka is part of
 the time, writing is not.
 
+``--kind keyed``: records with keys; ``--kind mixed``: the same with delays of all lengths.
 ``--kind ids``: of ten records one is cancelled and one rescheduled. ``--kind reschedules``: records
 of one id, each replacing the one before; ``--kind apart``: the same with an id of its own for each.
 """
@@ -32,6 +33,8 @@ from tests.spark.made_history import MadeHistory
 PARTITIONS = 4
 KINDS: Final[Mapping[str, Callable[[MadeHistory, int], None]]] = {
     "plain": lambda history, count: history.plain(count),
+    "keyed": lambda history, count: history.keyed(count),
+    "mixed": lambda history, count: history.keyed(count, is_mixed=True),
     "ids": lambda history, count: history.identified(count),
     "reschedules": lambda history, count: history.rescheduled(count, 1),
     "apart": lambda history, count: history.rescheduled(count, count),

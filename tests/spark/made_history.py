@@ -19,6 +19,7 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from connectors.kafka.log_ends import LATEST, offsets_of
+from delayservice.contract.partitioner import partition_for
 from tests.described import topic_id_of
 from tests.integration.bench import await_true
 
@@ -342,6 +343,24 @@ class MadeHistory:
             partition = number % self.partitions
             offset = self.source(due_ms, own, value=value, partition=partition)
             self.delivery(offset, due_ms, own, value=value, partition=partition, to=partition)
+
+    def keyed(self, count: int, *, is_mixed: bool = False) -> None:
+        """As ``plain``, with keys as users have them; ``is_mixed``: delays of all lengths, so that
+        neighbours in a target were written far apart.
+        """
+        due_ms = self.now_ms - 300_000
+        first = [self._next.get((self.delay, number), 0) for number in range(self.partitions)]
+        for number in range(count):
+            key = b"user-%d" % (number % 100_003)
+            self.source(due_ms, key=key, value=b"v" * 100, partition=number % self.partitions)
+        for turn in range(count):
+            number = turn * 7_919 % count if is_mixed and count % 7_919 else turn
+            key = b"user-%d" % (number % 100_003)
+            offset, partition = divmod(number, self.partitions)
+            to = partition_for(key, self.partitions)
+            offset += first[partition]
+            value = b"v" * 100
+            self.delivery(offset, due_ms, key=key, value=value, partition=partition, to=to)
 
     def identified(self, count: int) -> None:
         """So many records, over all partitions: of ten, one is cancelled and one is rescheduled."""

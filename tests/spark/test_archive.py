@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.spark.archive import ARCHIVE, Archive, ArchiveOptions, audit_archive, start_archive
+from connectors.spark.archive import ARCHIVE, ArchiveOptions, Batch, audit_archive, capture
 from connectors.spark.audit import AuditOptions, AuditResult, audit
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.run import KINDS, DrillOptions, audit_options, prepared
 from delayservice.base.errors import DelayServiceError
+from tests.integration.bench import await_true
 from tests.spark.made_history import MadeHistory
 
 MINUTE = 60_000
@@ -40,9 +42,8 @@ def options(h: MadeHistory, out: Path) -> AuditOptions:
     )
 
 
-def written(spark: SparkSession, h: MadeHistory, path: Path, *, values: bool = False) -> None:
-    query = start_archive(spark, ArchiveOptions(options(h, path), 0, values=values))
-    query.awaitTermination()
+def written(spark: SparkSession, h: MadeHistory, path: Path, *, values: bool = False) -> Batch:
+    return capture(spark, ArchiveOptions(options(h, path), values))
 
 
 def found_in(spark: SparkSession, result: AuditResult) -> set[tuple[object, ...]]:
@@ -59,7 +60,7 @@ def test_the_archive_of_defects_has_the_findings_of_the_topics(
     with prepared(made, is_shown=False) as drill:
         live = audit(spark, audit_options(drill, str(tmp_path / "live")))
         archived = audit_options(drill, str(tmp_path / "archive"))
-        start_archive(spark, ArchiveOptions(archived, 0)).awaitTermination()
+        capture(spark, ArchiveOptions(archived))
     nowhere = audit_options(drill, str(tmp_path / "later"), client={})
     later = audit_archive(spark, nowhere, str(tmp_path / "archive"))
     assert later.findings == live.findings
@@ -86,7 +87,26 @@ def test_batches_are_added_and_values_are_kept_where_they_are_asked_for(
     assert values == [(first, b"one"), (second, b"two"), (third, b"two")]
     result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
     assert result.findings == {"altered": 1, "lost": 1}
-    assert Archive(str(path)).numbers() == [0, 1]
+
+
+def test_every_cut_is_one_at_which_the_archive_can_be_judged(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    """What is pending at one cut is settled at the next; without new records there is no batch."""
+    h = history
+    soon_ms = h.now_ms + MINUTE
+    offset = h.source(soon_ms)
+    h.settled(h.now_ms)
+    path = tmp_path / "archive"
+    assert written(spark, h, path).number == 0
+    result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
+    assert (result.findings, result.counts["pending"]) == ({}, 1)
+    assert written(spark, h, path).number == 0
+    h.delivery(offset, soon_ms)
+    h.settled(soon_ms + 1)
+    assert written(spark, h, path).number == 1
+    result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
+    assert (result.findings, result.counts["delivered"]) == ({}, 1)
 
 
 def test_an_archive_refuses_a_topic_that_was_created_again(
@@ -101,24 +121,50 @@ def test_an_archive_refuses_a_topic_that_was_created_again(
     h.settled(h.now_ms)
     with pytest.raises(DelayServiceError, match=f"topic {h.delay} was deleted and created again"):
         written(spark, h, tmp_path)
-    assert Archive(str(tmp_path)).numbers() == [0]
 
 
 def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
-    """As after a crash between the batch and Spark's own note that it is done."""
+    """As after a kill before its manifest was written."""
     h = history
     due_ms = h.now_ms - MINUTE
     h.delivery(h.source(due_ms), due_ms)
     h.settled(h.now_ms)
     path = tmp_path / "archive"
     written(spark, h, path)
-    for note in (path / "state" / "commits").glob("*0*"):
-        note.unlink()
+    (path / "batches" / "00000000.msgpack").unlink()
     written(spark, h, path)
     result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
     assert (result.findings, result.records, result.counts["delivered"]) == ({}, 1, 1)
+
+
+def test_the_command_that_is_told_to_stop_ends_after_its_batch_with_one_line(
+    history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    h.plain(10)
+    h.settled(h.now_ms)
+    topics = {"checkpoint": h.checkpoint, "dead_letter": h.dead_letter, "outcomes": h.outcomes}
+    settings = [f"topics.{name}={topic}" for name, topic in topics.items()]
+    settings.append(f'targets.default.allow=["{h.allow[0]}"]')
+    job = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "delayservice", "spark", "archive", "--interval", "1s"),
+            *("-b", h.client["bootstrap.servers"], "--out", "archive"),
+            *(word for setting in settings for word in ("--set", setting)),
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    manifest = tmp_path / "archive" / "batches" / "00000000.msgpack"
+    await_true(lambda: manifest.exists() or job.poll() is not None, "a batch is written", 120)
+    job.send_signal(signal.SIGTERM)
+    out, err = job.communicate(timeout=120)
+    assert (job.returncode, out) == (0, "1 batches in archive\n"), err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("remote", [pytest.param("", marks=pytest.mark.night), "local[2]"])

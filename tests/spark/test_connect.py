@@ -1,4 +1,4 @@
-"""The library compares on Spark Connect, where there is no JVM to reach into."""
+"""Library and commands work on Spark Connect, where there is no JVM to reach into."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from connectors.spark.common.session import java_home
+from delay_devtools.cluster import EmbeddedCluster
+from tests.spark.made_history import MadeHistory
+
+ENVIRONMENT = {**os.environ, "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
 
 PROGRAM = """
 import json
@@ -38,10 +45,9 @@ spark.stop()
 
 
 def test_records_are_compared_on_spark_connect() -> None:
-    environment = {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, **environment},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=200,
@@ -49,3 +55,32 @@ def test_records_are_compared_on_spark_connect() -> None:
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [["different", 12], ["missing", 11]]
+
+
+@pytest.mark.parametrize(("job", "counted"), [("audit", "records"), ("report", "whole")])
+def test_the_commands_run_on_spark_connect(
+    cluster: EmbeddedCluster, tmp_path: Path, job: str, counted: str
+) -> None:
+    with MadeHistory(cluster.bootstrap) as h:
+        due_ms = h.now_ms - 60_000
+        h.delivery(h.source(due_ms), due_ms)
+        h.settled(h.now_ms)
+    topics = {"checkpoint": h.checkpoint, "dead_letter": h.dead_letter, "outcomes": h.outcomes}
+    settings = [f"topics.{name}={topic}" for name, topic in topics.items()]
+    settings.append(f'targets.default.allow=["{h.allow[0]}"]')
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "delayservice", "spark", job, "--json"),
+            *("-b", cluster.bootstrap, "--out", str(tmp_path / "out")),
+            *(word for setting in settings for word in ("--set", setting)),
+        ],
+        env={**ENVIRONMENT, "SPARK_REMOTE": "local[2]"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2_000:]
+    found = json.loads(done.stdout)[counted]
+    assert (found if job == "audit" else found["records"]) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.spark.archive import ArchiveOptions, audit_archive, start_archive
+from connectors.spark.archive import ArchiveOptions, audit_archive, capture
 from connectors.spark.audit import AuditOptions, AuditResult, audit
 from connectors.spark.common.session import FAILURES
 from connectors.spark.reconcile.digests import Expected
@@ -92,7 +92,7 @@ class User:
     def archive(self, spark: SparkSession, out: Path) -> AuditResult:
         """What an archive that this user writes has to say."""
         options = self._audit_options(out / "archive")
-        start_archive(spark, ArchiveOptions(options, 0, values=False)).awaitTermination()
+        capture(spark, ArchiveOptions(options))
         nowhere = AuditOptions({}, str(out / "verdict"), allow=options.allow)
         return audit_archive(spark, nowhere, options.out)
 

@@ -25,7 +25,7 @@ from connectors.spark.ledger.native import (
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, value_hash
 from connectors.spark.ledger.sources import SourceRows
-from connectors.spark.ledger.unread import ledger_of
+from connectors.spark.ledger.unread import completed
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.input_headers import KNOWN
@@ -75,7 +75,7 @@ def test_source_records(spark: SparkSession) -> None:
     with_ids = classified.where("reading < 2 and id is not null").groupBy("kind").count()
     assert min(row["count"] for row in with_ids.collect()) > RECORDS // 100
     wanted = read(SourceRows(LEDGER).of(batches(rows)))
-    assert_same(rows_of(ledger_of(classified, LEDGER, of_sources=True)), wanted)
+    assert_same(rows_of(completed(classified, LEDGER)), wanted)
 
 
 def test_deliveries_and_dead_letters(spark: SparkSession) -> None:
@@ -84,7 +84,7 @@ def test_deliveries_and_dead_letters(spark: SparkSession) -> None:
     classified = classified_deliveries(frame(spark, rows), LEDGER).persist()
     readings = count_readings(classified)
     assert min(readings[n] for n in (COMPLETE, HASHED, DOUBTFUL, ORDINARY)) > RECORDS // 20
-    made = rows_of(ledger_of(classified, LEDGER, of_sources=False))
+    made = rows_of(completed(classified, LEDGER))
     assert_same(settling(made), settling(read(OutputRows(LEDGER).of(batches(rows)))))
 
 
@@ -94,7 +94,7 @@ def test_outcomes(spark: SparkSession) -> None:
     classified = classified_outcomes(frame(spark, rows), LEDGER).persist()
     readings = count_readings(classified)
     assert min(readings[n] for n in (COMPLETE, DOUBTFUL, ORDINARY)) > RECORDS // 50
-    made = rows_of(ledger_of(classified, LEDGER, of_sources=False))
+    made = rows_of(completed(classified, LEDGER))
     assert_same(settling(made), settling(read(OutputRows(LEDGER).of(batches(rows)))))
 
 
@@ -103,9 +103,7 @@ def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(
 ) -> None:
     rng = random.Random(3)
     rows = [source(rng, offset) for offset in range(2_000)]
-    whole = rows_of(
-        ledger_of(classified_sources(frame(spark, rows), LEDGER), LEDGER, of_sources=True)
-    )
+    whole = rows_of(completed(classified_sources(frame(spark, rows), LEDGER), LEDGER))
     is_kept = [row[5] is None or b"keep" in row[5] for row in rows]
     hashes = [
         None
@@ -120,7 +118,7 @@ def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(
     schema = f"{ROW_SCHEMA}, value_hash long"
     told = [(*row, hashed) for row, hashed in zip(emptied, hashes, strict=True)]
     records = spark.createDataFrame(told, schema)
-    made = rows_of(ledger_of(classified_sources(records, LEDGER), LEDGER, of_sources=True))
+    made = rows_of(completed(classified_sources(records, LEDGER), LEDGER))
     assert_same(made, whole)
 
 

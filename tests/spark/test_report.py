@@ -112,7 +112,7 @@ def test_every_delivery_is_counted_once_in_every_view(
     assert targets == {past.orders: 42, past.mails: 28}
     assert sum(hour.records for hour in found.hours) == 70
     delays = {delay.name: delay.records for delay in found.delays}
-    assert delays == {"none": 40, "≤ 10 s": 23, "≤ 1 h": 2, "recurring": 5}
+    assert delays == {"none": 40, "≤ 10s": 23, "≤ 1h": 2, "recurring": 5}
     assert (found.whole.fired, found.whole.early) == (2, 0)
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka import IsolationLevel
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import log_bounds
-from connectors.spark.common.sink import Record, TopicSink, _Part, mark_of, records_written
+from connectors.spark.common.sink import (
+    Record,
+    TopicSink,
+    _begin_or_resume,
+    _Part,
+    mark_of,
+    records_written,
+)
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base import faults
-from delayservice.base.errors import KafkaEdgeError
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true
 
@@ -109,3 +117,23 @@ def test_a_record_that_the_topic_does_not_take_is_named_by_its_error(sink: Topic
     with pytest.raises(KafkaEdgeError, match=r"(?i)size.*large"):
         part.write(records(b"a", size=2_000_000), mark_of(0, 1))
     assert written(sink) == []
+
+
+def test_publications_that_kafka_has_forgotten_are_not_taken_for_the_first_ones(
+    sink: TopicSink, tmp_path: Path
+) -> None:
+    """As after the brokers' ``offsets.retention.minutes`` without one."""
+    begun = tmp_path / "published"
+    _begin_or_resume(sink, str(begun))
+    part = _Part(sink, 0)
+    assert part.mark == 0
+    part.write(records(b"a"), mark_of(1, 1))
+    _begin_or_resume(sink, str(begun))
+    assert sink.stored() == [mark_of(1, 1), 0]
+    (gone,) = admin_client(sink.client).delete_consumer_groups([sink.name]).values()
+    gone.result(30)
+    with pytest.raises(DelayServiceError, match=r"is not known any more.* delete .*/published"):
+        _begin_or_resume(sink, str(begun))
+    begun.unlink()
+    _begin_or_resume(sink, str(begun))
+    assert sink.stored() == [0, 0]

@@ -14,13 +14,24 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from connectors.spark.audit.row_judges import COUNT, LINE, IdJudge, PassedTimes, RowJudge
+from connectors.spark.audit.row_judges import COUNT, PassedTimes, RowJudge
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.verdicts import CERTAIN, FOUND, SETTLED, UNJUDGED
+from connectors.spark.audit.verdicts import FOUND, SETTLED, UNJUDGED
+from connectors.spark.common.frames import batch_of
 from connectors.spark.common.session import exit_status
-from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
+from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME, SOURCE, SOURCES
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import SCHEMA, Ledger, LedgerRow, name_hash
+from connectors.spark.ledger.rows import (
+    COUNTED,
+    FOREIGN,
+    MALFORMED,
+    NO_SHARD,
+    SCHEMA,
+    UNMARKED,
+    Ledger,
+    LedgerRow,
+    name_hash,
+)
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
@@ -293,20 +304,46 @@ class World:
 def verdicts(
     ledger: Iterable[pa.RecordBatch], rules: Rules
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of the two judges: all of the first one, and what is certain at the end."""
-    table = pa.Table.from_batches(ledger, SCHEMA).sort_by(
-        [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
+    """Rows of the judge: all, and those that are no counts. Spark would give it the rows sorted,
+    and the times by which H had passed a block from records that were settled without errors.
+    """
+    rows = [LedgerRow(*one.values()) for batch in ledger for one in batch.to_pylist()]
+    families = _families(rows)
+    told = sorted(
+        ((*row, families[row[:2]]) for row in rows if row.shard != NO_SHARD),
+        key=lambda row: (row[0], row[-1], row[1], row[2] not in SOURCES, row[6], row[10]),
     )
-    judged = _dicts(RowJudge(rules).judge(table.combine_chunks().to_batches()))
-    passed = PassedTimes(
-        8, [(r["shard"], r["offset"] >> 8, _at_ms(r)) for r in judged if _at_ms(r)]
-    )
-    certain = [r for r in judged if r["verdict"] <= SETTLED and r["when"] == CERTAIN]
-    by_id = [r for r in judged if r["verdict"] == LINE or r["when"]]
-    by_id.sort(key=lambda r: (r["shard"], r["record_id"], r["offset"]))
-    if by_id:
-        certain += _dicts(IdJudge(rules, passed).judge([pa.RecordBatch.from_pylist(by_id)]))
-    return judged, certain
+    batches = [batch_of(told, _SORTED)] if told else []
+    judged = _dicts(RowJudge(rules, PassedTimes()).judge(batches))
+    with_ids = {row[:2] for row in rows if row.role == SOURCE and row.id_hash}
+    plain = [row for row in judged if (row["shard"], row["offset"]) not in with_ids]
+    blocks = [(r["shard"], r["offset"] >> 8, _at_ms(r)) for r in plain if _at_ms(r)]
+    judged = _dicts(RowJudge(rules, PassedTimes(8, blocks)).judge(batches))
+    judged += [_of_no_shard(row, rules) for row in rows if row.shard == NO_SHARD]
+    return judged, [row for row in judged if row["verdict"] != COUNT]
+
+
+def _of_no_shard(row: LedgerRow, rules: Rules) -> dict[str, Any]:
+    """What Spark's column expressions make of such a row."""
+    made: dict[str, Any] = {"shard": None, "offset": None}
+    if row.offset in (UNMARKED, FOREIGN):
+        return {**made, "verdict": COUNT, "kind": COUNTED[row.offset], "number": row.place}
+    kind = "malformed" if row.offset == MALFORMED else "unknown_source"
+    made |= {
+        "target": rules.topics[row.topic],
+        "target_partition": row.partition,
+        "target_offset": row.place,
+    }
+    return {**made, "verdict": FOUND, "kind": kind}
+
+
+_SORTED = SCHEMA.append(pa.field("family", pa.int64()))
+
+
+def _families(rows: Sequence[LedgerRow]) -> dict[tuple[int, int], int]:
+    """What ``match.family`` makes, by shard and offset."""
+    ids = {row[:2]: row.id_hash for row in rows if row.role in SOURCES}
+    return {row[:2]: ids.get(row[:2]) or hash(row[:2]) for row in rows}
 
 
 def batch_of_records(
@@ -346,8 +383,8 @@ def _number(row: dict[str, Any]) -> int:
 
 
 def _at_ms(row: dict[str, Any]) -> int:
-    """Return when a record without an id was delivered; 0: it was not."""
-    if row["verdict"] != SETTLED or row["record_id"] is not None:
+    """Return when a record was delivered; 0: it was not."""
+    if row["verdict"] != SETTLED:
         return 0
     settled = LedgerRow(*msgspec.msgpack.decode(row["packed"]))
     return settled.at_ms if settled.kind == DELIVERED else 0

@@ -3,13 +3,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
+from connectors.spark.audit import OffsetRange
 from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.commands.options import pairs
+from delayservice.commands.spark_audit import show_result
 from delayservice.commands.spark_session import NEEDED
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +94,8 @@ def test_an_option_without_a_name_is_refused(text: str) -> None:
         (["schedule", "rows.csv", "--stream"], "are for --from-topic"),
         (["schedule", "--from-topic", "t"], "needs --checkpoint"),
         (["schedule", "--from-topic", "t", "--checkpoint", "c", "--dry-run"], "are for INPUT"),
-        (["audit", "--archive", "a", "--follow"], "audited once, without --follow"),
+        (["audit", "--archive", "a", "--follow"], "for one audit, without --follow"),
+        (["audit", "--format", "csv", "--follow"], "for one audit, without --follow"),
     ],
 )
 def test_what_does_not_go_together_is_wrong_usage(arguments: list[str], words: str) -> None:
@@ -104,3 +109,32 @@ def test_which_copies_should_be_there_is_told_as_it_is() -> None:
     said = " ".join(done.stdout.replace("│", " ").split())
     assert "0: one on every --node, or at least one without --node" in said
     assert "Node to compare; repeatable. Default: all." in said
+
+
+def test_an_audit_of_many_shards_is_shown_as_a_short_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = tuple(
+        {"kind": "lost", "topic": "d", "partition": 0, "offset": n, "detail": "gone"}
+        for n in range(20)
+    )
+    found = SimpleNamespace(
+        cut=SimpleNamespace(notes=("d:9 is in no checkpoint",)),
+        judged=tuple(OffsetRange("d", n, 0, 100 if n else 0) for n in range(70)),
+        counts={"delivered": 6_000, "pending": 900},
+        findings={"lost": 1_234},
+        unjudged={"evidence_deleted": 30},
+        sample=rows,
+        unjudged_sample=rows,
+        findings_path="out/findings",
+        unjudged_path="out/unjudged",
+        seconds=12.0,
+        rows_per_s=500.0,
+    )
+    show_result(cast("Any", found))
+    told = capsys.readouterr()
+    assert "6,900 offsets judged in 69 of 70 shards, 12 s, 500 records/s" in told.out
+    words = {" ".join(line.split()) for line in told.out.splitlines()}
+    assert {"6,000 delivered", "900 pending", "1,234 lost", "30 evidence_deleted"} <= words
+    assert len(told.out.splitlines()) < 40
+    assert "not audited: d:9" in told.err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pyarrow as pa
-import pytest
 
 from connectors.spark.common.decode import (
     NO_KEY,
@@ -16,8 +15,6 @@ from connectors.spark.common.decode import (
     rows_of,
     runs,
 )
-from connectors.spark.common.topics import java_options
-from delayservice.base.errors import DelayServiceError
 from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, PolledRecord
@@ -117,29 +114,3 @@ def test_other_records_are_not_touched_by_believing() -> None:
     ]
     read = ShardReader("delay_topic_any", 3, CONTRACTS, ()).read(rows)
     assert [entry[1] for entry in read] == [SCHEDULE, INVALID, INVALID]
-
-
-def test_a_password_becomes_a_login_module() -> None:
-    options = java_options(
-        {
-            "bootstrap.servers": "b:1",
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": "audit",
-            "sasl.password": 'a"b\\',
-            "fetch.wait.max.ms": "5",
-            "java.ssl.endpoint.identification.algorithm": "",
-        }
-    )
-    assert options["kafka.sasl.jaas.config"].endswith(
-        'ScramLoginModule required username="audit" password="a\\"b\\\\";'
-    )
-    assert options["kafka.bootstrap.servers"] == "b:1"
-    assert options["kafka.ssl.endpoint.identification.algorithm"] == ""
-    assert "kafka.fetch.wait.max.ms" not in options
-    assert "kafka.sasl.password" not in options
-
-
-def test_a_login_that_is_not_known_is_refused() -> None:
-    with pytest.raises(DelayServiceError, match=r"java\.sasl\.jaas\.config"):
-        java_options({"sasl.mechanism": "GSSAPI", "sasl.username": "a", "sasl.password": "b"})

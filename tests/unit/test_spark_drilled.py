@@ -126,12 +126,11 @@ def _found(
             made += OutputRows(ledger).of([batch])
     rules = _rules(names, life, said, contracts, kept, letters, outcomes, topics)
     _, certain = verdicts(made, rules)
-    topic_of = {name_hash(topic): topic for topic in kept}
     place_of = {number: place for place, number in ledger.shards.items()}
     found = []
     for row in certain:
         if row["verdict"] == FOUND:
-            where = (topic_of.get(row["target"]), row["target_partition"], row["target_offset"])
+            where = (row["target"], row["target_partition"], row["target_offset"])
             output = None if where[0] is None else where
             shard = place_of.get(row["shard"])
             about = where if shard is None else (*shard, row["offset"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.errors import PythonException
 
 from connectors.spark.audit import AuditOptions, Following, OffsetRange
-from delayservice.base.errors import InvalidRequestError
+from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.commands.spark_reconcile import status_of
+from delayservice.commands.spark_session import Running, repeat
 
 CLEAN, WRONG, PART = (SimpleNamespace(status=status) for status in (0, 3, 4))
 
@@ -37,3 +41,25 @@ def test_what_was_found_last_counts_most_and_a_failure_shows(
     failed: int, last: object, status: int
 ) -> None:
     assert status_of(failed, cast("Any", last)) == status
+
+
+@pytest.mark.parametrize(
+    ("last", "has_failed"), [(None, False), (KafkaEdgeError("no broker"), True)]
+)
+def test_a_job_that_follows_goes_on_after_a_failure_of_kafka_or_spark_until_it_is_told_to_stop(
+    capsys: pytest.CaptureFixture[str], last: Exception | None, *, has_failed: bool
+) -> None:
+    calls = [KafkaEdgeError("no broker"), PythonException("a worker died"), None, last]
+
+    def step() -> None:
+        failure = calls.pop(0)
+        if not calls:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if failure is not None:
+            raise failure
+
+    job = Running(cast("Any", None), lambda _: None)
+    assert repeat(job, 0.01, step) is has_failed
+    told = capsys.readouterr().err
+    assert "no broker; it is tried again in 0 s" in told
+    assert "a worker died; it is tried again in 0 s" in told

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from connectors.spark.audit import row_judges
 from connectors.spark.audit.group import grouped
 from connectors.spark.audit.judge import judge
-from connectors.spark.audit.row_judges import COUNT, LINE, IdJudge, PassedTimes, RowJudge
+from connectors.spark.audit.row_judges import COUNT, ROWS_MAX, PassedTimes, RowJudge
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.verdicts import (
     CARRIED,
@@ -26,6 +28,7 @@ from connectors.spark.audit.verdicts import (
     UNLESS_MARKED,
     RecordVerdict,
 )
+from connectors.spark.common.frames import batch_of
 from connectors.spark.ledger.facts import (
     COPIED,
     DELIVERED,
@@ -39,10 +42,11 @@ from connectors.spark.ledger.facts import (
     SourceFacts,
     SourceRow,
 )
-from connectors.spark.ledger.rows import LedgerRow, batch_of, pack
+from connectors.spark.ledger.rows import SCHEMA, LedgerRow, pack
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, COPY, FIRE, INVALID
 from delayservice.engine.cursor import Cursor
+from tests.unit.spark_world import verdicts
 
 EARLIER = Cursor((1_000, 5), 100)
 LATER = Cursor((2_000, 5), 200)
@@ -387,14 +391,12 @@ def test_what_is_ahead_of_its_checkpoint_or_its_source_is_carried() -> None:
 
 def decided(source: SourceRow, *outputs: OutputRow, rules: Rules = RULES) -> set[tuple[str, int]]:
     """Findings of one record that bears an id, once its canceller was looked for."""
-    lines = [row(source), *[delivered(source.offset, one) for one in outputs]]
-    rows = [one for batch in RowJudge(rules).judge([batch_of(lines)]) for one in batch.to_pylist()]
-    certain = [one for one in rows if one["verdict"] in (FOUND, UNJUDGED) and not one["when"]]
-    open_rows = [one for one in rows if one["verdict"] == LINE or one["when"]]
-    batch = pa.RecordBatch.from_pylist(open_rows)
-    for made in IdJudge(rules, PassedTimes()).judge([batch]):
-        certain += [one for one in made.to_pylist() if one["verdict"] in (FOUND, UNJUDGED)]
-    return {(one["kind"], one["verdict"]) for one in certain}
+    rows = [row(source), *[delivered(source.offset, one) for one in outputs]]
+    return {
+        (one["kind"], one["verdict"])
+        for one in verdicts([batch_of(rows, SCHEMA)], rules)[1]
+        if one["verdict"] in (FOUND, UNJUDGED)
+    }
 
 
 # --- many at once --------------------------------------------------------------------------------
@@ -430,6 +432,15 @@ def delivered(offset: int, output: OutputRow) -> LedgerRow:
     )
 
 
+def judged(rows: list[LedgerRow], *cuts: int) -> list[dict[str, Any]]:
+    """Verdicts on rows of records without ids, in batches that end at ``cuts``."""
+    told = [(*row, row.offset) for row in rows]
+    schema = SCHEMA.append(pa.field("family", pa.int64()))
+    batches = [batch_of(told[a:b], schema) for a, b in pairwise([0, *cuts, len(told)])]
+    judge_of = RowJudge(RULES, PassedTimes())
+    return [one for batch in judge_of.judge(batches) for one in batch.to_pylist()]
+
+
 def test_rows_of_one_record_meet_across_batches() -> None:
     rows = [
         line
@@ -437,8 +448,31 @@ def test_rows_of_one_record_meet_across_batches() -> None:
         for line in (row(RECORD._replace(offset=offset)), delivered(offset, DELIVERY))
     ]
     for cut in (1, 2, 39, 79):
-        batches = [batch_of(rows[:cut]), batch_of(rows[cut:])]
-        made = [one for batch in RowJudge(RULES).judge(batches) for one in batch.to_pylist()]
+        made = judged(rows, cut)
         counts = {one["kind"]: one["number"] for one in made if one["verdict"] == COUNT}
         assert not [one for one in made if one["verdict"] in (FOUND, UNJUDGED)]
         assert (counts["sources"], counts["delivered"], counts["outputs"]) == (40, 40, 40)
+
+
+def test_a_flood_of_outputs_of_one_record_is_one_more_finding() -> None:
+    flood = [delivered(50, DELIVERY._replace(place=n)) for n in range(ROWS_MAX)]
+    found = [one for one in judged([row(RECORD), *flood, *flood]) if one["verdict"] == FOUND]
+    kinds = Counter(one["kind"] for one in found)
+    assert kinds == {"duplicated": ROWS_MAX - 2, "flooded": 1}
+    assert (
+        found[-1]["detail"]
+        == f"{2 * ROWS_MAX + 1} rows name it, and the first {ROWS_MAX} were judged"
+    )
+
+
+def test_an_id_of_too_many_records_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_judges, "ID_RECORDS_MAX", 3)
+    named = PENDING._replace(facts=of(record_id=b"a"))
+    rows = [(*row(named._replace(offset=offset)), 7) for offset in range(20, 24)]
+    batch = batch_of(rows, SCHEMA.append(pa.field("family", pa.int64())))
+    for keeps in (False, True):
+        judge_of = RowJudge(RULES, PassedTimes(), keeps=keeps)
+        made = [one for b in judge_of.judge([batch]) for one in b.to_pylist()]
+        told = [(one["kind"], one["offset"]) for one in made if one["verdict"] == UNJUDGED]
+        assert told == [("id_flooded", 20)]
+        assert not [one for one in made if one["verdict"] == FOUND]

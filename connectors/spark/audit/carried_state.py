@@ -1,5 +1,5 @@
 """State of an audit within one step: reads rows that earlier steps have stored, and stores rows for
-the next step. A *bucket* is a range of due times; rows of pending records are stored by bucket.
+the next step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.match import PENDING, SOUND, of_records, remembered, remembered_outputs
+from connectors.spark.audit.match import PENDING, SOUND, of_records, remembered
 from connectors.spark.audit.row_judges import ledger_rows
 from connectors.spark.audit.rules import OPEN as HIDDEN
 from connectors.spark.audit.rules import Rules
@@ -22,9 +22,9 @@ from connectors.spark.audit.state import (
     OPEN,
     RECENT,
     SPECIAL,
+    AuditManifest,
     State,
     StoredRun,
-    bucket_of,
 )
 from connectors.spark.audit.state import PENDING as PLAIN
 from connectors.spark.audit.verdicts import CARRIED, SETTLED
@@ -34,7 +34,6 @@ from connectors.spark.ledger.rows import COLUMNS, LEDGER, NO_ID
 
 _ROW: Final = [*KEY, "role", "topic", "partition", "place"]
 _ID: Final = ["shard", "id_hash"]
-_FINEST: Final = "0-"
 
 
 class CarriedState:
@@ -44,44 +43,21 @@ class CarriedState:
         self,
         state: State,
         runs: Sequence[StoredRun],
-        number: int,
+        before: AuditManifest,
         taken_ms: int,
         rules: Rules,
         work: str,
     ) -> None:
         self._state = state
-        self._number = number
+        self._number = before.number + 1
         self._taken_ms = taken_ms
         self._grace_ms = rules.grace_ms
         self._work = work
+        self._after_ms = before.due_ms
         k_ms = [own.later.key[0] for own in rules.shards.values()]
-        self._due_ms = max(0, rules.overdue_since_ms, *k_ms)
-        self._runs = self._split(list(runs))
-        self._due = {r.bucket for r in self._runs if r.bucket and r.start_ms <= self._due_ms}
-        self._later = {run.bucket for run in self._runs if run.bucket} - self._due
-        self._found = state.live([], ())
-
-    def _split(self, runs: list[StoredRun]) -> list[StoredRun]:
-        # Wide buckets whose due times have begun: their records are written into narrower ones.
-        due = {run.bucket for run in runs if run.bucket and run.start_ms <= self._due_ms}
-        wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
-        if not wide:
-            return runs
-        rows = self._state.live(runs, wide)
-        return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
-
-    def _waiting(self, rows: DataFrame, part: str = "") -> list[StoredRun]:
-        rows = self._in_buckets(rows)
-        has_id = sf.col("id_hash") != NO_ID
-        kinds = ((PLAIN, ~has_id), (IDENTIFIED, has_id))
-        return [r for kind, told in kinds for r in self._written(rows.where(told), kind, part)]
-
-    def _in_buckets(self, rows: DataFrame) -> DataFrame:
-        bucket = bucket_of(sf.greatest("key_ms", sf.lit(self._due_ms)), self._due_ms)
-        return rows.select(*COLUMNS, bucket.alias("bucket"))
-
-    def _written(self, rows: DataFrame, kind: str, part: str = "") -> list[StoredRun]:
-        return self._state.write(rows, self._number, kind, self._taken_ms, part)
+        self.due_ms = max(before.due_ms, rules.overdue_since_ms, *k_ms)
+        self._runs = list(runs)
+        self._found = state.read(())
 
     def beside(self, new: DataFrame) -> DataFrame:
         """Return the stored rows to judge together with ``new`` ledger rows: rows that the last
@@ -89,16 +65,16 @@ class CarriedState:
         whose id is in a new row.
         """
         opened = self._state.read(run for run in self._runs if run.kind == OPEN)
-        due = self._state.live(self._runs, self._due)
-        pending = self._state.live(self._runs, self._later, [IDENTIFIED])
-        ids = new.where(sf.col("id_hash") != NO_ID).select(*_ID).distinct()
-        self._found = kept(pending.join(ids, _ID, "left_semi"), f"{self._work}/identified")
-        found = due.unionByName(self._found).select(*COLUMNS)
-        return opened.unionByName(found)
+        due = self._state.live(self._runs, self._after_ms, self.due_ms)
+        if any(run.kind == IDENTIFIED for run in self._runs):
+            pending = self._state.live(self._runs, self.due_ms, kinds=[IDENTIFIED])
+            ids = new.where(sf.col("id_hash") != NO_ID).select(*_ID).distinct()
+            self._found = kept(pending.join(ids, _ID, "left_semi"), f"{self._work}/identified")
+        return opened.unionByName(due).unionByName(self._found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
         """Return the stored rows of the records ``keys`` that ``beside`` has not returned."""
-        pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
+        pending = self._state.live(self._runs, self.due_ms).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)
         late = keys.join(early, KEY, "left_anti")
@@ -107,47 +83,45 @@ class CarriedState:
             rows.join(late, KEY, "left_semi").transform(newest_of_each), f"{self._work}/newest"
         )
         older = self._state.judged(self._runs, late.join(newest, KEY, "left_anti"))
-        return early.select(*COLUMNS).unionByName(newest).unionByName(older)
+        return early.unionByName(newest).unionByName(older)
 
-    def keep(
-        self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame
-    ) -> tuple[StoredRun, ...]:
-        """Write the rows that the next step needs, and return all stored folders that it reads."""
+    def keep(self, matched: DataFrame, decided: DataFrame) -> tuple[StoredRun, ...]:
+        """Write the rows that the next step needs, and return all stored runs that it reads."""
         is_hidden = sf.col("kind") == HIDDEN
         again = self._packed(decided.where(is_hidden), CARRIED)
         carried = self._packed(decided.where(~is_hidden), CARRIED)
         carried = carried.join(self._found, _ROW, "left_anti")
-        is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)
         still = of_records(matched.where(sf.col("status") == PENDING))
         still = still.join(self._found, KEY, "left_anti")
-        pending = waiting.unionByName(still).unionByName(carried.where(is_later))
         paired = remembered(matched.where(sf.col("status") == SOUND))
         settled = paired.unionByName(self._packed(decided, SETTLED))
         moved = settled.select(*KEY).unionByName(again.select(*KEY))
-        gone = self._found.join(moved, KEY, "left_semi").select(*COLUMNS, "bucket")
-        is_kept = [r for r in self._runs if r.kind != OPEN and r.bucket not in self._due]
-        new = [
-            *self._waiting(pending),
-            *self._written(carried.where(~is_later).unionByName(again), OPEN),
-            *self._written(gone, GONE),
-            *self._judged(settled.unionByName(sound.transform(remembered_outputs)), is_kept),
-        ]
-        return tuple(self._state.merged(is_kept + new, self._number))
-
-    def _judged(self, settled: DataFrame, held: list[StoredRun]) -> list[StoredRun]:
-        # Records with details are kept as rows; others as rows for the grace time of at_least_once,
-        # and then as bitmaps of offsets: these leave held.
+        gone = self._found.join(moved, KEY, "left_semi").withColumn("stored", sf.lit(GONE))
         settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
         is_plain = sf.col("more").isNull()
-        written = self._written(settled.where(~is_plain), SPECIAL)
-        old, plain = [], settled.where(is_plain)
+        special = settled.where(~is_plain).withColumn("stored", sf.lit(SPECIAL))
+        recent = settled.where(is_plain).withColumn("stored", sf.lit(RECENT))
+        rows = self._by_due(still.unionByName(carried))
+        rows = rows.unionByName(again.withColumn("stored", sf.lit(OPEN)))
+        rows = rows.unionByName(gone).unionByName(special)
+        since_ms = self._taken_ms - self._grace_ms
+        held = [r for r in self._runs if r.kind != OPEN and not r.is_passed(self.due_ms)]
         if self._grace_ms:
-            since_ms = self._taken_ms - self._grace_ms
+            # Records are kept as rows for the grace time of at_least_once, and then as bitmaps.
+            rows = rows.unionByName(recent)
             old = [run for run in held if run.kind == RECENT and run.taken_ms < since_ms]
-            held[:] = [run for run in held if run not in old]
-            written += self._written(plain, RECENT)
-            plain = self._state.read(old)
-        return written + self._written(self._state.folded(plain), JUDGED)
+            held = [run for run in held if run not in old]
+            recent = self._state.read(old)
+        new = self._state.write(rows, self._number, self._taken_ms)
+        new += self._state.write(
+            self._state.folded(recent), self._number, self._taken_ms, f"-{JUDGED}"
+        )
+        return tuple(self._state.merged(held + new, self._number, self.due_ms))
+
+    def _by_due(self, rows: DataFrame) -> DataFrame:
+        is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self.due_ms)
+        by_id = sf.when(sf.col("id_hash") == NO_ID, PLAIN).otherwise(IDENTIFIED)
+        return rows.withColumn("stored", sf.when(is_later, by_id).otherwise(OPEN))
 
     @staticmethod
     def _packed(decided: DataFrame, verdict: int) -> DataFrame:

@@ -1,13 +1,12 @@
 """One step of an audit: from the previous cut, if there is one, to this cut.
 
-    1  read     records since the previous cut, as rows of the ledger              ledger
-    2  due      pending records that may be settled by now, or whose id is named   carried_state
-    3  sieve    blocks of records without ids that were delivered correctly        plain_blocks
-    4  match    other records with their outputs, which settles nearly all         match
-    5  look up  earlier records that outputs name                                  carried_state
-    6  judge    the remaining records, one by one                                  row_judges
-    7  decide   verdicts that depend on other records of the same id               row_judges
-    8  keep     findings, and the input of the next step                           carried_state
+    1  sift     records since the previous cut as rows of the ledger; of an audit with only this
+                step, sums of blocks take the place of records that were delivered correctly   sieve
+    2  due      pending records that may be settled by now, or whose id is named       carried_state
+    3  match    records with their outputs, which settles nearly all                           match
+    4  look up  earlier records that outputs name                                      carried_state
+    5  judge    the remaining records one by one, and those of an id together            row_judges
+    6  keep     findings, and the input of the next step                               carried_state
 
 Each part writes what the next one reads, so that nothing is computed twice and memory stays
 bounded. The work grows with the number of new and due records, not with that of pending ones.
@@ -16,10 +15,11 @@ bounded. The work grows with the number of new and due records, not with that of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -27,36 +27,57 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import EARLIEST, offsets_of
 from connectors.spark.audit.carried_state import CarriedState
 from connectors.spark.audit.evidence import Evidence
-from connectors.spark.audit.frames import apart, decide, named, passed
-from connectors.spark.audit.match import ODD, PENDING, SOUND, UNMATCHED, match, unpaired
-from connectors.spark.audit.plain_blocks import blocks_of, counted, in_blocks, is_plain, waiting
-from connectors.spark.audit.row_judges import COUNT, LINE, PassedTimes, judge_records
+from connectors.spark.audit.frames import apart, findings_of, passed
+from connectors.spark.audit.match import (
+    ODD,
+    PENDING,
+    SOUND,
+    UNMATCHED,
+    family,
+    match,
+    unpaired,
+)
+from connectors.spark.audit.row_judges import COUNT, PassedTimes, judge_records
 from connectors.spark.audit.rules import DELETED, Rules
+from connectors.spark.audit.sieve import (
+    BLOCK,
+    BLOCK_BITS,
+    PLAIN,
+    ROW,
+    SIFTED,
+    SUM,
+    Sieve,
+    blocks_of,
+    counted,
+    in_blocks,
+    sift,
+)
 from connectors.spark.audit.state import KEY, StoredRun
 from connectors.spark.audit.verdicts import FOUND, LOST, UNJUDGED, UNKNOWN_SOURCE
 from connectors.spark.common.cut import Cut
-from connectors.spark.common.frames import kept
+from connectors.spark.common.frames import kept, or_false, table
 from connectors.spark.common.log_times import first_times
 from connectors.spark.common.topics import TASK_RECORDS, Place, Span, native_options, read_topic
-from connectors.spark.ledger.expressions import COMPLETE, ORDINARY
-from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, OUTCOME
+from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, OUTCOME, SOURCE
 from connectors.spark.ledger.native import (
     classified_deliveries,
     classified_outcomes,
     classified_sources,
 )
-from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash
-from connectors.spark.ledger.unread import read_in_python
+from connectors.spark.ledger.rows import NO_ID, Ledger, name_hash
+from connectors.spark.ledger.unread import Completion
 from delayservice.contract import names
 
+# Number of records up to which planning, and starting tasks, take most of the time of a step.
+SMALL: Final = 200_000
 _TASKS_MIN: Final = 8
 
 
 class Logs(Protocol):
     """Source of the records that one step of an audit reads."""
 
-    def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the committed records of some partitions, columns ``topics.ROW_SCHEMA``."""
+    def records(self, spans: Mapping[Place, Span]) -> DataFrame:
+        """Return the committed records at some offsets, columns ``topics.ROW_SCHEMA``."""
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         """Return the verdicts ``decided`` corrected for retention that went on while the logs were
@@ -71,21 +92,25 @@ class KafkaLogs:
     client: Mapping[str, str]
     evidence: Evidence
 
-    def records(self, places: Iterable[Place]) -> DataFrame:
-        chosen = {place: self.evidence.spans[place] for place in places}
-        count = sum(span.end - span.start for span in chosen.values())
-        tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
-        return read_topic(self.spark, self.client, chosen, tasks)
+    def records(self, spans: Mapping[Place, Span]) -> DataFrame:
+        count = sum(span.end - span.start for span in spans.values())
+        tasks = max(_TASKS_MIN if count > SMALL else 1, count // TASK_RECORDS + 1)
+        return read_topic(self.spark, self.client, spans, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         spans = self.evidence.spans
         starts = offsets_of(admin_client(native_options(self.client)), spans.keys(), EARLIEST)
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
-        for (topic, number), start in moved.items():
-            is_gone = (sf.col("shard") == name_hash(f"{topic}:{number}")) & (
-                sf.col("offset") < start
-            )
-            decided = decided.where(~(is_gone & (sf.col("kind") == UNKNOWN_SOURCE)))
+        if not moved:
+            return decided
+        begun = [(name_hash(f"{topic}:{number}"), at) for (topic, number), at in moved.items()]
+        starts_now = table(self.spark, "shard long, start_now long", begun)
+        is_gone = or_false(sf.col("offset") < sf.col("start_now"))
+        decided = (
+            decided.join(sf.broadcast(starts_now), "shard", "left")
+            .where(~(is_gone & (sf.col("kind") == UNKNOWN_SOURCE)))
+            .drop("start_now")
+        )
         gone = {
             place: replace(spans[place], start=start, end=max(spans[place].end, start))
             for place, start in moved.items()
@@ -140,27 +165,27 @@ class Engine:
 
     def run(self, held: CarriedState | None = None) -> StepResult:
         """Judge all records of this step; ``held``: None if the audit has only this step."""
-        rows = self._read()
-        if held is not None:
-            rows = rows.unionByName(held.beside(rows))
-        plain, rest = rows.where(is_plain()), rows.where(~is_plain())
-        blocks = self._kept("blocks", blocks_of(plain, self.rules), "is_even")
-        even, uneven = blocks.where("is_even"), blocks.where("not is_even")
-        sifted = in_blocks(plain, even)
-        if not uneven.isEmpty():
-            rest = rest.unionByName(in_blocks(plain, uneven))
-        matched = self._kept("matched", match(rest, self.rules), "status")
-        odd, sifted = self._odd(matched, sifted, held)
-        odd = odd.unionByName(apart(rest))
-        judged = judge_records(odd, self.rules, keeps=held is not None)
+        if held is None:
+            rows, matched, even = self._sieved()
+        else:
+            new = self._kept("sifted", self._sifted(self.evidence.spans, adds_up=False))
+            stored = self._kept("stored", sift(held.beside(new), self.rules))
+            rows, even = new.unionByName(stored), None
+            matched = self._kept("matched", match(rows, self.rules), "status")
+        usual = self._count_usual(matched, even)
+        odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
+        odd = odd.unionByName(apart(rows))
+        if held is not None and usual.unmatched:
+            odd = _with_earlier(odd, held, matched)
+        offsets = sum(span.end - span.start for span in self.evidence.spans.values())
+        known = passed(matched, offsets, even) if usual.has_ids else PassedTimes()
+        judged = judge_records(odd, self.rules, known, keeps=held is not None)
         judged = self._kept("judged", judged, "verdict")
-        decided = self._kept("decided", self._decided(even, matched, judged), "verdict")
-        self._count(even, matched, judged)
-        runs: tuple[StoredRun, ...] = ()
-        if held is not None:
-            sound = sifted.where(sf.col("role") == DELIVERED)
-            runs = held.keep(matched, decided, waiting(sifted, self.rules), sound)
-        told = named(decided, self.cut, self.rules)
+        sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))
+        self.counts.update({row[0]: row[1] for row in sums.collect()})
+        decided = self.logs.still_true(judged, self.rules)
+        runs = () if held is None else held.keep(matched, decided)
+        told = findings_of(decided)
         verdict = sf.col("verdict")
         found, unjudged = (told.where(verdict == one).drop("verdict") for one in (FOUND, UNJUDGED))
         return StepResult(found, unjudged, dict(sorted(self.counts.items())), runs)
@@ -168,59 +193,99 @@ class Engine:
     def _kept(self, name: str, rows: DataFrame, *by: str) -> DataFrame:
         return kept(rows, f"{self.work}/{name}", *by)
 
-    def _read(self) -> DataFrame:
+    def _sifted(self, spans: Mapping[Place, Span], *, adds_up: bool) -> DataFrame:
         logs, ledger = self.logs, self.ledger
-        delayed = {shard.place for shard in self.cut.shards}
-        others = self.evidence.spans.keys() - delayed
-        outcomes = {place for place in others if ledger.roles.get(place[0]) == OUTCOME}
+        shards = {shard.place for shard in self.cut.shards}
+        outcomes = {place for place in spans if ledger.roles.get(place[0]) == OUTCOME}
+
+        def of(places: Collection[Place]) -> DataFrame:
+            return logs.records({place: span for place, span in spans.items() if place in places})
+
         classified = (
-            (1, classified_sources(logs.records(delayed), ledger)),
-            (0, classified_deliveries(logs.records(others - outcomes), ledger)),
-            (0, classified_outcomes(logs.records(outcomes), ledger)),
+            classified_sources(of(shards & spans.keys()), ledger)
+            .unionByName(classified_deliveries(of(spans.keys() - shards - outcomes), ledger))
+            .unionByName(classified_outcomes(of(outcomes), ledger))
         )
-        of_sources = sf.lit
-        first, *more = (rows.withColumn("of_sources", of_sources(n)) for n, rows in classified)
-        for rows in more:
-            first = first.unionByName(rows)
-        read = self._kept("records", first, "of_sources", "reading")
-        self.counts["ordinary"] = read.where(sf.col("reading") == ORDINARY).count()
-        rows = read.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
-        for number in (0, 1):
-            rest = read.where((sf.col("of_sources") == number) & (sf.col("reading") != ORDINARY))
-            if not rest.where(sf.col("reading") != COMPLETE).isEmpty():
-                made = read_in_python(rest, ledger, of_sources=bool(number))
-                rows = rows.unionByName(self._kept(f"made-{number}", made))
-        return rows
+        sifting = _Sifting(Completion(ledger), Sieve(self.rules, adds_up=adds_up))
+        return classified.mapInArrow(sifting.rows, SIFTED)
 
-    def _odd(
-        self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
-    ) -> tuple[DataFrame, DataFrame]:
-        odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
-        keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
-        if keys.isEmpty():
-            return odd, sifted
-        beside = self._kept("beside", sifted.join(sf.broadcast(keys), KEY, "left_semi"))
-        sound, pending = counted(blocks_of(beside, self.rules))
-        self.counts.update(sources=-sound - pending, delivered=-sound)
-        self.counts.update(outputs=-sound, pending=-pending)
-        odd = odd.unionByName(beside)
-        if held is not None:
-            odd = odd.unionByName(held.look_up(keys.join(beside, KEY, "left_anti")))
-        return odd, sifted.join(sf.broadcast(keys), KEY, "left_anti")
+    def _sieved(self) -> tuple[DataFrame, DataFrame, DataFrame]:
+        """Return the rows to match, matched rows, and the blocks that were delivered correctly."""
+        sifted = self._kept("sifted", self._sifted(self.evidence.spans, adds_up=True), "part")
+        rest, sums = (sifted.where(sf.col("part") == part) for part in (ROW, SUM))
+        blocks = self._kept("blocks", blocks_of(sums), "is_even")
+        even, odd_blocks = blocks.where("is_even"), blocks.where("not is_even")
+        rows, number = rest, 0
+        while True:
+            if not odd_blocks.isEmpty():
+                again = self._sifted(self._spans(odd_blocks, sums), adds_up=False)
+                again = in_blocks(again.where(sf.col("part") == PLAIN), odd_blocks)
+                rows = rest.unionByName(self._kept(f"again-{number}", again))
+            matched = self._kept(f"matched-{number}", match(rows, self.rules), "status")
+            # What is not plain may name a record of an even block.
+            block = sf.shiftright("offset", BLOCK_BITS).alias("block")
+            named_blocks = matched.where(sf.col("status") == UNMATCHED).select("shard", block)
+            hit = even.join(sf.broadcast(named_blocks), BLOCK, "left_semi")
+            if hit.isEmpty():
+                return rows, matched, even
+            odd_blocks = self._kept(f"odd_blocks-{number}", odd_blocks.unionByName(hit))
+            even = even.join(sf.broadcast(odd_blocks), BLOCK, "left_anti")
+            number += 1
 
-    def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
-        has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
-        offsets = sum(span.end - span.start for span in self.evidence.spans.values())
-        known = passed(matched, offsets, even) if has_ids else PassedTimes()
-        return self.logs.still_true(decide(judged, known, self.rules), self.rules)
+    def _spans(self, blocks: DataFrame, sums: DataFrame) -> dict[Place, Span]:
+        """Return the offsets from the first to the last row of some blocks in each partition."""
+        is_source = sf.col("role") == SOURCE
+        shard = sf.when(is_source, sf.col("shard")).alias("of_shard")
+        chosen = sums.join(sf.broadcast(blocks.select(*BLOCK)), BLOCK, "left_semi")
+        told = chosen.groupBy(shard, "topic", "partition").agg(
+            sf.min("place"), sf.max("last_place")
+        )
+        shards = {name_hash(one.name): one.place for one in self.cut.shards}
+        topics = {number: topic for topic, number in self.ledger.topics.items()}
+        spans = {}
+        for of_shard, topic, partition, first, last in told.collect():
+            place = (topics[topic], partition) if of_shard is None else shards[of_shard]
+            spans[place] = Span(first, last + 1)
+        return spans
 
-    def _count(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> None:
-        sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))
-        self.counts.update({row[0]: row[1] for row in sums.collect()})
-        usual = matched.where(sf.col("status").isin(SOUND, PENDING))
-        by_role = {row[0]: row[1] for row in usual.groupBy("o_role").count().collect()}
-        sound, pending = counted(even)
-        delivered, told = sound + by_role.get(DELIVERED, 0), by_role.get(OUTCOME, 0)
-        pending += by_role.get(None, 0)
-        self.counts.update(sources=delivered + told + pending, pending=pending)
-        self.counts.update(delivered=delivered, outputs=delivered + told, given_an_outcome=told)
+    def _count_usual(self, matched: DataFrame, even: DataFrame | None) -> _Usual:
+        """Count the records that need no judge; return what the others are."""
+        has_id = sf.max(sf.col("s_id_hash") != NO_ID)
+        told = matched.groupBy("status", "o_role").agg(sf.count("*"), has_id).collect()
+        by_role: Counter[int | None] = Counter()
+        for status, role, number, _ in told:
+            by_role[role] += number if status in (SOUND, PENDING) else 0
+        sound, pending = (0, 0) if even is None else counted(even)
+        delivered, outcomes = sound + by_role[DELIVERED], by_role[OUTCOME]
+        pending += by_role[None]
+        self.counts.update(sources=delivered + outcomes + pending, pending=pending)
+        self.counts.update(delivered=delivered, outputs=delivered + outcomes)
+        self.counts.update(given_an_outcome=outcomes)
+        odd = [row for row in told if row[0] in (ODD, UNMATCHED)]
+        unmatched = sum(row[2] for row in odd if row[0] == UNMATCHED)
+        return _Usual(unmatched, has_ids=any(row[3] for row in odd))
+
+
+class _Usual(NamedTuple):
+    unmatched: int
+    has_ids: bool
+
+
+class _Sifting:
+    def __init__(self, completion: Completion, sieve: Sieve) -> None:
+        self._completion = completion
+        self._sieve = sieve
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self._sieve.rows(self._completion.rows(batches))
+
+
+def _with_earlier(odd: DataFrame, held: CarriedState, matched: DataFrame) -> DataFrame:
+    """Return ``odd`` with the records of earlier cuts that its outputs name."""
+    keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
+    earlier = held.look_up(keys).withColumn("family", family())
+    # What names an earlier record joins the other records of its id.
+    own = earlier.where(sf.col("id_hash") != NO_ID).select(*KEY, sf.col("family").alias("own"))
+    odd = odd.join(sf.broadcast(own.distinct()), KEY, "left")
+    odd = odd.withColumn("family", sf.coalesce("own", "family")).drop("own")
+    return odd.unionByName(earlier)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.common.cut import Cut, ShardCut
@@ -14,10 +12,7 @@ from connectors.spark.common.log_times import Policy, first_times, offsets_at, t
 from connectors.spark.common.topics import Place, Span
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
-from delayservice.base.errors import DelayServiceError
 from delayservice.contract import names
-from delayservice.contract.contracts import Contracts
-from delayservice.engine.cursor import Cursor
 
 # Largest allowed time by which an output's timestamp precedes that of its source record, in ms.
 CLOCKS_DIFFER_MS: Final = 600_000
@@ -200,139 +195,3 @@ def _by_topic(
         )
         for topic in {*topics, *cut.delay_topics}
     }
-
-
-VERSION: Final = 1
-
-
-class _Log(msgspec.Struct, frozen=True, omit_defaults=True):
-    # span, read: first offset and exclusive end of the log, and of the records that are read of it.
-    topic: str
-    partition: int
-    span: tuple[int, int]
-    read: tuple[int, int]
-    seen_ms: int | None = None
-    complete_ms: int | None = None
-    is_open: bool = False
-
-    @property
-    def place(self) -> Place:
-        return self.topic, self.partition
-
-
-class _Shard(msgspec.Struct, frozen=True):
-    topic: str
-    partition: int
-    topic_id: str
-    earlier: Cursor
-    later: Cursor
-    contracts: Any
-    start: int
-    judged: int
-    lost: tuple[tuple[int, int], ...] = ()
-
-
-class _Snapshot(msgspec.Struct, frozen=True):
-    taken_ms: int
-    dead_letter: str
-    outcomes: str
-    partitions: Mapping[str, int]
-    topic_ids: Mapping[str, str]
-    policies: Mapping[str, Policy]
-    served: frozenset[str]
-    notes: tuple[str, ...]
-    logs: tuple[_Log, ...]
-    shards: tuple[_Shard, ...]
-    unserved: tuple[tuple[str, int, int], ...] = ()
-    v: int = VERSION
-
-
-def encode(cut: Cut, evidence: Evidence) -> str:
-    logs = tuple(
-        _Log(
-            *place,
-            (span.start, span.end),
-            (evidence.spans[place].start, evidence.spans[place].end),
-            evidence.seen_ms.get(place),
-            evidence.complete_ms.get(place),
-            place in cut.open_places,
-        )
-        for place, span in sorted(cut.spans.items())
-    )
-    shards = tuple(
-        _Shard(
-            *shard.place,
-            shard.topic_id,
-            shard.earlier,
-            shard.later,
-            shard.contracts.to_json(),
-            evidence.starts[shard.place],
-            evidence.judged[shard.place],
-            shard.lost,
-        )
-        for shard in cut.shards
-    )
-    found = _Snapshot(
-        cut.taken_ms,
-        cut.dead_letter,
-        cut.outcomes,
-        cut.partitions,
-        cut.topic_ids,
-        evidence.policies,
-        cut.served,
-        cut.notes,
-        logs,
-        shards,
-        tuple((*place, count) for place, count in sorted(cut.unserved.items())),
-    )
-    return msgspec.json.encode(found).decode()
-
-
-def decode(text: str) -> tuple[Cut, Evidence]:
-    try:
-        found = msgspec.json.decode(text, type=_Snapshot)
-    except msgspec.MsgspecError as exc:
-        raise DelayServiceError(f"this is no cut of an archive: {exc}") from exc
-    if found.v != VERSION:
-        raise DelayServiceError(
-            f"the cut is of version {found.v}, and this reads {VERSION}: upgrade it"
-        )
-    spans = {log.place: Span(*log.span) for log in found.logs}
-    places = {(shard.topic, shard.partition) for shard in found.shards}
-    shards = tuple(
-        ShardCut(
-            s.topic,
-            s.partition,
-            s.topic_id,
-            s.earlier,
-            s.later,
-            Contracts.from_json(s.contracts),
-            spans[s.topic, s.partition],
-            s.lost,
-        )
-        for s in found.shards
-    )
-    cut = Cut(
-        taken_ms=found.taken_ms,
-        shards=shards,
-        others={place: span for place, span in spans.items() if place not in places},
-        partitions=found.partitions,
-        served=found.served,
-        notes=found.notes,
-        open_places=frozenset(log.place for log in found.logs if log.is_open),
-        unserved={(topic, number): count for topic, number, count in found.unserved},
-        topic_ids=found.topic_ids,
-        dead_letter=found.dead_letter,
-        outcomes=found.outcomes,
-    )
-    evidence = Evidence(
-        spans={log.place: Span(*log.read) for log in found.logs},
-        starts={(s.topic, s.partition): s.start for s in found.shards},
-        judged={(s.topic, s.partition): s.judged for s in found.shards},
-        seen_ms={log.place: log.seen_ms for log in found.logs if log.seen_ms is not None},
-        complete_ms={
-            log.place: log.complete_ms for log in found.logs if log.complete_ms is not None
-        },
-        policies=found.policies,
-    )
-    return cut, evidence

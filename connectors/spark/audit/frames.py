@@ -12,14 +12,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.evidence import Evidence, Strictness, all_of, rules_of
-from connectors.spark.audit.match import ODD, SOUND, UNMATCHED, match, unpaired
-from connectors.spark.audit.plain_blocks import BLOCK_BITS
-from connectors.spark.audit.row_judges import COUNT, LINE, PassedTimes, decide_by_ids, judge_records
-from connectors.spark.audit.rules import Rules
-from connectors.spark.audit.verdicts import CERTAIN, FOUND, UNJUDGED, with_ids
+from connectors.spark.audit.match import ODD, SOUND, UNMATCHED, family, match, unpaired
+from connectors.spark.audit.row_judges import PassedTimes, judge_records
+from connectors.spark.audit.sieve import BLOCK_BITS, sift
+from connectors.spark.audit.verdicts import FOUND, UNJUDGED, with_ids
 from connectors.spark.common.cut import Cut
 from connectors.spark.ledger.facts import NAMED
-from connectors.spark.ledger.rows import NO_SHARD, name_hash
+from connectors.spark.ledger.rows import COLUMNS, NO_SHARD
 
 # Largest number of offset blocks of which the driver keeps the time when H had passed them.
 _PASSED_MAX: Final = 500_000
@@ -41,20 +40,22 @@ def findings(
 
     Returns:
         Columns of ``FINDING`` and ``is_finding``, which is false for records that could not be
-        judged; their kind is the reason. If records have ids, a Spark job runs before this returns.
+        judged; their kind is the reason. A Spark job runs before this returns.
     """
     rules = rules_of(cut, all_of(cut) if evidence is None else evidence, strictness)
-    matched = match(ledger, rules)
+    sifted = sift(ledger.select("row.*"), rules)
+    matched = match(sifted, rules)
     odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
-    judged = judge_records(odd.unionByName(apart(ledger)), rules, keeps=False)
     offsets = sum(span.end - span.start for span in cut.spans.values())
-    decided = decide(judged, passed(matched, offsets), rules)
+    known = passed(matched, offsets)
+    judged = judge_records(odd.unionByName(apart(sifted)), rules, known, keeps=False)
     is_finding = sf.col("verdict") == FOUND
-    return named(decided, cut, rules).select("*", is_finding.alias("is_finding")).drop("verdict")
+    return findings_of(judged).select("*", is_finding.alias("is_finding")).drop("verdict")
 
 
 def apart(ledger: DataFrame) -> DataFrame:
-    return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
+    told = ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
+    return told.select(*COLUMNS, family().alias("family"))
 
 
 def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
@@ -70,32 +71,17 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
     return PassedTimes(bits, ((row[0], row[1], row[2]) for row in blocks.collect()))
 
 
-def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that count, with the columns of ``row_judges.JUDGED``."""
-    is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
-    return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))
-
-
-def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return findings and unjudged records (``FINDING``, ``verdict``), with names in place of
-    hashes.
+def findings_of(judged: DataFrame) -> DataFrame:
+    """Return findings and unjudged records, columns ``FINDING`` and ``verdict``. One that is about
+    no record is about its output.
     """
-    spark = decided.sparkSession
-    topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")
-    places = [(name_hash(shard.name), *shard.place) for shard in cut.shards]
-    shards = spark.createDataFrame(places, "shard long, topic string, partition int")
-    return (
-        decided.where(sf.col("verdict").isin(FOUND, UNJUDGED))
-        .join(sf.broadcast(shards), "shard", "left")
-        .join(sf.broadcast(topics), "target", "left")
-        .select(
-            "kind",
-            sf.coalesce("topic", "target_topic").alias("topic"),
-            sf.coalesce("partition", "target_partition").alias("partition"),
-            sf.coalesce("offset", "target_offset").alias("offset"),
-            "source",
-            sf.col("target_topic").alias("target"),
-            *("target_partition", "target_offset", "due_ms", "at_ms", "detail", "verdict"),
-        )
-        .transform(with_ids)
-    )
+    told = judged.where(sf.col("verdict").isin(FOUND, UNJUDGED))
+    return told.select(
+        "kind",
+        *(
+            sf.coalesce(name, f"target{suffix}").alias(name)
+            for name, suffix in (("topic", ""), ("partition", "_partition"), ("offset", "_offset"))
+        ),
+        *("source", "target", "target_partition", "target_offset", "due_ms", "at_ms", "detail"),
+        "verdict",
+    ).transform(with_ids)

@@ -10,13 +10,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.plain_blocks import (
-    has_settled,
-    is_in_its_partition,
-    is_pending,
-    with_cursors,
-)
 from connectors.spark.audit.rules import Rules
+from connectors.spark.audit.sieve import FLAGS
 from connectors.spark.common.frames import or_false
 from connectors.spark.ledger.expressions import row_with
 from connectors.spark.ledger.facts import (
@@ -49,7 +44,8 @@ def match(rows: DataFrame, rules: Rules) -> DataFrame:
     """Return one row for each pair of a record and an output that settles it. If one of them is
     missing, its columns are null. Rows of role ``NAMED`` or shard ``NO_SHARD`` are left out.
 
-    ``rows`` must have, for each record, all its rows and all those of its id.
+    ``rows`` are sifted (``sieve.SIFTED``); for each record there must be all its rows and all those
+    of its id.
 
     Returns:
         ``shard``, ``offset``, ``status``; ``s_*``: columns of the source record; ``o_*``: columns
@@ -62,32 +58,41 @@ def match(rows: DataFrame, rules: Rules) -> DataFrame:
         for prefix, told in (("s_", is_source), ("o_", ~is_source))
     )
     counted = outputs.withColumn("outputs", sf.count("*").over(Window.partitionBy(*_KEY)))
-    joined = with_cursors(sources.join(counted, list(_KEY), "full"), rules)
-    # A record without an id is a group of its own: all of them would be one huge group.
-    group = sf.when(sf.col("s_id_hash") != NO_ID, sf.col("s_id_hash")).otherwise(
-        sf.xxhash64("offset")
-    )
-    told = joined.withColumns({"group": group, "status": _status(rules)})
-    named = rows.where(sf.col("role") == NAMED).select("shard", sf.col("id_hash").alias("group"))
-    told = told.join(named.distinct().withColumn("is_named", sf.lit(1)), ["shard", "group"], "left")
+    joined = sources.join(counted, list(_KEY), "full")
+    told = joined.withColumns({"family": family("s_id_hash"), "status": _status(rules)})
+    named = rows.where(sf.col("role") == NAMED).select("shard", family().alias("family"))
+    named = named.distinct().withColumn("is_named", sf.lit(1))
+    told = told.join(named, ["shard", "family"], "left")
     return _with_ids_judged(told).select(
         *_KEY, "status", *(f"{p}{name}" for p in _SIDES for name in COLUMNS if name not in _KEY)
     )
 
 
+def family(id_hash: str = "id_hash") -> Column:
+    """Return a column of ledger rows: the same number for all records of an id in a shard. A record
+    without an id is a family of its own: all of them would be a huge one.
+    """
+    has_id = sf.col(id_hash) != NO_ID
+    return sf.when(has_id, sf.col(id_hash)).otherwise(sf.xxhash64("offset"))
+
+
 def _prefixed(prefix: str) -> list[Column]:
-    return [sf.col(name).alias(prefix + name) for name in COLUMNS if name not in _KEY]
+    told = (*COLUMNS, *FLAGS)
+    return [sf.col(name).alias(prefix + name) for name in told if name not in _KEY]
 
 
 def _status(rules: Rules) -> Column:
     # A record with an id is SOUND only below H of the earlier cursor. Other records of the id are
     # not regarded here.
     has_id = sf.col("s_id_hash") != NO_ID
-    is_passed = ~has_id | (sf.col("offset") < sf.col("first_h"))
+    is_passed = ~has_id | sf.col("s_is_passed")
     is_simple = (sf.col("s_role") == SOURCE) & sf.col("s_more").isNull()
     is_settled = is_simple & is_passed & (sf.col("outputs") == 1) & sf.col("o_more").isNull()
     is_delayed = sf.col("s_kind") == SCHEDULE
-    waits = is_simple & is_delayed & sf.col("o_role").isNull() & is_pending(rules, "s_")
+    is_pending = ~sf.col("s_is_settled") & (
+        sf.greatest("s_key_ms", "s_at_ms") >= rules.overdue_since_ms
+    )
+    waits = is_simple & is_delayed & sf.col("o_role").isNull() & is_pending
     is_sound = is_settled & ((is_delayed & _is_delivered_well(rules)) | (has_id & _is_outcome()))
     return (
         sf.when(or_false(is_sound), SOUND)
@@ -100,15 +105,19 @@ def _status(rules: Rules) -> Column:
 def _is_delivered_well(rules: Rules) -> Column:
     late_ms = NEVER_MS if rules.late_ms is None else rules.late_ms
     due_ms, at_ms = sf.col("s_due_ms"), sf.col("o_at_ms")
+    named = sf.col("s_partition")
+    is_in_its_partition = sf.when(named >= 0, named == sf.col("o_partition")).otherwise(
+        sf.col("o_fits_key")
+    )
     return (
         (sf.col("o_role") == DELIVERED)
         & (sf.col("s_content") == sf.col("o_content"))
         & (sf.col("s_topic") == sf.col("o_topic"))
         & (due_ms == sf.col("o_due_ms"))
-        & is_in_its_partition(rules, sf.col("s_partition"), "o_")
+        & is_in_its_partition
         & (at_ms >= due_ms - rules.early_ms)
         & (at_ms - sf.greatest(due_ms, "s_at_ms") <= late_ms)
-        & has_settled("last", "s_")
+        & sf.col("s_is_counted")
     )
 
 
@@ -125,9 +134,9 @@ def _is_outcome() -> Column:
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
     # If one pair of an id is neither SOUND nor PENDING, or does not fit the other records of the
     # id, or if there is a NAMED row of the id, all SOUND and PENDING pairs of the id become ODD.
-    of_id = Window.partitionBy("shard", "group")
+    of_id = Window.partitionBy("shard", "family")
     in_order = of_id.orderBy("offset")
-    columns = ("offset", "s_kind", "s_at_ms", "o_role", "o_kind", "o_by", "first_h")
+    columns = ("offset", "s_kind", "s_at_ms", "o_role", "o_kind", "o_by", "s_is_passed")
     both = sf.struct(*columns)
     read = pairs.withColumns(
         {"next": sf.lead(both).over(in_order), "last": sf.lag(both).over(in_order)}
@@ -146,7 +155,7 @@ def _is_as_demanded() -> Column:
     # the next record of the id.
     following, before = sf.col("next"), sf.col("last")
     is_alone = following.isNull()
-    by_next = (sf.col("o_by") == following["offset"]) & (following["offset"] < sf.col("first_h"))
+    by_next = (sf.col("o_by") == following["offset"]) & following["s_is_passed"]
     wanted = sf.when(following["s_kind"] == CANCEL, _CANCELLED).when(
         following["s_kind"] == SCHEDULE, _REPLACED
     )
@@ -164,11 +173,15 @@ def _is_as_demanded() -> Column:
 
 
 def unpaired(matched: DataFrame) -> DataFrame:
-    """Return pairs as ledger rows; a record with several outputs once for each of them."""
+    """Return pairs as ledger rows, with their family; a record with several outputs once for each
+    of them.
+    """
     rows = [_row(prefix) for prefix in _SIDES]
     return (
-        matched.select(sf.explode(sf.array(*rows)).alias("row"))
-        .select("row.*")
+        matched.select(
+            sf.explode(sf.array(*rows)).alias("row"), family("s_id_hash").alias("family")
+        )
+        .select("row.*", "family")
         .where("role is not null")
     )
 
@@ -184,9 +197,6 @@ def _row(prefix: str) -> Column:
 
 
 def remembered(sound: DataFrame) -> DataFrame:
-    return remembered_outputs(sound.select(_row("o_").alias("row")).select("row.*"))
-
-
-def remembered_outputs(outputs: DataFrame) -> DataFrame:
+    told = sound.select(_row("o_").alias("row")).select("row.*")
     kept = (*_KEY, "at_ms", "topic", "partition", "place")
-    return outputs.select(*row_with(*kept, role=sf.lit(REMEMBERED), kind=sf.col("role")))
+    return told.select(*row_with(*kept, role=sf.lit(REMEMBERED), kind=sf.col("role")))

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Final
 
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
 from connectors.spark.audit.evidence import Strictness
+from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.session import exit_status
 from connectors.spark.common.topics import Place
@@ -165,6 +170,30 @@ class AuditResult:
         """Exit status of the audit command: 3 findings, 4 only unjudged records, 0 otherwise."""
         return exit_status(len(self.findings), len(self.unjudged))
 
+    def findings_df(self, spark: SparkSession) -> DataFrame:
+        """Return the findings, columns ``verdicts.FINDING``, with the timestamps ``due_at`` and
+        ``written_at``.
+        """
+        return _with_timestamps(spark.read.schema(FINDING).parquet(self.findings_path))
+
+    def unjudged_df(self, spark: SparkSession) -> DataFrame:
+        """As ``findings_df``, for what could not be judged; ``kind`` is the reason."""
+        return _with_timestamps(spark.read.schema(FINDING).parquet(self.unjudged_path))
+
+    def _repr_html_(self) -> str:
+        told = [("findings", k, n) for k, n in self.findings.items()]
+        told += [("not judged", k, n) for k, n in self.unjudged.items()]
+        told += [("counts", k, n) for k, n in self.counts.items()]
+        rows = "".join(
+            f"<tr><td>{what}</td><td>{escape(kind)}</td><td align=right>{count:,}</td></tr>"
+            for what, kind, count in told
+        )
+        verdict = "clean" if self.is_clean else "not clean"
+        return (
+            f"<p>Audit of {self.records:,} records in {self.seconds:.1f} s: <b>{verdict}</b></p>"
+            f"<table>{rows}</table>"
+        )
+
     def to_json(self) -> dict[str, object]:
         """Return the content of ``summary.json``."""
         return {
@@ -185,3 +214,8 @@ class AuditResult:
             "unjudged_path": self.unjudged_path,
             "cut": self.cut.to_json(),
         }
+
+
+def _with_timestamps(found: DataFrame) -> DataFrame:
+    times = {"due_at": "due_ms", "written_at": "at_ms"}
+    return found.withColumns({name: sf.timestamp_millis(ms) for name, ms in times.items()})

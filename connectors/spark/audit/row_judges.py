@@ -1,40 +1,49 @@
-"""Judges ledger rows on the executors: each record by itself, then verdicts that depend on
-its id.
-"""
+"""Judges ledger rows on the executors: all records of an id together, others one by one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.group import Group, base_of, group_of, named_row, without_undecided
+from connectors.spark.audit.group import (
+    Group,
+    base_of,
+    group_of,
+    named_row,
+    place_of,
+    without_undecided,
+)
 from connectors.spark.audit.judge import judge
 from connectors.spark.audit.rules import OPEN, Rules, ShardRules
 from connectors.spark.audit.settlement import elsewhere, own_place, place_at
 from connectors.spark.audit.verdicts import (
     CARRIED,
     CERTAIN,
+    FLOODED,
     FOUND,
+    ID_FLOODED,
     IF_MARKED,
     IF_OTHER,
     IF_UNMARKED,
     MALFORMED,
+    SETTLED,
     UNJUDGED,
     UNKNOWN_SOURCE,
     UNLESS_MARKED,
     WRONG_OUTCOME,
     RecordVerdict,
 )
+from connectors.spark.common import frames
 from connectors.spark.common.decode import without_collector
-from connectors.spark.common.frames import arrow_schema
 from connectors.spark.ledger.facts import (
     ARRIVED,
     COPIED,
@@ -42,58 +51,96 @@ from connectors.spark.ledger.facts import (
     FOREIGN,
     FORWARDED,
     NEVER_MS,
-    OutputRow,
+    SOURCES,
     SourceRow,
     settlement_name,
 )
 from connectors.spark.ledger.ids import NONE, IdHistory, Line
-from connectors.spark.ledger.rows import COUNTED, NO_SHARD, NOWHERE, LedgerRow, batch_of
+from connectors.spark.ledger.rows import (
+    COLUMNS,
+    COUNTED,
+    NO_SHARD,
+    NOWHERE,
+    UNMARKED,
+    LedgerRow,
+    batch_of,
+)
+from connectors.spark.ledger.rows import FOREIGN as FOREIGN_ROW
 from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
 from delayservice.contract.entry import HOMEBOUND, INVALID
 
 JUDGED: Final = (
-    "kind string, shard long, offset long, source string, target long, target_partition int, "
-    "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
-    "record_id binary, base long, since_ms long, number long, verdict byte, aim long, packed binary"
+    "kind string, shard long, topic string, partition int, offset long, source string, "
+    "target string, target_partition int, target_offset long, due_ms long, at_ms long, "
+    "detail string, since_ms long, aim long, verdict byte, number long, packed binary"
 )
 """Columns of rows with verdicts. ``verdict`` is a value of ``verdicts`` such as ``FOUND``, or
-``LINE`` or ``COUNT`` (``number`` records of ``kind``); ``packed`` is an encoded ``Line``, or the
-ledger row that the next cut reads. Other columns are as in ``verdicts.RecordVerdict``."""
+``COUNT`` (``number`` records of ``kind``); ``packed`` is the ledger row that the next cut reads.
+Other columns are as in ``verdicts.RecordVerdict`` and ``verdicts.FINDING``."""
 
-LINE: Final = 4
-COUNT: Final = 5
-"""Values of ``verdict`` besides those of ``verdicts``. ``LINE``: the row holds a record with an id,
-as ``ledger.ids.Line``; ``COUNT``: the row holds a number of records."""
+COUNT: Final = 4
+"""Value of ``verdict`` besides those of ``verdicts``: the row holds a number of records."""
 
-_SCHEMA: Final = arrow_schema(JUDGED)
-# Largest number of rows that are held as Python objects before they become an Arrow batch.
-_ROWS_MAX: Final = 10_000
-# Size of a block of neighbouring offsets, which one task judges together: 2 to this power.
-_BLOCK_BITS: Final = 13
+ROWS_MAX: Final = 10_000
+"""Largest number of rows of one record that are judged: whoever may write to a target topic can
+write any number of outputs that name one record."""
 
-_Row: TypeAlias = dict[str, Any]
+ID_RECORDS_MAX: Final = 500_000
+"""Largest number of records of one id that are judged against each other."""
+
+_SCHEMA: Final = frames.arrow_schema(JUDGED)
+# Largest number of verdicts that are held as Python objects before they become an Arrow batch.
+_BATCH_ROWS: Final = 10_000
+
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder().decode
-_unpack_line: Final = msgspec.msgpack.Decoder(Line).decode
 
 
-def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
-    """Return the verdicts on each record by itself, columns ``JUDGED``."""
-    return (
-        rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
-        .sortWithinPartitions("shard", "offset", "role")
-        .mapInArrow(RowJudge(rules, keeps=keeps).judge, JUDGED)
+def judge_records(rows: DataFrame, rules: Rules, passed: PassedTimes, *, keeps: bool) -> DataFrame:
+    """Return the verdicts on records, columns ``JUDGED``.
+
+    Args:
+        rows: ledger rows with the column ``family`` (``match.family``), which all rows of a record
+            and all records of an id share.
+        keeps: whether to return the verdicts that the next cut needs, besides those for users.
+    """
+    is_output = ~sf.col("role").isin(*SOURCES)
+    told = rows.where(sf.col("shard") != NO_SHARD)
+    judged = (
+        told.select(*COLUMNS, "family")
+        .repartition("shard", "family")
+        .sortWithinPartitions("shard", "family", "offset", is_output, "at_ms", "place")
+        .mapInArrow(RowJudge(rules, passed, keeps=keeps).judge, JUDGED)
     )
+    return judged.unionByName(_of_no_shard(rows, rules), allowMissingColumns=True)
 
 
-def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that depend on other records of the same id, columns ``JUDGED``."""
-    return (
-        judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
-        .repartition("shard", "record_id")
-        .sortWithinPartitions("shard", "record_id", "offset")
-        .mapInArrow(IdJudge(rules, passed).judge, JUDGED)
+def _of_no_shard(rows: DataFrame, rules: Rules) -> DataFrame:
+    shardless = rows.where(sf.col("shard") == NO_SHARD)
+    what = sf.col("offset")
+    counted = sf.when(what == UNMARKED, COUNTED[0]).otherwise(COUNTED[1])
+    counts = shardless.where(what.isin(UNMARKED, FOREIGN_ROW)).select(
+        counted.alias("kind"),
+        sf.lit(COUNT).cast("byte").alias("verdict"),
+        sf.col("place").alias("number"),
     )
+    is_malformed = what == MALFORMED_ROW
+    found = shardless.where(what.isin(MALFORMED_ROW, NOWHERE)).select(
+        sf.when(is_malformed, MALFORMED).otherwise(UNKNOWN_SOURCE).alias("kind"),
+        sf.lit(FOUND).cast("byte").alias("verdict"),
+        "shard",
+        _topic_name(rules).alias("target"),
+        sf.col("partition").alias("target_partition"),
+        sf.col("place").alias("target_offset"),
+        "at_ms",
+        sf.coalesce(sf.decode("more", "UTF-8"), sf.lit("")).alias("detail"),
+    )
+    return counts.unionByName(found, allowMissingColumns=True)
+
+
+def _topic_name(rules: Rules) -> Column:
+    pairs = [sf.lit(one) for pair in rules.topics.items() for one in pair]
+    return sf.create_map(*pairs)[sf.col("topic")]
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -101,77 +148,132 @@ def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
+@dataclass(slots=True)
+class _OfId:
+    """Records of one id: each with what to say of it, and verdicts that depend on the others."""
+
+    lines: list[Line] = field(default_factory=list)
+    about: list[RecordVerdict] = field(default_factory=list)
+    conditional: list[RecordVerdict] = field(default_factory=list)
+    is_hidden: bool = False
+
+
 class RowJudge:
-    def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
+    def __init__(self, rules: Rules, passed: PassedTimes, *, keeps: bool = True) -> None:
         self._rules = rules
+        self._passed = passed
+        names = {shard: own.name.rpartition(":") for shard, own in rules.shards.items()}
+        self._places = {shard: (name[0], int(name[2])) for shard, name in names.items()}
         self._keeps = keeps
         self._counts: Counter[str] = Counter()
 
-    def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield verdicts, and at the end counts; ``batches``: sorted by shard, offset and role."""
-        lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
-        rows = (row for columns in lists for row in map(LedgerRow, *columns))
+    def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield verdicts, and at the end counts. ``batches``: ledger rows with their family, sorted
+        by shard, family and offset; rows of source records before those of outputs.
+        """
         with without_collector():
-            groups = groupby(rows, lambda row: row[:2])
+            families = groupby(_rows_of(batches), lambda row: (row[1].shard, row[0]))
             yield from _batches(
-                one
-                for (shard, _), group in groups
-                for one in (self._of_no_shard if shard == NO_SHARD else self._of_group)(list(group))
+                self._columns(one)
+                for (shard, _), rows in families
+                for one in self._of_family(shard, (row for _, row in rows))
+                if self._keeps or one.verdict <= UNJUDGED
             )
-        yield from _batches(
-            {"verdict": COUNT, "kind": kind, "shard": NO_SHARD, "number": number}
-            for kind, number in self._counts.items()
-        )
+        yield from _batches(_count(kind, number) for kind, number in self._counts.items())
 
-    def _of_no_shard(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
-        for row in rows:
-            what = row.offset
-            if what not in (MALFORMED_ROW, NOWHERE):
-                self._counts[COUNTED[what]] += row.place
-                continue
-            yield {
-                "verdict": FOUND,
-                "when": CERTAIN,
-                "kind": MALFORMED if what == MALFORMED_ROW else UNKNOWN_SOURCE,
-                "shard": NO_SHARD,
-                "target": row.topic,
-                "target_partition": row.partition,
-                "target_offset": row.place,
-                "at_ms": row.at_ms,
-                "detail": (row.more or b"").decode(),
-            }
+    def _of_family(self, shard: int, rows: Iterable[LedgerRow]) -> Iterator[RecordVerdict]:
+        ids: dict[bytes, _OfId] = {}
+        for _, held in groupby(rows, lambda row: row.offset):
+            left = iter(held)
+            group = group_of(list(islice(left, ROWS_MAX)))
+            yield from self._of_record(group, ids)
+            if more := sum(1 for _ in left):
+                detail = f"{more + ROWS_MAX} rows name it, and the first {ROWS_MAX} were judged"
+                origin = f"{self._rules.shards[shard].name}:{group.offset}"
+                yield RecordVerdict(FLOODED, shard, group.offset, origin, detail=detail)
+        for record_id, of_id in ids.items():
+            yield from self._of_id(shard, record_id, of_id)
 
-    def _of_group(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
-        group = without_undecided(group_of(rows), self._rules.may_be_refused)
+    def _of_record(self, whole: Group, ids: dict[bytes, _OfId]) -> Iterator[RecordVerdict]:
+        group = without_undecided(whole, self._rules.may_be_refused)
         self._counts["outputs"] += len(group.settling) + len(group.successors)
         found = list(judge(group, self._rules, self._counts))
-        yield from (_finding_row(f) for f in found if self._keeps or f.verdict <= UNJUDGED)
+        for one in found:
+            if one.when == CERTAIN:
+                yield one
+            elif one.record_id is not None:
+                ids.setdefault(one.record_id, _OfId()).conditional.append(one)
         line = _line_of(group, found, self._rules)
         if line is not None:
-            is_hidden = any(one.verdict == CARRIED and one.kind == OPEN for one in found)
-            yield _line_row(group, *line) | {"kind": OPEN if is_hidden else ""}
+            of_id = ids.setdefault(line[0], _OfId())
+            of_id.lines.append(line[1])
+            of_id.about.append(_about(group, line[1], self._rules))
+            of_id.is_hidden |= any(one.verdict == CARRIED and one.kind == OPEN for one in found)
+
+    def _of_id(self, shard: int, record_id: bytes, of_id: _OfId) -> Iterator[RecordVerdict]:
+        own = self._rules.shards[shard]
+        lines = of_id.lines
+        if len(lines) > ID_RECORDS_MAX:
+            yield from _too_many(of_id)
+            return
+        history = IdHistory(lines, own.start, own.has_lost)
+        unseen = {one.offset for one in of_id.conditional if one.verdict == UNJUDGED}
+        for one in of_id.conditional:
+            if _is_true(one, own, history, unseen):
+                yield one
+        wrong = dict(history.judge(self._passed_ms(shard), self._rules.lag_ms))
+        for number, why in wrong.items():
+            yield of_id.about[number]._replace(kind=WRONG_OUTCOME, detail=why)
+        for number, line in enumerate(lines):
+            if number not in wrong and _may_matter(line, own, is_hidden=of_id.is_hidden):
+                yield named_row(shard, line, record_id)
+
+    def _columns(self, one: RecordVerdict) -> tuple[Any, ...]:
+        output: tuple[Any, ...] = (None,) * 3
+        if one.output is not None:
+            topic, partition, place = place_of(one.output)
+            output = (self._rules.topics.get(topic), partition, place)
+        return (
+            *(one.kind, one.shard, *self._places[one.shard], one.offset, one.source),
+            *output,
+            one.due_ms if one.due_ms > 0 else None,
+            None if one.output is None else one.output.at_ms,
+            *(one.detail, one.since_ms, one.aim, one.verdict, None),
+            None if one.row is None else _pack(one.row),
+        )
+
+    def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
+        def passed_ms(offset: int) -> int | None:
+            at_ms = self._passed.at_ms(shard, offset)
+            return None if at_ms is None else at_ms + self._rules.grace_ms
+
+        return passed_ms
 
 
-def _finding_row(one: RecordVerdict) -> _Row:
-    packed = None if one.row is None else _pack(one.row)
-    due_ms = one.due_ms if one.due_ms > 0 else None
-    row = one._asdict() | {"due_ms": due_ms, "packed": packed}  # a batch takes its columns only
-    return row if one.output is None else row | _place_row(one.output)
+def _rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, LedgerRow]]:
+    for batch in batches:
+        *columns, families = (column.to_pylist() for column in batch.columns)
+        yield from zip(families, map(LedgerRow, *columns), strict=True)
 
 
-def _place_row(output: OutputRow) -> _Row:
-    return {
-        "target": output.topic,
-        "target_partition": output.partition,
-        "target_offset": output.place,
-        "at_ms": output.at_ms,
-    }
+def _too_many(of_id: _OfId) -> Iterator[RecordVerdict]:
+    # Which of its records another one settled is not known: users see it, later cuts are told so.
+    first = of_id.about[0]
+    detail = f"{len(of_id.lines)} records have its id, and {ID_RECORDS_MAX} are judged at most"
+    yield first._replace(kind=ID_FLOODED, detail=detail, verdict=UNJUDGED)
+    settled = {one.offset: one for one in of_id.conditional if one.verdict == SETTLED}
+    yield from settled.values()
 
 
-def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
+def _count(kind: str, number: int) -> tuple[Any, ...]:
+    row = dict.fromkeys(_SCHEMA.names)
+    return tuple((row | {"kind": kind, "verdict": COUNT, "number": number}).values())
+
+
+def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
     kept = iter(rows)
-    while some := list(islice(kept, _ROWS_MAX)):
-        yield pa.RecordBatch.from_pylist(some, schema=_SCHEMA)
+    while some := list(islice(kept, _BATCH_ROWS)):
+        yield frames.batch_of(some, _SCHEMA)
 
 
 def _line_of(
@@ -213,19 +315,18 @@ def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules
     )
 
 
-def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
+def _about(group: Group, line: Line, rules: Rules) -> RecordVerdict:
+    # A finding that the rest of the id may turn out to be.
     source = group.source
-    row: _Row = {
-        "verdict": LINE,
-        "shard": group.shard,
-        "offset": line.offset,
-        "source": "" if source is None else source.facts.origin,
-        "due_ms": None if source is None or source.due_ms <= 0 else source.due_ms,
-        "when": CERTAIN,
-        "record_id": record_id,
-        "packed": _pack(line),
-    }
-    return row | _place_row(group.settling[0]) if group.settling else row
+    origin = "" if source is None else source.facts.origin
+    return RecordVerdict(
+        WRONG_OUTCOME,
+        group.shard,
+        line.offset,
+        origin or f"{rules.shards[group.shard].name}:{line.offset}",
+        output=group.settling[0] if group.settling else None,
+        due_ms=0 if source is None else source.due_ms,
+    )
 
 
 class PassedTimes:
@@ -258,64 +359,26 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
     return blocks, np.minimum.accumulate(at_ms[::-1])[::-1]
 
 
-class IdJudge:
-    def __init__(self, rules: Rules, passed: PassedTimes) -> None:
-        self._rules = rules
-        self._passed = passed
-
-    def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield the verdicts that count; ``batches``: sorted by shard, id and offset."""
-        rows = (row for batch in batches for row in batch.to_pylist())
-        with without_collector():
-            for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
-                yield from _batches(self._judge(shard, name, list(group)))
-
-    def _judge(self, shard: int, record_id: bytes, rows: Sequence[_Row]) -> Iterator[_Row]:
-        own = self._rules.shards[shard]
-        held = [row for row in rows if row["verdict"] == LINE]
-        lines = [_unpack_line(row["packed"]) for row in held]
-        history = IdHistory(lines, own.start, own.has_lost)
-        unseen = {row["offset"] for row in rows if row["verdict"] == UNJUDGED}
-        for row in rows:
-            if row["verdict"] != LINE and self._is_true(row, own, history, unseen):
-                yield row | {"when": CERTAIN}
-        wrong = dict(history.judge(self._passed_ms(shard), self._rules.lag_ms))
-        for number, why in wrong.items():
-            source = held[number]["source"] or f"{own.name}:{held[number]['offset']}"
-            found = {"verdict": FOUND, "kind": WRONG_OUTCOME, "detail": why, "packed": None}
-            yield held[number] | found | {"source": source}
-        is_hidden = any(row["kind"] == OPEN for row in held)
-        for number, line in enumerate(lines):
-            if number not in wrong and _may_matter(line, own, is_hidden=is_hidden):
-                yield _finding_row(named_row(shard, line, record_id))
-
-    def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
-        def passed_ms(offset: int) -> int | None:
-            at_ms = self._passed.at_ms(shard, offset)
-            return None if at_ms is None else at_ms + self._rules.grace_ms
-
-        return passed_ms
-
-    def _is_true(
-        self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
-    ) -> bool:
-        # Records that can't be judged (unseen) count as cancelled if their canceller may be an
-        # unread record.
-        # What expired before it had an effect is no canceller; it was none if a later one acted.
-        canceller = history.canceller(row["base"])
-        if canceller is not None and own.has_lost(canceller.offset):
-            return bool(row["when"] == IF_UNMARKED)
-        is_known = history.is_certain(row["base"])
-        mark = NEVER_MS if canceller is None else canceller.offset
-        is_marked = mark < own.earlier.offset or (not is_known and row["offset"] in unseen)
-        is_before = row["claim"] in range(row["base"], own.start)
-        is_true: dict[int, bool] = {
-            IF_MARKED: is_marked,
-            IF_UNMARKED: not is_marked,
-            UNLESS_MARKED: is_known and mark >= own.later.offset,
-            IF_OTHER: mark != row["claim"] and (is_known or not is_before),
-        }
-        return is_true[row["when"]]
+def _is_true(
+    one: RecordVerdict, own: ShardRules, history: IdHistory, unseen: Container[int]
+) -> bool:
+    # Records that can't be judged (unseen) count as cancelled if their canceller may be an unread
+    # record.
+    # What expired before it had an effect is no canceller; it was none if a later one acted.
+    canceller = history.canceller(one.base)
+    if canceller is not None and own.has_lost(canceller.offset):
+        return one.when == IF_UNMARKED
+    is_known = history.is_certain(one.base)
+    mark = NEVER_MS if canceller is None else canceller.offset
+    is_marked = mark < own.earlier.offset or (not is_known and one.offset in unseen)
+    is_before = one.claim in range(one.base, own.start)
+    is_true: dict[int, bool] = {
+        IF_MARKED: is_marked,
+        IF_UNMARKED: not is_marked,
+        UNLESS_MARKED: is_known and mark >= own.later.offset,
+        IF_OTHER: mark != one.claim and (is_known or not is_before),
+    }
+    return is_true[one.when]
 
 
 def _may_matter(line: Line, own: ShardRules, *, is_hidden: bool) -> bool:

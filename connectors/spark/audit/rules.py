@@ -105,12 +105,6 @@ class Rules:
     unsettled_since_ms: int = NEVER_MS
     lag_ms: int = NEVER_MS
 
-    def topics_by_partitions(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for topic in self.read:
-            found.setdefault(self.partitions[topic], []).append(topic)
-        return found
-
     def may_be_refused(self, output: OutputRow) -> bool:
         # H of the earlier cursor of the output's shard has not passed it.
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.carried_state import CarriedState
-from connectors.spark.audit.engine import Engine, KafkaLogs, Logs, StepResult
+from connectors.spark.audit.engine import SMALL, Engine, KafkaLogs, Logs, StepResult
 from connectors.spark.audit.evidence import (
     NO_PAST,
     EarlierCut,
@@ -95,10 +96,11 @@ def audited(
     rules = rules_of(cut, evidence, options.strictness)
     work = options.path("work")
     ledger = Ledger.of(cut, options.secrets)
-    step = Engine(spark, logs, work, cut, evidence, rules, ledger).run()
-    found = kept(_in_ranges(step.found, options), options.path("findings"))
-    unjudged = kept(_in_ranges(step.unjudged, options), options.path("unjudged"))
-    result = _result(options, cut, evidence, NO_PAST, step, found, unjudged, began_s)
+    with _planned_for(spark, evidence):
+        step = Engine(spark, logs, work, cut, evidence, rules, ledger).run()
+        found = kept(_in_ranges(step.found, options), options.path("findings"))
+        unjudged = kept(_in_ranges(step.unjudged, options), options.path("unjudged"))
+        result = _result(options, cut, evidence, NO_PAST, step, found, unjudged, began_s)
     delete(work)
     write_text(result.summary_path, _text(result))
     if options.topic is not None:
@@ -167,19 +169,20 @@ class Following:
         work = self._options.path(f"state/{number:08d}/work")
         runs, dropped = list(before.runs), 0
         if gone := [name_hash(name) for name in before.deleted(cut)]:
-            runs, dropped = self._state.without(runs, gone, number)
-        held = CarriedState(self._state, runs, number, cut.taken_ms, rules, work)
+            runs, dropped = self._state.without(runs, gone, number, before.due_ms)
+        held = CarriedState(self._state, runs, before, cut.taken_ms, rules, work)
         logs = KafkaLogs(self._spark, self._options.client, evidence)
         ledger = Ledger.of(cut, self._options.secrets)
-        step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
-        found = kept(step.found, self._of_interval("findings", number))
-        unjudged = kept(step.unjudged, self._of_interval("unjudged", number))
-        result = _result(
-            self._options, cut, evidence, past, step, found, unjudged, began_s, dropped
-        )
+        with _planned_for(self._spark, evidence):
+            step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
+            found = kept(step.found, self._of_interval("findings", number))
+            unjudged = kept(step.unjudged, self._of_interval("unjudged", number))
+            result = _result(
+                self._options, cut, evidence, past, step, found, unjudged, began_s, dropped
+            )
         delete(work)
         faults.point("audit_judged")
-        manifest = _manifest(before, cut, evidence, self._options, step, result)
+        manifest = _manifest(before, cut, evidence, self._options, step, result, held.due_ms)
         write_text(self._state.summary_path(number), _text(result))
         self._state.commit(manifest, before)
         faults.point("audit_committed")
@@ -195,12 +198,31 @@ class Following:
         if options.topic is not None:
             found = self._spark.read.schema(FINDING).parquet(self._of_interval("findings", number))
             sender = (name_for("audit", self.manifest.audit), number)
-            publish(options.client, options.topic, sender, ("finding", found), json.loads(text))
+            begun = options.path("state/published")
+            publish(
+                options.client, options.topic, sender, ("finding", found), json.loads(text), begun
+            )
         faults.point("audit_published")
         self._is_concluded = True
 
     def _of_interval(self, kind: str, number: int) -> str:
         return self._options.path(f"{kind}/interval={number:08d}")
+
+
+@contextmanager
+def _planned_for(spark: SparkSession, evidence: Evidence) -> Iterator[None]:
+    # Adaptive planning starts a job for each shuffle and each broadcast.
+    few = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+    if sum(span.end - span.start for span in evidence.spans.values()) > SMALL:
+        few = {}
+    before = {name: str(spark.conf.get(name)) for name in few}
+    try:
+        for name, value in few.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 def _text(result: AuditResult) -> str:
@@ -220,6 +242,7 @@ def _manifest(
     options: AuditOptions,
     step: StepResult,
     result: AuditResult,
+    due_ms: int,
 ) -> AuditManifest:
     logs = tuple(
         LogPosition(
@@ -238,6 +261,7 @@ def _manifest(
         number=before.number + 1,
         taken_ms=cut.taken_ms,
         overdue_ms=overdue_since_ms(cut, options.strictness),
+        due_ms=due_ms,
         logs=logs,
         runs=step.runs,
         findings=dict(Counter(before.findings) + Counter(result.findings)),
@@ -279,8 +303,11 @@ def _result(
 ) -> AuditResult:
     judged = tuple(_judged_ranges(cut, evidence, past, options))
     found_by_kind, unjudged_by_kind = counts_by("kind", found), counts_by("kind", unjudged)
+    sample, unjudged_sample = (
+        _sample(rows) if counts else ()
+        for counts, rows in ((found_by_kind, found), (unjudged_by_kind, unjudged))
+    )
     unjudged_by_kind |= _unread(cut, evidence, past, judged, dropped)
-    sample, unjudged_sample = _sample(found), _sample(unjudged)
     seconds = time.monotonic() - began_s
     records = step.counts.get("sources", 0)
     return AuditResult(

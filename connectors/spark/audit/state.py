@@ -1,19 +1,22 @@
 """State of an audit between two cuts: numbered folders with manifests.
 
-A folder holds the rows that one cut added, as *stored folders* (``StoredRun``): Parquet folders of
-rows of one kind. A *bucket* is a range of due times, from a minute to 30 days wide.
+A folder holds the rows that one cut added, as *stored runs* (``StoredRun``): Parquet folders of
+rows of one kind.
 
 ==========  =======================================================================================
 kind        rows
 ==========  =======================================================================================
-pending     records without a settlement, by bucket of the time at which they are due
-identified  records without a settlement that have an id, by the same buckets
-gone        records that were settled before the time of their bucket, by the same buckets
+pending     records without a settlement that were not due yet, sorted by key
+identified  the same, of records that have an id
+gone        records of these kinds that were settled before they were due
 open        rows to judge again at the next cut; each cut replaces them
 recent      judged records (``REMEMBERED``) that may be delivered again after a crash
 special     judged records, with details to compare later outputs with
 judged      all other judged records: bitmaps of offsets, by settlement (``_JUDGED_ROWS``)
 ==========  =======================================================================================
+
+A cut takes up the pending records that became due since the one before: those with a key after the
+``due_ms`` of that cut's manifest. Runs whose last key is not after it are dropped.
 
 A cut exists as soon as its manifest does: a killed process begins again from the last manifest, and
 ignores the data of the unfinished cut.
@@ -22,23 +25,28 @@ ignores the data of the unfinished cut.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Final
 
 import msgspec
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.evidence import EarlierCut
 from connectors.spark.common.cut import Cut
-from connectors.spark.common.files import delete, names_in, read_text, write_text
-from connectors.spark.common.frames import kept
+from connectors.spark.common.files import (
+    delete,
+    is_there,
+    names_in,
+    parquet_range,
+    read_text,
+    write_text,
+)
+from connectors.spark.common.frames import table
 from connectors.spark.common.topics import Place
 from connectors.spark.ledger.expressions import row_with
 from connectors.spark.ledger.facts import NEVER_MS, REMEMBERED, SOURCE
 from connectors.spark.ledger.rows import LEDGER
 from delayservice.base.errors import DelayServiceError
-from delayservice.config.units import DAY_MS, MINUTE_MS
 
 PENDING: Final = "pending"
 IDENTIFIED: Final = "identified"
@@ -49,8 +57,8 @@ SPECIAL: Final = "special"
 JUDGED: Final = "judged"
 
 WAITING: Final = (PENDING, IDENTIFIED)
-_BUCKETED: Final = (*WAITING, GONE)
-_KINDS: Final = (*_BUCKETED, OPEN, RECENT, SPECIAL, JUDGED)
+BY_KEY: Final = (*WAITING, GONE)
+_KINDS: Final = (*BY_KEY, OPEN, RECENT, SPECIAL, JUDGED)
 
 # Columns of stored rows of kind judged: kind and topic as in a REMEMBERED row, block and offsets
 # from Spark's bitmap_bucket_number and bitmap_construct_agg.
@@ -61,46 +69,39 @@ _BYTE_BITS: Final = 3
 
 VERSION: Final = 1
 KEY: Final = ["shard", "offset"]
-# Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
-# is at most the time until it is due.
-WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
-# Number of stored Parquet folders of one kind, bucket and similar size from which on they are
-# merged into one.
+# Number of stored runs of one kind and similar size from which on they are merged into one.
 RUNS_MAX: Final = 8
 _TIER_BITS: Final = 4
-_BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
 
 class StoredRun(msgspec.Struct, frozen=True):
     """One Parquet folder with the rows of one kind that cut ``number`` stored.
 
     Attributes:
-        bucket: range of due times of its rows (``bucket_of``); empty: rows of all times.
         taken_ms: time of the newest cut that has rows in it, epoch ms.
-        part: suffix that distinguishes folders of the same cut, kind and bucket.
+        first_ms, last_ms: least and greatest key of its rows, epoch ms.
+        part: suffix that distinguishes folders of the same cut and kind.
     """
 
     number: int
     kind: str
-    bucket: str
     rows: int
     taken_ms: int
+    first_ms: int = 0
+    last_ms: int = 0
     part: str = ""
 
     @property
     def folder(self) -> str:
-        bucket = f"/bucket={self.bucket}" if self.bucket else ""
-        return f"{self.number:08d}/{self.kind}{self.part}{bucket}"
+        return f"{self.number:08d}/rows{self.part}/stored={self.kind}"
 
     @property
-    def start_ms(self) -> int:
-        width, _, number = self.bucket.partition("-")
-        return WIDTHS_MS[int(width)] * int(number)
+    def tier(self) -> tuple[str, int]:
+        """Stored runs that agree in this may be merged."""
+        return self.kind, self.rows.bit_length() // _TIER_BITS
 
-    @property
-    def tier(self) -> tuple[str, str, int]:
-        """Stored folders that agree in this may be merged."""
-        return self.kind, self.bucket, self.rows.bit_length() // _TIER_BITS
+    def is_passed(self, due_ms: int) -> bool:
+        return self.kind in BY_KEY and self.last_ms <= due_ms
 
 
 class LogPosition(msgspec.Struct, frozen=True):
@@ -127,6 +128,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
     Attributes:
         number: number of the cut, from 1 on.
         overdue_ms: records due before this time, epoch ms, were already reported as overdue.
+        due_ms: pending records with a key up to this time, epoch ms, were taken up.
         findings, unjudged: numbers by kind and by reason, since the audit began.
         audit: random id of the audit, which names the sender of its published results.
     """
@@ -134,6 +136,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
     number: int = 0
     taken_ms: int = 0
     overdue_ms: int = -NEVER_MS
+    due_ms: int = 0
     logs: tuple[LogPosition, ...] = ()
     runs: tuple[StoredRun, ...] = ()
     findings: Mapping[str, int] = {}
@@ -216,46 +219,51 @@ class State:
     def read(self, runs: Iterable[StoredRun], schema: str = LEDGER) -> DataFrame:
         paths = [f"{self._path}/{run.folder}" for run in runs]
         if not paths:
-            return self._spark.createDataFrame([], schema)
+            return table(self._spark, schema)
         return self._spark.read.schema(schema).parquet(*paths)
 
-    def write(
-        self, rows: DataFrame, number: int, kind: str, taken_ms: int, part: str = ""
-    ) -> list[StoredRun]:
-        """Write rows to Parquet folders, one for each bucket; return those that are not empty."""
-        run = StoredRun(number, kind, "", 0, taken_ms, part)
-        path = f"{self._path}/{run.folder}"
-        buckets = ["bucket"] if kind in _BUCKETED else []
-        counts = kept(rows, path, *buckets).groupBy(*buckets).count().collect()
-        found = [(row["bucket"] if buckets else "", row["count"]) for row in counts]
-        return [
-            msgspec.structs.replace(run, bucket=bucket, rows=count)
-            for bucket, count in sorted(found)
-            if count
-        ]
+    def write(self, rows: DataFrame, number: int, taken_ms: int, part: str = "") -> list[StoredRun]:
+        """Write rows by their kind in the column ``stored``; return the runs that are not empty."""
+        path = f"{self._path}/{number:08d}/rows{part}"
+        by = ["stored", "key_ms"] if "key_ms" in rows.columns else ["stored", "block"]
+        rows = rows.repartition("stored", "shard", by[1]).sortWithinPartitions(*by)
+        rows.write.mode("overwrite").partitionBy("stored").parquet(path)
+        if not is_there(path):
+            raise DelayServiceError(
+                f"{path} was written, and can't be seen from here: Spark runs elsewhere, so name a "
+                "folder that is shared"
+            )
+        kinds = [name.removeprefix("stored=") for name in names_in(path) if "=" in name]
+        made = [StoredRun(number, kind, 0, taken_ms, part=part) for kind in kinds]
+        return [self._counted(run) for run in made]
+
+    def _counted(self, run: StoredRun) -> StoredRun:
+        rows, first_ms, last_ms = parquet_range(f"{self._path}/{run.folder}", "key_ms")
+        return msgspec.structs.replace(run, rows=rows, first_ms=first_ms, last_ms=last_ms)
 
     def live(
-        self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
+        self,
+        runs: Sequence[StoredRun],
+        after_ms: int,
+        until_ms: int = NEVER_MS,
+        kinds: Sequence[str] = WAITING,
     ) -> DataFrame:
-        """Return the records of some buckets that are still pending, with the column ``bucket``."""
-        chosen = set(buckets)
-        held = [run for run in runs if run.bucket in chosen]
-        pending = self._with_bucket(run for run in held if run.kind in kinds)
+        """Return the records still pending with a key after ``after_ms``, up to ``until_ms``."""
+        held = [run for run in runs if run.last_ms > after_ms and run.first_ms <= until_ms]
+        is_asked = (sf.col("key_ms") > after_ms) & (sf.col("key_ms") <= until_ms)
+        pending = self.read(run for run in held if run.kind in kinds).where(is_asked)
         gone = [run for run in held if run.kind == GONE]
         if not gone:
             return pending
-        return pending.join(self.read(gone).select(*KEY), KEY, "left_anti")
-
-    def _with_bucket(self, runs: Iterable[StoredRun]) -> DataFrame:
-        bucket = sf.regexp_extract(sf.input_file_name(), _BUCKET_IN_PATH, 1)
-        return self.read(runs).withColumn("bucket", bucket)
+        return pending.join(self.read(gone).where(is_asked).select(*KEY), KEY, "left_anti")
 
     def folded(self, judged: DataFrame) -> DataFrame:
         """Return ``REMEMBERED`` rows as bitmaps of offsets, without time and place."""
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
-        return judged.groupBy(
-            "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
-        ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
+        block = sf.bitmap_bucket_number(after).alias("block")
+        offsets = sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets")
+        folded = judged.groupBy("shard", "kind", "topic", block).agg(offsets)
+        return folded.withColumn("stored", sf.lit(JUDGED))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
         """Return ``REMEMBERED`` rows for those of ``keys`` that the stored bitmaps contain."""
@@ -270,15 +278,14 @@ class State:
         return found.select(*row_with(*KEY, "kind", "topic", role=sf.lit(REMEMBERED)))
 
     def without(
-        self, runs: Sequence[StoredRun], shards: Sequence[int], number: int
+        self, runs: Sequence[StoredRun], shards: Sequence[int], number: int, due_ms: int
     ) -> tuple[list[StoredRun], int]:
         """Write all stored folders again without the rows of some shards; return them, and the
         number of pending records that were dropped. It is rare: rows need not hold the id of their
         topic.
         """
         is_theirs = sf.col("shard").isin(list(shards))
-        buckets = {run.bucket for run in runs}
-        pending = self.live(runs, buckets).where(is_theirs).count()
+        pending = self.live(runs, due_ms).where(is_theirs).count()
         opened = self.read(run for run in runs if run.kind == OPEN)
         pending += opened.where(is_theirs & (sf.col("role") == SOURCE)).count()
         left: list[StoredRun] = []
@@ -287,43 +294,30 @@ class State:
             if held:
                 rows = self._of_kind(kind, held).where(~is_theirs)
                 newest_ms = max(run.taken_ms for run in held)
-                left += self.write(rows, number, kind, newest_ms, "-anew")
+                left += self.write(rows, number, newest_ms, f"-anew-{kind}")
         return left, pending
 
     def _of_kind(self, kind: str, runs: Sequence[StoredRun]) -> DataFrame:
-        if kind in _BUCKETED:
-            return self._with_bucket(runs)
-        return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
+        schema = _JUDGED_ROWS if kind == JUDGED else LEDGER
+        return self.read(runs, schema).withColumn("stored", sf.lit(kind))
 
-    def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
-        """Merge stored folders of the same tier, except kinds ``open`` and ``recent``."""
-        tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
+    def merged(self, runs: Sequence[StoredRun], number: int, due_ms: int) -> list[StoredRun]:
+        """Merge stored runs of the same tier, except kinds ``open`` and ``recent``."""
+        tiers: dict[tuple[str, int], list[StoredRun]] = {}
         for run in runs:
             tiers.setdefault(run.tier, []).append(run)
-        return [one for tier in tiers.values() for one in self._merged(tier, number)]
+        return [one for tier in tiers.values() for one in self._merged(tier, number, due_ms)]
 
-    def _merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
+    def _merged(self, runs: Sequence[StoredRun], number: int, due_ms: int) -> list[StoredRun]:
         first = runs[0]
         if len(runs) < RUNS_MAX or first.kind in (OPEN, RECENT):
             return list(runs)
         rows = self._of_kind(first.kind, runs)
         if first.kind == JUDGED:
-            rows = rows.groupBy("shard", "kind", "topic", "block").agg(
+            rows = rows.groupBy("shard", "kind", "topic", "block", "stored").agg(
                 sf.bitmap_or_agg("offsets").alias("offsets")
             )
+        if first.kind in BY_KEY:
+            rows = rows.where(sf.col("key_ms") > due_ms)
         newest_ms = max(run.taken_ms for run in runs)
-        part = f"-{first.bucket}-{first.tier[2]}"
-        return self.write(rows.coalesce(1), number, first.kind, newest_ms, part)
-
-
-def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return a column with the bucket of a key: ``<index in WIDTHS_MS>-<number of the bucket>``."""
-    names = [
-        sf.concat(sf.lit(f"{at}-"), ((key_ms - key_ms % width) / width).cast("bigint"))
-        for at, width in enumerate(WIDTHS_MS)
-    ]
-
-    def wider(name: Column, at: int) -> Column:
-        return sf.when(key_ms - now_ms >= WIDTHS_MS[at], names[at]).otherwise(name)
-
-    return reduce(wider, range(1, len(WIDTHS_MS)), names[0])
+        return self.write(rows, number, newest_ms, f"-{first.kind}-{first.tier[1]}")

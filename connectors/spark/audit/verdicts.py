@@ -22,6 +22,7 @@ NOT_CHECKPOINTED: Final = "not_checkpointed"
 UNKNOWN_SOURCE: Final = "unknown_source"
 MISSING_CODE: Final = "dead_letter_missing_code"
 MALFORMED: Final = "malformed"
+FLOODED: Final = "flooded"
 
 KINDS: Final = (
     LOST,
@@ -36,7 +37,11 @@ KINDS: Final = (
     UNKNOWN_SOURCE,
     MISSING_CODE,
     MALFORMED,
+    FLOODED,
 )
+
+ID_FLOODED: Final = "id_flooded"
+"""Reason not to judge the records of an id against each other: there are too many of them."""
 
 FOUND: Final = 0
 UNJUDGED: Final = 1

@@ -8,29 +8,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from delayservice.base.errors import DelayServiceError
 
 
 def write_text(path: str, text: str) -> None:
-    # Where the file system allows it, readers see either the old content or the new one.
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    # Where the file system allows it, readers see either the old content or the new one. A process
+    # that is killed meanwhile leaves a hidden file, which ``names_in`` passes over.
     system, place = _located(path)
-    system.create_dir(place.rpartition("/")[0], recursive=True)
-    with system.open_output_stream(f"{place}.new") as stream:
-        stream.write(text.encode())
-    system.move(f"{place}.new", place)
+    folder, _, name = place.rpartition("/")
+    system.create_dir(folder, recursive=True)
+    with system.open_output_stream(f"{folder}/.{name}") as stream:
+        stream.write(data)
+    system.move(f"{folder}/.{name}", place)
 
 
-def read_text(path: str) -> str | None:
+def read_bytes(path: str) -> bytes | None:
     """Return the content of a file, or None if there is none."""
     system, place = _located(path)
     if not is_there(path):
         return None
     with system.open_input_stream(place) as stream:
-        data = bytes(stream.read())
+        return bytes(stream.read())
+
+
+def read_text(path: str) -> str | None:
+    data = read_bytes(path)
     try:
-        return data.decode()
+        return None if data is None else data.decode()
     except UnicodeDecodeError as exc:
         raise DelayServiceError(f"{path} is damaged: it is not UTF-8 ({exc.reason})") from exc
 
@@ -41,9 +52,34 @@ def is_there(path: str) -> bool:
 
 
 def names_in(path: str) -> list[str]:
+    """Return the names in a folder in ascending order, without hidden ones, which begin with a
+    dot; none if there is no folder.
+    """
     system, place = _located(path)
     found = system.get_file_info(fs.FileSelector(place, allow_not_found=True))
-    return sorted(info.base_name for info in found)
+    return sorted(info.base_name for info in found if not info.base_name.startswith("."))
+
+
+def parquet_range(path: str, column: str) -> tuple[int, int, int]:
+    """Return the number of rows of a Parquet folder, and the least and greatest whole number in a
+    column, from the files' footers; zeros without such a column.
+    """
+    system, place = _located(path)
+    groups: list[pq.RowGroupMetaData] = []
+    for name in names_in(path):
+        if name.endswith(".parquet"):
+            with system.open_input_file(f"{place}/{name}") as file:
+                footer = pq.ParquetFile(file).metadata
+            groups += [footer.row_group(number) for number in range(footer.num_row_groups)]
+    rows = sum(group.num_rows for group in groups)
+    told = [
+        chunk.statistics
+        for group in groups
+        for chunk in (group.column(number) for number in range(group.num_columns))
+        if chunk.path_in_schema == column and chunk.statistics is not None
+    ]
+    first = min((one.min for one in told), default=0)
+    return rows, first, max((one.max for one in told), default=0)
 
 
 def is_replaceable(path: str) -> bool:
@@ -51,7 +87,7 @@ def is_replaceable(path: str) -> bool:
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:
         return False
-    return all(name.startswith(("part-", "_", ".")) for name in names_in(path))
+    return all(name.startswith(("part-", "_")) for name in names_in(path))
 
 
 def delete(path: str) -> None:

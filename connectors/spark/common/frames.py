@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from delayservice.contract.entry import Headers
@@ -20,6 +20,14 @@ def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
 
 
+def table(spark: SparkSession, ddl: str, rows: Iterable[Sequence[Any]] = ()) -> DataFrame:
+    """Return a few rows, which Spark holds in its plan: as a list, Python workers would read them,
+    and with none, Spark would not leave out what is done with them.
+    """
+    schema = arrow_schema(ddl)
+    return spark.createDataFrame(pa.Table.from_batches([batch_of(list(rows), schema)]), ddl)
+
+
 def last_header(name: str) -> Column:
     """Return a column with the value of a record's last header with this name, or null."""
     found = sf.filter("headers", lambda header: header["key"] == name)
@@ -27,8 +35,8 @@ def last_header(name: str) -> Column:
 
 
 def counts_by(column: str, rows: DataFrame) -> dict[Any, int]:
-    counted = rows.groupBy(column).count().orderBy(column)
-    return {row[column]: row["count"] for row in counted.collect()}
+    counted = rows.groupBy(column).count().collect()
+    return {row[column]: row["count"] for row in sorted(counted, key=lambda row: str(row[column]))}
 
 
 def or_false(told: Column) -> Column:
@@ -40,11 +48,14 @@ _TYPES: Final = {
     "long": pa.int64(),
     "int": pa.int32(),
     "byte": pa.int8(),
+    "boolean": pa.bool_(),
     "string": pa.string(),
     "binary": pa.binary(),
-    "array<struct<name: string, value: binary>>": pa.list_(
-        pa.struct([("name", pa.string()), ("value", pa.binary())])
-    ),
+} | {
+    f"array<struct<{name}: string, value: binary>>": pa.list_(
+        pa.struct([(name, pa.string()), ("value", pa.binary())])
+    )
+    for name in ("name", "key")
 }
 # Comma between two columns of a DDL, but not within the type of a column.
 _COMMA: Final = re.compile(r",\s*(?![^<]*>)")

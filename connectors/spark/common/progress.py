@@ -1,6 +1,8 @@
-"""Shows the progress of Spark jobs on standard error: a bar on a terminal, else lines at intervals.
+"""Shows the progress of Spark jobs on standard error: one line that changes on a terminal, else
+lines at intervals.
 
-Spark's own progress and log lines are meant for its developers; ``hush`` suppresses them.
+Spark's own progress and log lines are meant for its developers; ``hush`` suppresses them. A session
+of Spark Connect does not tell how many tasks there are.
 """
 
 from __future__ import annotations
@@ -8,33 +10,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from typing import Final, TypeAlias
 
 from pyspark import StatusTracker
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, is_remote
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.status import Status
 
 Say: TypeAlias = Callable[[str], None]
 """Function that displays a text of a few words as the program's current activity."""
 
 LINE_EVERY_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Tasks:
-    stages: int
-    total: int
-    running: int
-    done: int
-    failed: int
-
-    def __str__(self) -> str:
-        failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.done} of {self.total} tasks done, {self.running} running{failed}"
 
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
@@ -48,20 +37,8 @@ def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterato
 
 def hush(spark: SparkSession) -> None:
     """Limit Spark's log to errors: a session from ``spark-submit`` logs more by default."""
-    spark.sparkContext.setLogLevel("ERROR")
-
-
-def running_tasks(tracker: StatusTracker) -> Tasks:
-    """Return the numbers of tasks in the stages that run now; all are zero between two jobs."""
-    found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-    stages = [stage for stage in found if stage is not None]  # None: it has just ended
-    return Tasks(
-        stages=len(stages),
-        total=sum(stage.numTasks for stage in stages),
-        running=sum(stage.numActiveTasks for stage in stages),
-        done=sum(stage.numCompletedTasks for stage in stages),
-        failed=sum(stage.numFailedTasks for stage in stages),
-    )
+    if not is_remote():
+        spark.sparkContext.setLogLevel("ERROR")
 
 
 @contextmanager
@@ -69,13 +46,18 @@ def shown(
     spark: SparkSession, console: Console, *, is_plain: bool = False, every_s: float = LINE_EVERY_S
 ) -> Iterator[Say]:
     """Show progress within the block; yield the function that sets the displayed activity."""
-    tracker = spark.sparkContext.statusTracker()
+    tracker = None if is_remote() else spark.sparkContext.statusTracker()
+    is_live = console.is_terminal and not is_plain
+    status = console.status("starting") if is_live else None
+    view = _View(console, tracker, status)
     is_over = threading.Event()
-    view = _Lines(console, every_s) if is_plain or not console.is_terminal else _Bar(console)
-    follower = threading.Thread(
-        target=_follow, args=(tracker, view, is_over), name="spark-progress", daemon=True
-    )
-    with view:
+
+    def follow() -> None:
+        while not is_over.wait(_LOOK_EVERY_S if is_live else every_s):
+            view.show()
+
+    follower = threading.Thread(target=follow, name="spark-progress", daemon=True)
+    with status or nullcontext():
         follower.start()
         try:
             yield view.say
@@ -84,58 +66,41 @@ def shown(
             follower.join()
 
 
-def _follow(tracker: StatusTracker, view: _Bar | _Lines, is_over: threading.Event) -> None:
-    while not is_over.wait(_LOOK_EVERY_S):
-        view.update(running_tasks(tracker))
-
-
-class _Bar:
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[tasks]}", style="dim"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("starting", total=None, tasks="")
-
-    def __enter__(self) -> None:
-        self._progress.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def say(self, what: str) -> None:
-        self._progress.update(self._task, description=what, total=None, completed=0, tasks="")
-
-    def update(self, tasks: Tasks) -> None:
-        if tasks.stages:
-            self._progress.update(
-                self._task, total=tasks.total, completed=tasks.done, tasks=str(tasks)
-            )
-
-
-class _Lines:
-    """Printer of a line every ``every_s`` seconds; for shorter jobs it prints nothing."""
-
-    def __init__(self, console: Console, every_s: float) -> None:
+class _View:
+    def __init__(
+        self, console: Console, tracker: StatusTracker | None, status: Status | None
+    ) -> None:
         self._console = console
-        self._every_s = every_s
+        self._tracker = tracker
+        self._status = status
+        self._since_s = time.monotonic()
         self._what = "starting"
-        self._next_s = time.monotonic() + every_s
-
-    def __enter__(self) -> None:
-        self._next_s = time.monotonic() + self._every_s
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        self._printed = ""
 
     def say(self, what: str) -> None:
         self._what = what
+        self._since_s = time.monotonic()
 
-    def update(self, tasks: Tasks) -> None:
-        if tasks.stages and time.monotonic() >= self._next_s:
-            self._next_s += self._every_s
-            self._console.print(f"{self._what}: {tasks}", markup=False)
+    def show(self) -> None:
+        """Without a terminal, print only what has changed, and no line between two jobs."""
+        tasks = _tasks(self._tracker)
+        text = ": ".join(filter(None, (self._what, tasks)))
+        if self._status is not None:
+            self._status.update(f"{escape(text)} ({time.monotonic() - self._since_s:.0f} s)")
+        elif text != self._printed and (tasks or self._tracker is None):
+            self._printed = text
+            self._console.print(text, markup=False)
+
+
+def _tasks(tracker: StatusTracker | None) -> str:
+    """Return how far the stages are that run now; empty between two jobs, or if it is unknown."""
+    if tracker is None:
+        return ""
+    found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    stages = [stage for stage in found if stage is not None]  # None: it has just ended
+    if not stages:
+        return ""
+    total = sum(stage.numTasks for stage in stages)
+    done = sum(stage.numCompletedTasks for stage in stages)
+    failed = sum(stage.numFailedTasks for stage in stages)
+    return f"{done:,} of {total:,} tasks done{f', {failed:,} failed' if failed else ''}"

@@ -51,10 +51,11 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.scan import consumer_config
+from connectors.spark.common.files import is_there, write_text
 from connectors.spark.common.frames import header_lists
 from connectors.spark.common.topics import native_options
 from delayservice.base import faults
-from delayservice.base.errors import KafkaEdgeError
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.contract.entry import Headers
 
 Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
@@ -150,6 +151,15 @@ class TopicSink:
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
+    def stored(self) -> list[int | None]:
+        """Return the mark of each part without fencing anyone, None as in ``fence``."""
+        return [_mark(place) for place in self._marks()]
+
+    def _marks(self) -> list[TopicPartition]:
+        places = [self.place(number, OFFSET_INVALID) for number in range(self.parts)]
+        with _explained(self.name):
+            return _asked(self, _LIST_MARKS, places)
+
     def fence(self) -> list[int | None]:
         """Fence earlier writers; return the mark of each part, None if there is none or Kafka has
         deleted it.
@@ -184,10 +194,7 @@ class TopicSink:
         return sum(row["n"] for row in counts.collect())
 
     def _refuse_other_mapping(self, batch: int) -> None:
-        places = [self.place(number, OFFSET_INVALID) for number in range(self.parts)]
-        with _explained(self.name):
-            found = _asked(self, _LIST_MARKS, places)
-        for place in found:
+        for place in self._marks():
             is_begun = place.offset > 0 and records_written(place.offset, batch) > 0
             if is_begun and (place.metadata or "") != self.mapping:
                 raise KafkaEdgeError(
@@ -203,8 +210,11 @@ class TopicSink:
 _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_stable=True)
 
 
+def _mark(place: TopicPartition) -> int | None:
+    return None if place.offset < 0 else place.offset
+
+
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
-    # librdkafka's log is limited to errors.
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}
 
@@ -298,7 +308,7 @@ class _Part:
             place = self._sink.place(self._number, OFFSET_INVALID)
             (found,) = _asked(self._sink, _LIST_MARKS, [place])
         faults.point("bulk_fenced")
-        return None if found.offset < 0 else found.offset
+        return _mark(found)
 
     def _begin_anew(self) -> None:
         # After a failed connection to the coordinator, what was sent last may come late. With the
@@ -403,6 +413,7 @@ def publish(
     sender: tuple[str, int | None],
     findings: tuple[str, DataFrame],
     summary: Mapping[str, object],
+    begun: str | None = None,
 ) -> None:
     """Write findings to a topic, and after them a summary, in transactions of one task.
 
@@ -415,6 +426,11 @@ def publish(
         findings: value of the field ``kind`` of the JSON objects, and the findings, whose column
             ``kind`` becomes the field ``finding``.
         summary: the summary; its format version ``v`` is added to the findings.
+        begun: with a number, the path of a small file that says that publications under this name
+            have begun.
+
+    Raises:
+        DelayServiceError: the file is there, and Kafka no longer knows how much was written.
     """
     name, number = sender
     kind, found = findings
@@ -435,4 +451,18 @@ def publish(
         parts=1,
         record_bytes_max=_RECORD_BYTES_MAX,
     )
+    if number is not None and begun is not None:
+        _begin_or_resume(sink, begun)
     sink.write(records, sink.claim() if number is None else number, "at", "value")
+
+
+def _begin_or_resume(sink: TopicSink, begun: str) -> None:
+    if not is_there(begun):
+        sink.begin()
+        write_text(begun, sink.name)
+    elif None in sink.stored():
+        raise DelayServiceError(
+            f"how much was published to {sink.topic} is not known any more: nothing was for longer "
+            "than the brokers' offsets.retention.minutes. To publish the last findings, which may "
+            f"double them there, delete {begun}"
+        )

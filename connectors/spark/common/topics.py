@@ -1,9 +1,10 @@
-"""Reads Kafka topics with Spark: only committed records, between fixed offsets or as a stream."""
+"""Reads Kafka topics with Spark: only committed records, between fixed offsets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -11,6 +12,7 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from connectors.spark.common.frames import table
 from delayservice.base.errors import DelayServiceError
 
 Place: TypeAlias = tuple[str, int]
@@ -30,11 +32,44 @@ _FETCH: Final = {
 _ALWAYS: Final = {"check.crcs": "true", "allow.auto.create.topics": "false"}
 _PLAIN_LOGIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_LOGIN: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
-# Options of librdkafka with the same name and meaning in Java's client. Other options tune
-# librdkafka, and are not passed on.
-_SHARED: Final = frozenset(
-    {"bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id"}
+_OAUTH: Final = "org.apache.kafka.common.security.oauthbearer"
+# Options of librdkafka with the same name and meaning in Java's client.
+_SHARED: Final[Sequence[str]] = (
+    "bootstrap.servers",
+    "client.dns.lookup",
+    "client.id",
+    "client.rack",
+    "sasl.kerberos.service.name",
+    "sasl.oauthbearer.token.endpoint.url",
+    "security.protocol",
+    "ssl.key.password",
 )
+# Options of librdkafka that decide who may connect to whom. Each is translated, or refused; other
+# options tune librdkafka, and are not passed on.
+_SECURITY: Final = re.compile(r"(enable\.)?(ssl|sasl|https)[._]")
+# Security options that say nothing at this value, librdkafka's default.
+_DEFAULTS: Final = {
+    "enable.sasl.oauthbearer.unsecure.jwt": "false",
+    "enable.ssl.certificate.verification": "true",
+    "sasl.oauthbearer.grant.type": "client_credentials",
+    "sasl.oauthbearer.metadata.authentication.type": "none",
+}
+_JAAS: Final = "sasl.jaas.config"
+_MECHANISM: Final = "sasl.mechanism"
+_CHECK_HOST: Final = "ssl.endpoint.identification.algorithm"
+_LOGINS: Final = {
+    "PLAIN": _PLAIN_LOGIN,
+    "SCRAM-SHA-256": _SCRAM_LOGIN,
+    "SCRAM-SHA-512": _SCRAM_LOGIN,
+}
+# Options of Java's login for OpenID Connect, by librdkafka's names for them.
+_OIDC: Final = {
+    "sasl.oauthbearer.client.id": "clientId",
+    "sasl.oauthbearer.client.credentials.client.id": "clientId",
+    "sasl.oauthbearer.client.secret": "clientSecret",
+    "sasl.oauthbearer.client.credentials.client.secret": "clientSecret",
+    "sasl.oauthbearer.scope": "scope",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +93,7 @@ def read_topic(
     """
     filled = {place: span for place, span in spans.items() if span.start < span.end}
     if not filled:
-        return spark.createDataFrame([], ROW_SCHEMA)
+        return table(spark, ROW_SCHEMA)
     options = {
         **java_options(client),
         **_FETCH,
@@ -72,29 +107,11 @@ def read_topic(
     return _as_rows(spark.read.format("kafka").options(**options).load())
 
 
-def stream_topics(
-    spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
-) -> DataFrame:
-    """Return a stream of the committed records, with the columns of ``read_topic``: from the start
-    of the logs, or where Spark's checkpoint ends; with up to ``records_max`` in a micro-batch.
-    """
-    options = {
-        **java_options(client),
-        **_FETCH,
-        "subscribe": ",".join(topics),
-        "startingOffsets": "earliest",
-        "maxOffsetsPerTrigger": str(records_max),
-        "includeHeaders": "true",
-        "failOnDataLoss": "false",
-    }
-    return _as_rows(spark.readStream.format("kafka").options(**options).load())
-
-
 ROW_SCHEMA: Final = (
     "topic string, partition int, offset long, timestamp_ms long, key binary, value binary, "
     "headers array<struct<key: string, value: binary>>"
 )
-"""Columns of a record as ``read_topic`` and ``stream_topics`` return it; times are epoch ms."""
+"""Columns of a record as ``read_topic`` returns it; times are epoch ms."""
 
 
 def _as_rows(records: DataFrame) -> DataFrame:
@@ -112,39 +129,59 @@ def _as_rows(records: DataFrame) -> DataFrame:
 def java_options(client: Mapping[str, str]) -> dict[str, str]:
     """Return options of librdkafka as options of Spark's Kafka source, with the prefix ``kafka.``.
 
-    A user name and password become a login module. PEM files are passed by content, as executors
-    lack the files. An option with the prefix ``java.`` is passed on without that prefix: such
-    options are for settings of Java's client that are not translated here. Others are dropped.
-    Those in ``_ALWAYS`` override all.
+    A user name and password, or OpenID Connect's client id and secret, become a login module. PEM
+    files are passed by content, as executors lack the files. An option with the prefix ``java.`` is
+    passed on without that prefix, and replaces a translated one. Options that do not concern
+    security are dropped, as they tune librdkafka. Those in ``_ALWAYS`` override all.
 
     Raises:
-        DelayServiceError: the SASL mechanism is not translated, or a PEM file can't be read.
+        DelayServiceError: an option that concerns security can't be translated, and no ``java.``
+            option takes its place; or a PEM file can't be read.
     """
-    options = {name: value for name, value in client.items() if name in _SHARED}
-    options |= _sasl(client) | _tls(client)
-    options |= {n.removeprefix("java."): v for n, v in client.items() if n.startswith("java.")}
-    options |= _ALWAYS
-    return {f"kafka.{name}": value for name, value in options.items()}
+    left = {n: v for n, v in native_options(client).items() if _DEFAULTS.get(n) != v}
+    options = {name: left.pop(name) for name in _SHARED if name in left}
+    options |= _take_login(left) | _take_tls(left)
+    own = {n.removeprefix("java."): v for n, v in client.items() if n.startswith("java.")}
+    for name in left:
+        is_login = name.startswith("sasl.") and _JAAS in own
+        if _SECURITY.match(name) and name not in own and not is_login:
+            other = f", or the whole login as java.{_JAAS}" if name.startswith("sasl.") else ""
+            raise DelayServiceError(
+                f"{name} is not translated for Spark, whose Kafka client is Java's: give what it "
+                f"means there as java.{name}{other}"
+            )
+    return {f"kafka.{name}": value for name, value in {**options, **own, **_ALWAYS}.items()}
 
 
 def native_options(client: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in client.items() if not name.startswith("java.")}
 
 
-def _sasl(client: Mapping[str, str]) -> dict[str, str]:
-    mechanism = client.get("sasl.mechanism") or client.get("sasl.mechanisms")
-    if "sasl.username" not in client:
-        return {"sasl.mechanism": mechanism} if mechanism else {}
-    mechanism = mechanism or "PLAIN"
-    modules = {"PLAIN": _PLAIN_LOGIN}
-    modules |= dict.fromkeys(("SCRAM-SHA-256", "SCRAM-SHA-512"), _SCRAM_LOGIN)
-    if mechanism not in modules:
-        raise DelayServiceError(
-            f"sasl.mechanism {mechanism} is not translated for Spark: give java.sasl.jaas.config"
-        )
-    user, password = (_quoted(client.get(f"sasl.{n}", "")) for n in ("username", "password"))
-    login = f"{modules[mechanism]} required username={user} password={password};"
-    return {"sasl.mechanism": mechanism, "sasl.jaas.config": login}
+def _take_login(left: dict[str, str]) -> dict[str, str]:
+    # Options that are translated are taken out of ``left``.
+    names = (_MECHANISM, "sasl.mechanisms")
+    mechanism = next((given for name in names if (given := left.pop(name, ""))), "")
+    if not mechanism and "sasl.username" in left:
+        mechanism = "PLAIN"
+    found = {_MECHANISM: mechanism} if mechanism else {}
+    if mechanism in _LOGINS and "sasl.username" in left:
+        user, password = left.pop("sasl.username"), left.pop("sasl.password", "")
+        found[_JAAS] = _jaas(_LOGINS[mechanism], {"username": user, "password": password})
+    elif mechanism == "OAUTHBEARER" and left.get("sasl.oauthbearer.method") == "oidc":
+        del left["sasl.oauthbearer.method"]
+        parts = {java: left.pop(name) for name, java in _OIDC.items() if name in left}
+        for extension in filter(None, left.pop("sasl.oauthbearer.extensions", "").split(",")):
+            name, _, value = extension.partition("=")
+            parts[f"extension_{name}"] = value
+        found[_JAAS] = _jaas(f"{_OAUTH}.OAuthBearerLoginModule", parts)
+        found["sasl.login.callback.handler.class"] = f"{_OAUTH}.OAuthBearerLoginCallbackHandler"
+    elif mechanism == "OAUTHBEARER":
+        left[_MECHANISM] = mechanism  # the token comes from elsewhere, and Java has no login for it
+    return found
+
+
+def _jaas(module: str, parts: Mapping[str, str]) -> str:
+    return f"{module} required {' '.join(f'{name}={_quoted(v)}' for name, v in parts.items())};"
 
 
 def _quoted(text: str) -> str:
@@ -152,18 +189,24 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _tls(client: Mapping[str, str]) -> dict[str, str]:
-    options = {}
-    if "ssl.ca.location" in client:
-        options["ssl.truststore.type"] = "PEM"
-        options["ssl.truststore.certificates"] = _content(client["ssl.ca.location"])
-    if "ssl.certificate.location" in client and "ssl.key.location" in client:
-        options["ssl.keystore.type"] = "PEM"
-        options["ssl.keystore.certificate.chain"] = _content(client["ssl.certificate.location"])
-        options["ssl.keystore.key"] = _content(client["ssl.key.location"])
-    if "ssl.key.password" in client:
-        options["ssl.key.password"] = client["ssl.key.password"]
-    return options
+def _take_tls(left: dict[str, str]) -> dict[str, str]:
+    trusted, chain, key = (_take_pem(left, f"ssl.{name}") for name in ("ca", "certificate", "key"))
+    found: dict[str, str] = {}
+    if trusted:
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
+    if chain:
+        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain}
+    if key:
+        found["ssl.keystore.key"] = key
+    if _CHECK_HOST in left:
+        algorithm = left.pop(_CHECK_HOST)
+        found[_CHECK_HOST] = "" if algorithm == "none" else algorithm
+    return found
+
+
+def _take_pem(left: dict[str, str], name: str) -> str | None:
+    path, content = left.pop(f"{name}.location", None), left.pop(f"{name}.pem", None)
+    return content if path is None else _content(path)
 
 
 def _content(path: str) -> str:

@@ -68,10 +68,11 @@ def row_with(*kept: str, **given: Column) -> list[Column]:
 
 
 def classified(
-    read: DataFrame, *, key: Column, is_doubtful: Column, **columns: Column
+    read: DataFrame, *, of_sources: bool, key: Column, is_doubtful: Column, **columns: Column
 ) -> DataFrame:
-    """Return one row for each record in ``read``, with the ledger's columns, ``reading``, ``key``
-    and ``record``. The ledger's columns are null where ``reading`` is ``DOUBTFUL`` or ``ORDINARY``.
+    """Return one row for each record in ``read``, with the ledger's columns, ``reading``,
+    ``of_sources``, ``key`` and ``record``. The ledger's columns are null where ``reading`` is
+    ``DOUBTFUL`` or ``ORDINARY``.
 
     Args:
         read: records, with the column ``reading``.
@@ -85,6 +86,7 @@ def classified(
     return read.select(
         *(sf.when(is_read, told).alias(name) for name, told in zip(COLUMNS, row, strict=True)),
         "reading",
+        sf.lit(of_sources).alias("of_sources"),
         sf.when(sf.col("reading") == HASHED, key).cast("binary").alias("key"),
         sf.when(is_doubtful, record).alias("record"),
     )

@@ -27,6 +27,21 @@ of its settlement. Outputs that settle: ``DELIVERED``, ``LETTER`` (dead-lettered
 settle nothing: ``DISCLAIMED``, refused as forged; ``CONTINUED``, the next occurrence of a schedule;
 ``ARRIVED``, an envelope that brings the record home without settling it."""
 
+ROLE_WORDS: Final[Mapping[int, str]] = {
+    SOURCE: "source",
+    DELIVERED: "delivered",
+    LETTER: "dead_lettered",
+    OUTCOME: "outcome",
+    COPIED: "requeued",
+    DISCLAIMED: "refused",
+    CONTINUED: "continued",
+    NAMED: "named",
+    FORWARDED: "forwarded",
+    ARRIVED: "arrived",
+    REMEMBERED: "remembered",
+}
+"""Names of roles, as users see them."""
+
 SOURCES: Final = frozenset({SOURCE, NAMED, REMEMBERED})
 
 SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
@@ -185,6 +200,17 @@ KIND_NAMES: Final[Mapping[int, str]] = {
     HOMEBOUND: "a record whose id is at home in another partition",
     WAITING: "a copy that waits for its home",
 }
+
+KIND_WORDS: Final[Mapping[int, str]] = {
+    SCHEDULE: "schedule",
+    COPY: "requeued",
+    CANCEL: "cancel",
+    FIRE: "fire",
+    INVALID: "invalid",
+    HOMEBOUND: "homebound",
+    WAITING: "waiting",
+}
+"""Names of kinds of source records, as users see them; ``KIND_NAMES`` are for sentences."""
 
 
 class Settlement(NamedTuple):

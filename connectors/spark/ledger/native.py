@@ -14,7 +14,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.common.frames import or_false
+from connectors.spark.common.frames import or_false, table
 from connectors.spark.ledger.expressions import (
     COMPLETE,
     DOUBTFUL,
@@ -54,11 +54,11 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
 
     Returns:
         The columns of ``LEDGER``, null where ``reading`` is ``DOUBTFUL``; ``reading``:
-        ``COMPLETE``, ``HASHED`` or ``DOUBTFUL``; ``key``, where Python must hash it; ``record``,
-        the whole record, where Python must or may have to read it; else null.
+        ``COMPLETE``, ``HASHED`` or ``DOUBTFUL``; ``of_sources``, true; ``key``, where Python must
+        hash it; ``record``, the whole record, where Python must or may have to read it; else null.
     """
     since_ms = sf.when(sf.col("is_after"), sf.col("timestamp_ms")).otherwise(0)
-    shards = records.sparkSession.createDataFrame(_shards(ledger), _SHARD)
+    shards = table(records.sparkSession, _SHARD, _shards(ledger))
     read = (
         _parted(records)
         .withColumns(
@@ -79,6 +79,7 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
     )
     return classified(
         read.withColumn("reading", reading.cast("byte")),
+        of_sources=True,
         key=key,
         is_doubtful=(sf.col("reading") == DOUBTFUL) | may_be_away,
         shard=sf.col("shard"),
@@ -229,6 +230,7 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
     complete = sf.when(key.isNotNull(), HASHED).otherwise(COMPLETE)
     return classified(
         read.withColumn("reading", _reading_of_output(is_plain, complete)),
+        of_sources=False,
         key=key,
         is_doubtful=sf.col("reading") == DOUBTFUL,
         role=sf.lit(DELIVERED),
@@ -269,6 +271,7 @@ def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
         kind = sf.when(sf.col(names.DELAY_OUTCOME) == name, number).otherwise(kind)
     return classified(
         read.withColumn("reading", _reading_of_output(is_plain, sf.lit(COMPLETE))),
+        of_sources=False,
         key=sf.lit(None),
         is_doubtful=sf.col("reading") == DOUBTFUL,
         role=sf.lit(OUTCOME),

@@ -1,90 +1,102 @@
-"""Makes in Python the ledger rows that column expressions could not complete."""
+"""Completes in Python the ledger rows that column expressions have left open."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 
 from connectors.spark.common.decode import key_hash
-from connectors.spark.ledger.expressions import COMPLETE, DOUBTFUL, HASHED
+from connectors.spark.ledger.expressions import DOUBTFUL, HASHED, ORDINARY
+from connectors.spark.ledger.facts import SOURCE
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import COLUMNS, LEDGER, SCHEMA, Ledger
+from connectors.spark.ledger.rows import (
+    COLUMNS,
+    LEDGER,
+    NO_SHARD,
+    SCHEMA,
+    UNMARKED,
+    Ledger,
+    LedgerRow,
+    batch_of,
+)
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.contract.partitioner import partition_for
 
 Batches: TypeAlias = Iterable[pa.RecordBatch]
 
+_KEY_HASH: Final = COLUMNS.index("key_hash")
 
-def ledger_of(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return ledger rows for all classified records except ``ORDINARY`` ones.
 
-    ``classified`` is read twice: persist or write it unless reading is fast.
+def completed(classified: DataFrame, ledger: Ledger) -> DataFrame:
+    """Return the ledger rows of classified records, columns ``LEDGER``. ``ORDINARY`` records are
+    counted in rows of ``NO_SHARD``.
     """
-    complete = classified.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
-    return complete.unionByName(read_in_python(classified, ledger, of_sources=of_sources))
+    return classified.mapInArrow(Completion(ledger).rows, LEDGER)
 
 
-def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return ledger rows for those classified records that are ``HASHED`` or ``DOUBTFUL``."""
-    read = (SourceRows(ledger) if of_sources else OutputRows(ledger)).of
-    rest = classified.where(sf.col("reading").isin(HASHED, DOUBTFUL))
-    return rest.select(*COLUMNS, "key", "reading", "record").mapInArrow(
-        _Rest(read, _homes(ledger)).rows, LEDGER
-    )
+class Completion:
+    """Maker of complete ledger rows on the executors."""
 
-
-class _Rest:
-    """Maker of the rows of ``read_in_python`` on the executors; ``read`` makes rows of whole
-    records. ``homes``: by hash of the shard: its partition, and the number of partitions with homes
-    of ids.
-    """
-
-    def __init__(
-        self, read: Callable[[Batches], Batches], homes: dict[int, tuple[int, int]]
-    ) -> None:
-        self._read = read
-        self._homes = homes
+    def __init__(self, ledger: Ledger) -> None:
+        self._read = {True: SourceRows(ledger).of, False: OutputRows(ledger).of}
+        # By hash of the shard: its partition, and the number of partitions with homes of ids.
+        self._homes = _homes(ledger)
 
     def rows(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            is_hashed = pc.equal(batch.column("reading"), HASHED)
-            hashed, is_doubtful = batch.filter(is_hashed), pc.invert(is_hashed)
-            if hashed.num_rows and self._homes:
-                is_away = self._is_away(hashed)
-                yield from self._read(_records(hashed.filter(is_away)))
-                hashed = hashed.filter(pc.invert(is_away))
-            if hashed.num_rows:
-                yield _with_key_hashes(hashed)
-            yield from self._read(_records(batch.filter(is_doubtful)))
+            reading = _column(batch, "reading")
+            ordinary = int(np.count_nonzero(reading == ORDINARY))
+            if ordinary:
+                yield batch_of([LedgerRow(NO_SHARD, UNMARKED, SOURCE, place=ordinary)])
+            is_whole, is_doubtful = reading <= HASHED, reading == DOUBTFUL
+            if self._homes:
+                is_away = self._are_away(batch, reading)
+                is_whole, is_doubtful = is_whole & ~is_away, is_doubtful | is_away
+            if is_whole.any():
+                yield _with_key_hashes(_chosen(batch, is_whole))
+            for number, read in self._read.items():
+                is_theirs = is_doubtful & (_column(batch, "of_sources") == number)
+                if is_theirs.any():
+                    records = _chosen(batch, is_theirs).column("record")
+                    yield from read([pa.RecordBatch.from_struct_array(records)])
 
-    def _is_away(self, batch: pa.RecordBatch) -> pa.Array:
+    def _are_away(self, batch: pa.RecordBatch, reading: np.ndarray) -> np.ndarray:
         """Return for each row whether the home of its id is another partition than its own."""
-        ids, shards = (batch.column(name).to_pylist() for name in ("id", "shard"))
-        return pa.array(map(self._is_foreign, ids, shards))
+        found = np.zeros(batch.num_rows, bool)
+        has_id = pc.is_valid(batch.column("id")).to_numpy(zero_copy_only=False)
+        at = np.flatnonzero((reading == HASHED) & has_id)
+        chosen = batch.take(pa.array(at))
+        told = zip(chosen.column("id").to_pylist(), chosen.column("shard").to_pylist(), strict=True)
+        found[at] = [self._is_away(record_id, shard) for record_id, shard in told]
+        return found
 
-    def _is_foreign(self, record_id: bytes | None, shard: int) -> bool:
-        if record_id is None or shard not in self._homes:
+    def _is_away(self, record_id: bytes, shard: int) -> bool:
+        if shard not in self._homes:
             return False
         partition, count = self._homes[shard]
         return partition_for(record_id, count) != partition
 
 
-def _records(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    if not batch.num_rows:
-        return []
-    return [pa.RecordBatch.from_struct_array(batch.column("record"))]
+def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    column: np.ndarray = batch.column(name).to_numpy(zero_copy_only=False)
+    return column
+
+
+def _chosen(batch: pa.RecordBatch, is_chosen: np.ndarray) -> pa.RecordBatch:
+    return batch if is_chosen.all() else batch.filter(pa.array(is_chosen))
 
 
 def _with_key_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    hashes = np.fromiter(map(key_hash, batch.column("key").to_pylist()), np.int32, batch.num_rows)
     arrays = [batch.column(name) for name in COLUMNS]
-    arrays[COLUMNS.index("key_hash")] = pa.array(hashes)
+    keys = batch.column("key")
+    if keys.null_count < batch.num_rows:
+        hashes = np.fromiter(map(key_hash, keys.to_pylist()), np.int32, batch.num_rows)
+        arrays[_KEY_HASH] = pa.array(hashes)
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 

@@ -19,13 +19,12 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.copies import RepairClient
 from connectors.spark.common.progress import Say
-from connectors.spark.common.session import FAILURES, reason
+from connectors.spark.common.session import RETRIED, reason
 from connectors.spark.common.topics import native_options
 from connectors.spark.reconcile.digests import Comparison
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import Copy, RepairStep, carry_out
 from connectors.spark.reconcile.run import compare_copies, conclude
-from delayservice.base.errors import DelayServiceError
 from delayservice.replicas.commands import Command
 
 FRESH_S: Final = 60.0
@@ -149,11 +148,11 @@ class Following:
             if self.policy.allowed and result.plan.steps:
                 result = self._repair(result)
             conclude(self._spark, self._options, result, self.policy.to_json())
-        except (DelayServiceError, *FAILURES) as exc:
+        except RETRIED as exc:
             if self._stop.is_set():
                 return None
             self.failures += 1
-            return str(exc) if isinstance(exc, DelayServiceError) else reason(exc)
+            return reason(exc)
         self.last = result
         return result
 

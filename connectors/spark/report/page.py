@@ -1,22 +1,17 @@
-"""Facts of a report, for ``report.json``, and its page: charts, each with a table of its data."""
+"""Facts of a report, for ``report.json``, and its page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
 
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.page import (
-    BAD,
-    FIRST,
-    SECOND,
-    Chart,
+    Bars,
     HtmlPage,
     PageSection,
     Table,
-    bars,
-    lines,
     moment,
     number,
     write_page,
@@ -33,19 +28,12 @@ LATENESS_BOUNDS_MS: Final = (
 """Upper bounds of the classes of lateness, in ms, inclusive; the first class is early deliveries.
 After the class of the last bound comes one for later deliveries."""
 
+_DELAY_BOUNDS_MS: Final = (1_000, 10_000, MINUTE_MS, 10 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
 DELAY_BOUNDS: Final = (
     ("none", 0),
-    ("≤ 1 s", 1_000),
-    ("≤ 10 s", 10_000),
-    ("≤ 1 min", MINUTE_MS),
-    ("≤ 10 min", 10 * MINUTE_MS),
-    ("≤ 1 h", HOUR_MS),
-    ("≤ 6 h", 6 * HOUR_MS),
-    ("≤ 1 d", DAY_MS),
-    ("≤ 7 d", 7 * DAY_MS),
-    ("≤ 30 d", 30 * DAY_MS),
+    *((f"≤ {format_duration(ms)}", ms) for ms in (*_DELAY_BOUNDS_MS, 7 * DAY_MS, 30 * DAY_MS)),
 )
-DELAY_LONGER: Final = "> 30 d"
+DELAY_LONGER: Final = "> 30d"
 DELAY_RECURRING: Final = "recurring"
 DELAY_UNKNOWN: Final = "unknown"
 DELAYS: Final = (*(name for name, _ in DELAY_BOUNDS), DELAY_LONGER, DELAY_RECURRING, DELAY_UNKNOWN)
@@ -156,22 +144,25 @@ class ReportFacts:
         }
 
 
-_LATENESS_COLUMNS: Final = ("records", "early", "p50 ms", "p90 ms", "p99 ms", "max ms")
-_P99: Final = 5
-
-
 def page(report: ReportFacts) -> str:
-    as_of = moment(report.cut.taken_ms)
-    early = f"{number(report.whole.early)} records were delivered before their due time"
-    warnings = [f"{early}. An audit names each of them."] if report.whole.early else []
+    as_of, whole = moment(report.cut.taken_ms), report.whole
+    early = f"{number(whole.early)} records were delivered before their due time"
+    letters = sum(letter.records for letter in report.letters)
     return write_page(
         HtmlPage(
             title=f"Delay report, {as_of}",
             heading="Delay report",
             lead=f"As of {as_of} UTC. Deliveries, outcomes and dead letters: {_period(report)}.",
-            facts=_glance(report),
-            warnings=[*warnings, *(f"Not included: {note}." for note in report.cut.notes)],
-            sections=[_lateness(report), _load(report), _others(report), _cursors(report)],
+            facts=[
+                ("delivered", whole.records),
+                *_row(whole)[3:],
+                ("dead letters", letters),
+                ("pending", report.waiting.records),
+                ("overdue", report.waiting.overdue),
+            ],
+            warnings=[f"{early}. An audit names each of them."] if whole.early else [],
+            notes=[f"Not included: {note}." for note in report.cut.notes],
+            sections=[_late(report), _load(report), _others(report)],
             footer=f"Counted by Spark in {report.seconds} s. All groups are in the data sets "
             "lateness and forecast beside this page, and in report.json.",
         )
@@ -186,72 +177,69 @@ def _period(report: ReportFacts) -> str:
     return f"{since} to {until} (UTC)"
 
 
-def _glance(report: ReportFacts) -> list[tuple[str, object]]:
-    whole, waiting = report.whole, report.waiting
-    return [
-        ("delivered", whole.records),
-        ("early", whole.early),
-        ("lateness p50, ms", whole.p50_ms),
-        ("lateness p99, ms", whole.p99_ms),
-        ("lateness max, ms", whole.max_ms),
-        ("dead letters", sum(letter.records for letter in report.letters)),
-        ("pending", waiting.records),
-        ("overdue", waiting.overdue),
-    ]
-
-
-def _lateness(report: ReportFacts) -> PageSection:
-    targets = report.targets
-    sizes = [(target.name, target.records, target.bytes) for target in targets]
-    left_out = report.targets_total - len(targets)
-    note = f"{left_out:,} targets with fewer records are in the data set." if left_out > 0 else ""
+def _late(report: ReportFacts) -> PageSection:
+    whole, hours = report.whole, report.hours
+    left_out = report.targets_total - len(report.targets)
+    note = f"{left_out:,} targets with fewer records are in the data set." if left_out else ""
+    series = {
+        name: [getattr(hour, f"{name}_ms") or 0 for hour in hours] for name in ("max", "p99", "p50")
+    }
+    caption = "Lateness in ms by the hour in which records were due"
+    counts = zip(class_names(), whole.histogram, strict=True)
     return PageSection(
         "Lateness",
-        "From the due time to the timestamp of the delivered record; of a record that was due when "
-        f"it was written, from its writing. {number(report.whole.fired)} fired records have none.",
         [
-            _histogram(report.whole),
-            _by_hour(report.hours),
-            bars(
-                "Lateness by delay, from a record's writing until it was due",
-                ("delay", *_LATENESS_COLUMNS),
-                _rows(report.delays),
-                value=_P99,
-                note="Unknown: the source record has expired.",
+            _table("Lateness by target", Lateness, report.targets, note),
+            _table(
+                "How late deliveries were, in classes that end at their label",
+                Count,
+                [Count(name, count) for name, count in counts if count],
             ),
-            bars("Deliveries by target", ("target", "records", "bytes"), sizes),
+            _table("Lateness by delay, from writing to due time", Lateness, report.delays),
+            _table(f"{caption}, the last {HOURS_MAX}", Lateness, hours),
         ],
-        [Table("Lateness by target", ("target", *_LATENESS_COLUMNS), _rows(targets), note)],
+        "From the due time to the timestamp of the delivered record; of a record that was due when "
+        f"it was written, from its writing. {number(whole.fired)} fired records have none.",
+        Bars(caption, [int(hour.name) for hour in hours], HOUR_MS, series),
     )
 
 
-def _histogram(whole: Lateness) -> Chart:
-    filled = [number for number, count in enumerate(whole.histogram) if count]
-    shown = slice(filled[0], filled[-1] + 1) if filled else slice(1, 2)
-    rows = list(zip(class_names()[shown], whole.histogram[shown], strict=True))
-    note = "Each class ends at its label."
-    return bars("How late deliveries were", ("lateness", "records"), rows, note=note)
-
-
-def _by_hour(hours: Sequence[Lateness]) -> Chart:
-    rows = [(moment(int(hour.name)), *_cells(hour)) for hour in hours]
-    note = f"The last {HOURS_MAX} hours." if len(hours) == HOURS_MAX else ""
-    columns = ("hour (UTC)", *_LATENESS_COLUMNS)
+def _load(report: ReportFacts) -> PageSection:
+    waiting, steps, seconds = report.waiting, report.forecast, report.step_ms / 1_000
+    last = "" if waiting.last_ms is None else f", the last at {moment(waiting.last_ms)} UTC"
+    caption = f"Records per second that will be due, in steps of {format_duration(report.step_ms)}"
     series = {
-        "p99": [hour.p99_ms or 0 for hour in hours],
-        "max": [hour.max_ms or 0 for hour in hours],
-        "p50": [hour.p50_ms or 0 for hour in hours],
+        "fullest second": [float(load.peak_per_s) for load in steps],
+        "mean": [load.records / seconds for load in steps],
     }
-    table = Table("Lateness by the hour in which records were due", columns, rows, note)
-    return lines(table, [int(hour.name) for hour in hours], series, "ms")
+    return PageSection(
+        "Load to come",
+        [
+            _table("Pending records by target", Count, report.pending_targets),
+            _table("Due in each step; the first has what is overdue", LoadStep, steps),
+        ],
+        f"{number(waiting.records)} records with {number(waiting.bytes)} bytes are pending: "
+        f"{number(waiting.overdue)} overdue, {number(waiting.beyond)} due after the next "
+        f"{format_duration(report.horizon_ms)}{last}. Of a recurring schedule only the next "
+        "occurrence is pending.",
+        Bars(caption, [load.start_ms for load in steps], report.step_ms, series),
+    )
 
 
-def _rows(groups: Sequence[Lateness]) -> list[tuple[object, ...]]:
-    return [(group.name, *_cells(group)) for group in groups]
-
-
-def _cells(group: Lateness) -> tuple[object, ...]:
-    return (group.records, group.early, group.p50_ms, group.p90_ms, group.p99_ms, group.max_ms)
+def _others(report: ReportFacts) -> PageSection:
+    cursors = [
+        (s.name, moment(s.later.key[0]), s.later.offset, s.span.start, s.span.end)
+        for s in report.cut.shards
+    ]
+    columns = ("shard", "K (UTC)", "H", "log start", "log end")
+    return PageSection(
+        "Outcomes, dead letters, and what was read",
+        [
+            _table("Outcomes in the outcomes topic", Count, report.outcomes),
+            _table("Dead letters by code", Count, report.letters),
+            Table("Cursors of the shards", columns, cursors),
+        ],
+    )
 
 
 def class_names() -> list[str]:
@@ -260,62 +248,18 @@ def class_names() -> list[str]:
     return ["early", *bounds, "later"]
 
 
-def _load(report: ReportFacts) -> PageSection:
-    waiting, horizon = report.waiting, format_duration(report.horizon_ms)
-    last = "" if waiting.last_ms is None else f", the last at {moment(waiting.last_ms)} UTC"
-    return PageSection(
-        "Load to come",
-        f"{number(waiting.records)} records with {number(waiting.bytes)} bytes are pending: "
-        f"{number(waiting.overdue)} overdue, {number(waiting.beyond)} due after the next {horizon}"
-        f"{last}. Of a recurring schedule only the next occurrence is pending.",
-        [
-            _forecast(report),
-            _counts("Pending records by target", "target", report.pending_targets, SECOND),
-        ],
-    )
+def _table(caption: str, kind: type[Any], items: Sequence[Any], note: str = "") -> Table:
+    rows = [[value for _, value in _row(item)] for item in items]
+    columns = tuple(one.name.replace("_", " ") for one in fields(kind) if one.name != "histogram")
+    return Table(caption, columns, rows, note)
 
 
-def _forecast(report: ReportFacts) -> Chart:
-    steps, seconds = continuous(report.forecast, report.step_ms), report.step_ms / 1_000
-    table = Table(
-        f"Records per second that will be due, in steps of {format_duration(report.step_ms)}",
-        ("from (UTC)", "records", "bytes", "fullest second"),
-        [(moment(o.start_ms), o.records, o.bytes, o.peak_per_s) for o in report.forecast],
-        "What is overdue is in the first step. Steps without records are left out of the table.",
-    )
-    series: dict[str, list[float]] = {
-        "mean": [load.records / seconds for load in steps],
-        "fullest second": [load.peak_per_s for load in steps],
-    }
-    return lines(table, [load.start_ms for load in steps], series, "records/s")
-
-
-def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
-    # Empty steps stand for missing ones, and one after the last lets the chart's line drop to zero.
-    if not forecast:
-        return []
-    by_start = {load.start_ms: load for load in forecast}
-    starts = range(forecast[0].start_ms, forecast[-1].start_ms + 2 * step_ms, step_ms)
-    return [by_start.get(start, LoadStep(start, 0, 0, 0)) for start in starts]
-
-
-def _others(report: ReportFacts) -> PageSection:
-    charts = [
-        _counts("Outcomes in the outcomes topic", "outcome", report.outcomes),
-        _counts("Dead letters", "code", report.letters, BAD),
-    ]
-    return PageSection("Outcomes and dead letters", charts=charts)
-
-
-def _counts(caption: str, what: str, counts: Sequence[Count], colour: str = FIRST) -> Chart:
-    rows = [(count.name, count.records) for count in counts]
-    return bars(caption, (what, "records"), rows, colour=colour)
-
-
-def _cursors(report: ReportFacts) -> PageSection:
-    rows = [
-        (s.name, moment(s.later.key[0]), s.later.offset, s.span.start, s.span.end)
-        for s in report.cut.shards
-    ]
-    columns = ("shard", "K (UTC)", "H", "log start", "log end")
-    return PageSection("What was read", tables=[Table("Cursors of the shards", columns, rows)])
+def _row(item: Any) -> list[tuple[str, object]]:  # noqa: ANN401  # one of the facts above
+    # Fields by name; the start of a step and the name of an hour are times.
+    found = []
+    for one in fields(item):
+        value = getattr(item, one.name)
+        is_time = isinstance(value, int) and one.name in ("name", "start_ms")
+        if one.name != "histogram":
+            found.append((one.name.replace("_", " "), moment(value) if is_time else value))
+    return found
