@@ -109,6 +109,9 @@ def test_slices_that_were_never_served_are_looked_for_and_noted(history: MadeHis
 
 def test_what_is_no_checkpoint_of_the_partition_is_passed_over(history: MadeHistory) -> None:
     history.settled(100)
+    for _ in range(BUSY):  # slice 1's own checkpoint is found after what is elsewhere
+        history.commit(3, 100)
+    history.flush()
     producer = Producer(history.client)
     for key in (b"elsewhere", None, b"1"):  # the last one belongs into the other partition
         producer.produce(history.checkpoint, b"nothing of the service", key, 0)
