@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec.structs import replace
 
 from connectors.kafka.clients import (
-    admin_client,
+    KafkaAdmin,
     consumer_client,
     producer_client,
     values_of,
@@ -186,8 +186,7 @@ class RepairClient:
         )
 
 
-def cluster_id(client: Mapping[str, str]) -> str:
-    admin = admin_client(client)
+def cluster_id(admin: KafkaAdmin) -> str:
     try:
         return str(admin.list_topics(timeout=ASK_TIMEOUT_S).cluster_id)
     except KafkaException as exc:

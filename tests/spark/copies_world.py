@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,8 +54,6 @@ HOURLY = WheelOptions(slot_ms=3_600_000)
 WINDOW_MS = 2 * 86_400_000
 AGED_MS = 5 * WINDOW_MS
 CONTRACTS = Contracts([(0, Contract(roll_window_ms=WINDOW_MS, max_delay_ms=2**40))])
-BUSY = 1_500
-"""Commits of a slice after which another's newest checkpoint lies far behind the end."""
 
 Shape = tuple[list[Frame], int]
 """A copy of a shard: its frames, marks put to them, and S."""
@@ -69,12 +66,10 @@ class World:
 
     bootstrap: str
     make_topic: MakeTopic
-    shares: bool = False
-    """All slices share one partition of the checkpoint topic; else each has one."""
     aged: int = 0
     """Records below this offset were written long ago, and are settled."""
-    told_max: int = 10_000
-    """Records that a node tells of one hour."""
+    told_max: dict[int, int] = field(default_factory=dict)
+    """Records that a node tells of one hour, by partition; others tell all."""
     cuts: dict[int, int] = field(default_factory=dict)
     """Offset of the newest checkpoint by slice."""
     client: dict[str, str] = field(init=False)
@@ -83,7 +78,7 @@ class World:
         """Make the topics and write the records."""
         self.client = {"bootstrap.servers": self.bootstrap}
         self.delay = self.make_topic("delay_topic", partitions=PARTITIONS)
-        self.checkpoint = self.make_topic("checkpoint", partitions=1 if self.shares else PARTITIONS)
+        self.checkpoint = self.make_topic("checkpoint", partitions=PARTITIONS)
         self.digests = self.make_topic("digests")
         self.repairs = self.make_topic("repairs")
         self.audit = self.make_topic("audit")
@@ -122,49 +117,18 @@ class World:
         return Cursor((self.now_ms, 7), RECORDS)
 
     def commit(self, cursor: Cursor) -> None:
-        """A checkpoint of each slice; that of the last one lies far behind the end if all share a
-        partition.
-        """
-        slices = list(range(PARTITIONS))
-        if not self.shares:
-            self._commit(self.producer, slices, cursor)
-            self.producer.flush()
-            return
-        self._transact(reversed(slices), cursor)
-        self._transact(slices[1:], Cursor((FAR_MS, 0), RECORDS), is_committed=False)
-        self._transact(slices[:1] * BUSY, cursor)
+        """A checkpoint of each slice."""
 
-    def _transact(
-        self, slices: Iterable[int], cursor: Cursor, *, is_committed: bool = True
-    ) -> None:
-        name = f"writer-{uuid.uuid4().hex}"
-        producer = Producer({**self.client, "transactional.id": name, "linger.ms": 20})
-        producer.init_transactions(60)
-        producer.begin_transaction()
-        before = dict(self.cuts)
-        self._commit(producer, slices, cursor, Tenure(name, 7))
-        producer.flush()
-        if is_committed:
-            producer.commit_transaction(60)
-        else:
-            producer.abort_transaction(60)
-            self.cuts = before
-
-    def _commit(
-        self,
-        producer: Producer,
-        slices: Iterable[int],
-        cursor: Cursor,
-        tenure: Tenure = Tenure("w", 0),  # noqa: B008  # immutable
-    ) -> None:
         def note(_: KafkaError | None, message: Message) -> None:
             self.cuts[int(message.key() or b"")] = message.offset() or 0
 
-        for commit, number in enumerate(slices):
-            shard = ShardCheckpoint(self.topic_id, cursor, CONTRACTS)
-            said = Checkpoint(number, "n1", 1, "", {self.delay: shard}, commit, tenure)
-            value, partition = encode_checkpoint(said), 0 if self.shares else number
-            producer.produce(self.checkpoint, value, b"%d" % number, partition, on_delivery=note)
+        shard = ShardCheckpoint(self.topic_id, cursor, CONTRACTS)
+        for number in range(PARTITIONS):
+            said = Checkpoint(number, "n1", 1, "", {self.delay: shard}, 0, Tenure("w", 0))
+            self.producer.produce(
+                self.checkpoint, encode_checkpoint(said), b"%d" % number, number, on_delivery=note
+            )
+        self.producer.flush()
 
     def trim(self, partition: int, first: int) -> None:
         """Retention deletes what is below an offset."""
@@ -284,9 +248,8 @@ class World:
             for key_ms, offset, mark, payload in frames
             if command.hour_ms <= key_ms < command.hour_ms + HOUR_MS
         ]
-        report = report_on(
-            command, "", self.now_ms, rows[: self.told_max], has_more=len(rows) > self.told_max
-        )
+        told = rows[: self.told_max.get(command.partition, len(rows))]
+        report = report_on(command, "", self.now_ms, told, has_more=len(told) < len(rows))
         self.producer.produce(self.repairs, encode_message(report), command.plan.encode())
         self.producer.flush()
 

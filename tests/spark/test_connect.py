@@ -21,11 +21,13 @@ PROGRAM = """
 import json
 from pyspark.sql import SparkSession
 from connectors.spark.common.pending import uncancelled
-from connectors.spark.reconcile.compare import COPIES, HELD, compare
+from connectors.spark.reconcile.compare import compare
 
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 assert "connect" in type(spark).__module__
 at_ms = 3_600_000
+COPY = "node string, topic string, partition int"
+HELD = f"{COPY}, key_ms bigint, offset bigint, payload_hash bigint"
 sifted = spark.createDataFrame(
     [
         ("any", 0, at_ms + 10, 10, b"a", 10, 11, 1),
@@ -36,7 +38,7 @@ sifted = spark.createDataFrame(
     "canceller bigint, base bigint, payload_hash bigint",
 )
 held = spark.createDataFrame([("n1", "any", 0, at_ms + 12, 12, 4)], HELD)
-copies = spark.createDataFrame([("n1", "any", 0, 0)], COPIES)
+copies = spark.createDataFrame([("n1", "any", 0, 0)], f"{COPY}, log_start bigint")
 found = compare(held, uncancelled(sifted), copies)
 print(json.dumps(sorted((row["kind"], row["offset"]) for row in found.collect())))
 spark.stop()

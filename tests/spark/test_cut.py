@@ -11,10 +11,11 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from connectors.kafka.scan import scan_partition
-from connectors.spark.audit import AuditOptions, audit, audit_at
+from connectors.spark.audit import AuditOptions, audit_at
 from connectors.spark.common import cut
+from connectors.spark.common.clients import read_logs
 from connectors.spark.common.cut import Cut, take_cut
+from connectors.spark.common.topics import Place, Span
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from tests.spark.made_history import MadeHistory
@@ -69,17 +70,32 @@ def test_a_partition_is_read_once_and_no_further_than_is_needed(
         for number, _ in itertools.product(range(SLICES), range(100)):
             history.commit(number, key_ms)
     history.flush()
-    stretches: list[tuple[int, int, int]] = []
+    stretches: list[dict[int, Span]] = []
 
-    def noted(
-        config: dict[str, object], topic: str, partition: int, start: int, stop: int
-    ) -> Iterator[object]:
-        stretches.append((partition, start, stop))
-        return scan_partition(config, topic, partition, start, stop)
+    def noted(client: dict[str, str], spans: dict[Place, Span]) -> Iterator[object]:
+        stretches.append({number: span for (_, number), span in spans.items()})
+        return read_logs(client, spans)
 
-    monkeypatch.setattr(cut, "scan_partition", noted)
+    monkeypatch.setattr(cut, "read_logs", noted)
     assert keys_of(cut_of(history)) == dict.fromkeys(range(SLICES), 20)
-    assert stretches == [(0, 5_488, 6_000), (1, 3_488, 4_000)] * 2  # earlier, and later
+    earlier = {0: Span(5_488, 6_000), 1: Span(3_488, 4_000)}
+    later = {0: Span(6_000, 6_000), 1: Span(4_000, 4_000)}
+    assert stretches == [earlier, later]
+
+
+def test_checkpoints_of_a_cut_are_those_before_and_those_after_its_ends(
+    history: MadeHistory,
+) -> None:
+    history.settled(100)
+
+    def choose(_: object) -> tuple[str, ...]:
+        history.commit(3, 300)
+        history.flush()
+        return ()
+
+    shards = take_cut(history.client, history.checkpoint, choose).shards
+    assert {s.partition: s.earlier.key[0] for s in shards} == dict.fromkeys(range(SLICES), 100)
+    assert {s.partition: s.later.key[0] for s in shards} == {0: 100, 1: 100, 2: 100, 3: 300, 4: 100}
 
 
 def test_slices_that_were_never_served_are_looked_for_and_noted(history: MadeHistory) -> None:
@@ -93,6 +109,9 @@ def test_slices_that_were_never_served_are_looked_for_and_noted(history: MadeHis
 
 def test_what_is_no_checkpoint_of_the_partition_is_passed_over(history: MadeHistory) -> None:
     history.settled(100)
+    for _ in range(BUSY):  # slice 1's own checkpoint is found after what is elsewhere
+        history.commit(3, 100)
+    history.flush()
     producer = Producer(history.client)
     for key in (b"elsewhere", None, b"1"):  # the last one belongs into the other partition
         producer.produce(history.checkpoint, b"nothing of the service", key, 0)
@@ -108,30 +127,6 @@ def test_a_checkpoint_that_speaks_of_another_slice_is_refused(history: MadeHisto
     history.flush()
     with pytest.raises(KafkaEdgeError, match="checkpoint of slice 0 is of slice 3"):
         cut_of(history)
-
-
-def test_an_audit_is_clean_where_slices_share_a_partition_of_checkpoints(
-    spark: SparkSession, history: MadeHistory, tmp_path: Path
-) -> None:
-    history.plain(200)
-    lost = history.source(history.now_ms - 200_000, partition=3)
-    ahead = history.now_ms - 100_000
-    history.settled(ahead)
-    busy(history, 1, ahead)
-    history.flush()
-    options = AuditOptions(
-        client=history.client,
-        out=str(tmp_path / "audit"),
-        checkpoint=history.checkpoint,
-        dead_letter=history.dead_letter,
-        outcomes=history.outcomes,
-        allow=tuple(history.allow),
-    )
-    result = audit(spark, options)
-    assert result.records == 201
-    assert [(row["kind"], row["partition"], row["offset"]) for row in result.sample] == [
-        ("lost", 3, lost)
-    ]
 
 
 def test_an_audit_reads_what_settings_allow(tmp_path: Path) -> None:

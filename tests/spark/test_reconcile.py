@@ -14,7 +14,7 @@ from connectors.spark.reconcile.repair_plan import RepairStep, decode_plan
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte
-from delayservice.engine.cursor import NO_MARK, Cursor
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.replicas.digest_rows import Unreadable
 from tests.conftest import MakeTopic
@@ -30,6 +30,10 @@ from tests.spark.copies_world import (
 
 CUT_BEFORE = -1
 """Some checkpoint before that which the others are compared at."""
+
+
+AGED = 30
+"""Records below this offset were written long ago, and are settled: no log is read for them."""
 
 
 @pytest.fixture
@@ -63,21 +67,26 @@ def hour_of(key_ms: int) -> int:
 
 
 def test_copies_on_disks_are_held_against_the_log(
-    spark: SparkSession, world: World, tmp_path: Path
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
+    """A right wheel; RocksDB that lost a little; a damaged wheel; RocksDB that does not open."""
+    world = World(cluster.bootstrap, make_topic, aged=AGED)
     shapes = [world.shape(partition) for partition in range(2)]
     cancelled = next(f[1] for f in shapes[0][0] if f[2] != NO_MARK)
-    lost, changed = 3, 7
+    lost, changed = AGED + 3, AGED + 7
     named = next(f[1] for f in shapes[1][0] if f[2] == NO_MARK and f[1] % 10 == 0)
-    folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3")}
+    folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3", "n4")}
     for partition in range(2):
         world.keep(tmp_path / "n1", partition, shapes[partition])
     spoils = [without(lost), with_other_value(changed), unmarked(cancelled)]
-    world.keep(tmp_path / "n2", 0, spoiled(shapes[0], *spoils))
-    world.keep(tmp_path / "n2", 1, world.shape(1, stop=100))
+    world.keep(tmp_path / "n2", 0, spoiled(shapes[0], *spoils), "rocksdb")
+    world.keep(tmp_path / "n2", 1, world.shape(1, stop=100), "rocksdb")
     damaged = world.keep(tmp_path / "n3", 0, shapes[0])
     world.keep(tmp_path / "n3", 1, spoiled(shapes[1], with_other_value(named)))
     flip_byte(damaged, start_of_file(damaged, 1))
+    broken = world.keep(tmp_path / "n4", 0, shapes[0], "rocksdb")
+    for table in Path(broken.path).glob("db/*.sst"):
+        table.write_bytes(b"garbage")
     result = reconcile(spark, options(world, tmp_path / "out", folders=folders, behind_records=50))
     assert found(spark, result) == {
         ("missing", "n2", 0, lost),
@@ -86,8 +95,13 @@ def test_copies_on_disks_are_held_against_the_log(
         ("behind", "n2", 1, None),
         ("damaged", "n3", 0, None),
         ("different", "n3", 1, named),
+        ("silent", "n4", 0, None),
+        ("silent", "n4", 1, None),
+        ("damaged", "n4", -1, None),  # of which shards is not known
     }
-    assert not result.is_clean
+    pending = sum(len(world.pending(partition)) for partition in range(2))
+    assert (result.counts.records, result.counts.pending) == (pending, pending)
+    assert result.counts.log_offsets == 2 * (RECORDS - AGED)
     plan = decode_plan((tmp_path / "out" / "plan.json").read_text())
     assert plan == result.plan
     assert [(step.node, step.partition, step.why) for step in plan.steps] == [
@@ -104,77 +118,21 @@ def test_copies_on_disks_are_held_against_the_log(
     assert "http" not in page
 
 
-@pytest.mark.night
-def test_copies_that_agree_are_clean_and_their_plan_is_empty(
+def test_a_copy_without_another_is_compared_with_the_log_only_if_that_is_asked_for(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:
-    folders = {node: str(tmp_path / node) for node in ("n1", "n2")}
-    for node in folders:
-        for partition in range(2):
-            world.keep(tmp_path / node, partition, world.shape(partition))
-    result = reconcile(spark, options(world, tmp_path / "out", folders=folders, deep=True))
-    assert found(spark, result) == set()
-    assert result.is_clean
-    assert result.plan.steps == ()
-    assert result.counts.hours_differing > 0
-    assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_a_copy_that_is_compared_with_nothing_is_not_called_equal(
-    spark: SparkSession, world: World, tmp_path: Path
-) -> None:
+    world.keep(tmp_path / "n1", 0, spoiled(world.shape(0), without(5)))
+    world.keep(tmp_path / "n1", 1, world.shape(1))
     folders = {"n1": str(tmp_path / "n1")}
-    for partition in range(2):
-        world.keep(tmp_path / "n1", partition, world.shape(partition))
     result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
     assert (result.findings, result.status, result.is_clean) == ({}, 4, False)
     assert (result.counts.uncompared, result.counts.records) == (2, 0)
     assert any("2 shards have no second copy" in note for note in result.notes)
     assert "Not all copies were compared" in (tmp_path / "out" / "report.html").read_text()
     deep = reconcile(spark, options(world, tmp_path / "out", folders=folders, deep=True))
-    assert (deep.status, deep.counts.uncompared) == (0, 0)
+    assert found(spark, deep) == {("missing", "n1", 0, 5)}
+    assert deep.counts.uncompared == 0
     assert deep.counts.records == deep.counts.pending > 0
-
-
-def test_rocksdb_copies_are_compared_as_wheels_are(
-    spark: SparkSession, world: World, tmp_path: Path
-) -> None:
-    """Beside a wheel: a store with another content under a right id, and one that does not open."""
-    named = next(frame[1] for frame in world.pending(0) if frame[1] % 10 == 0)
-    folders = {node: str(tmp_path / node) for node in ("n1", "n2", "n3")}
-    for partition in range(2):
-        world.keep(tmp_path / "n1", partition, world.shape(partition))
-    spoils = [without(3), with_other_value(named)]
-    world.keep(tmp_path / "n2", 0, spoiled(world.shape(0), *spoils), "rocksdb")
-    world.keep(tmp_path / "n2", 1, world.shape(1), "rocksdb")
-    broken = world.keep(tmp_path / "n3", 0, world.shape(0), "rocksdb")
-    for table in Path(broken.path).glob("db/*.sst"):
-        table.write_bytes(b"garbage")
-    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
-    assert found(spark, result) == {
-        ("missing", "n2", 0, 3),
-        ("different", "n2", 0, named),
-        ("silent", "n3", 0, None),
-        ("silent", "n3", 1, None),
-        ("damaged", "n3", -1, None),  # of which shards is not known
-    }
-    pending = sum(len(world.pending(partition)) for partition in range(2))
-    assert (result.counts.records, result.counts.pending) == (pending, pending)
-
-
-@pytest.mark.night
-def test_all_copies_may_be_wrong_together_and_the_log_is_right(
-    spark: SparkSession, world: World, tmp_path: Path
-) -> None:
-    """What both have lost differs from no copy: only a deep comparison finds it."""
-    folders = {node: str(tmp_path / node) for node in ("n1", "n2")}
-    for node in folders:
-        world.keep(tmp_path / node, 0, spoiled(world.shape(0), without(5)))
-        world.keep(tmp_path / node, 1, world.shape(1))
-    shallow = reconcile(spark, options(world, tmp_path / "out", folders=folders))
-    assert shallow.is_clean
-    deep = reconcile(spark, options(world, tmp_path / "out", folders=folders, deep=True))
-    assert found(spark, deep) == {("missing", "n1", 0, 5), ("missing", "n2", 0, 5)}
 
 
 def test_what_lies_below_the_logs_start_is_neither_extra_nor_repaired(
@@ -234,59 +192,39 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
     ) in list(result.plan.steps)
 
 
-def test_of_an_hour_that_is_too_large_to_tell_the_first_records_are_compared(
+def test_of_an_hour_that_is_known_in_part_the_known_part_is_compared(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:
-    right = world.shape(0)[0]
-    world.told_max = 30
-    hour_ms = hour_of(right[0][0])
-    early, *_, late = [
-        f[1] for f in right if f[2] == NO_MARK and hour_of(f[0]) == hour_ms and f[1] % 10
-    ]
-    wrong = {"n2": without(early, late)(right), "n3": without(late)(right)}
-    world.publish("n1", 0, right)
-    for partition in (0, 1):
-        for node in ("n1", "n2", "n3"):
-            frames = wrong.get(node, right) if partition == 0 else world.shape(1)[0]
-            world.publish(node, partition, frames)
-    with world.answering({(node, 0): frames for node, frames in wrong.items()}):
+    """Digests of one shard begin within an hour; an hour of the other is too large to tell."""
+    begun, large = (world.shape(partition)[0] for partition in range(2))
+    first_ms = hour_of(begun[0][0])
+    from_ms = first_ms + HOUR_MS // 2
+
+    def plain(frames: list[Frame]) -> list[Frame]:
+        return [f for f in frames if f[2] == NO_MARK and f[1] % 10 and hour_of(f[0]) == first_ms]
+
+    passed, late = plain(begun)[0][1], next(f[1] for f in plain(begun) if f[0] >= from_ms)
+    early, *_, untold = [f[1] for f in plain(large)]
+    world.told_max = {1: 30}
+    wrong = {
+        ("n2", 0): without(passed, late)(begun),
+        ("n2", 1): without(early, untold)(large),
+        ("n3", 1): without(untold)(large),
+    }
+    for node in ("n1", "n2", "n3"):
+        world.publish(node, 0, wrong.get((node, 0), begun), from_ms=from_ms)
+        world.publish(node, 1, wrong.get((node, 1), large))
+    with world.answering(wrong) as heard:
         result = reconcile(spark, options(world, tmp_path / "out"))
-    assert found(spark, result) == {("missing", "n2", 0, early), ("missing", "n3", 0, None)}
+    assert found(spark, result) == {
+        ("missing", "n2", 0, late),
+        ("missing", "n2", 1, early),
+        ("missing", "n3", 1, None),
+    }
+    assert {command.hour_ms for command in heard} == {first_ms}
     (row,) = [row for row in result.sample if row["node"] == "n3"]
-    assert (row["start_ms"], row["stop_ms"]) == (hour_ms, hour_ms + HOUR_MS)
+    assert (row["start_ms"], row["stop_ms"]) == (first_ms, first_ms + HOUR_MS)
     assert "the first 10,000 of the hour, which are right" in row["detail"]
-
-
-def test_of_the_hour_in_which_digests_begin_the_rest_is_compared(
-    spark: SparkSession, world: World, tmp_path: Path
-) -> None:
-    right = world.shape(0)[0]
-    from_ms = hour_of(right[0][0]) + HOUR_MS // 2
-    early = next(frame[1] for frame in right if frame[2] == NO_MARK and frame[1] % 10)
-    late = next(f[1] for f in right if f[2] == NO_MARK and f[1] % 10 and f[0] >= from_ms)
-    wrong = without(early, late)(right)
-    for node, frames in {"n1": right, "n2": wrong}.items():
-        world.publish(node, 0, frames, from_ms=from_ms)
-        world.publish(node, 1, world.shape(1)[0])
-    with world.answering({("n2", 0): wrong}) as heard:
-        result = reconcile(spark, options(world, tmp_path / "out"))
-    assert found(spark, result) == {("missing", "n2", 0, late)}
-    assert [command.hour_ms for command in heard] == [hour_of(from_ms)]
-
-
-def test_the_log_is_read_from_where_what_differs_may_have_been_written(
-    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
-) -> None:
-    aged, lost = 200, 203
-    world = World(cluster.bootstrap, make_topic, aged=aged)
-    folders = {node: str(tmp_path / node) for node in ("n1", "n2")}
-    for node in folders:
-        world.keep(tmp_path / node, 1, world.shape(1))
-    world.keep(tmp_path / "n1", 0, world.shape(0))
-    world.keep(tmp_path / "n2", 0, spoiled(world.shape(0), without(lost)))
-    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
-    assert found(spark, result) == {("missing", "n2", 0, lost)}
-    assert result.counts.log_offsets == RECORDS - aged
 
 
 def test_copies_that_all_stand_still_are_behind_unless_they_report_meanwhile(
@@ -323,24 +261,3 @@ def test_nodes_that_do_not_answer_leave_a_finding_of_the_hour(
     (key_ms,) = [frame[0] for frame in right if frame[1] == 3]
     assert (row["start_ms"], row["stop_ms"]) == (hour_of(key_ms), hour_of(key_ms) + HOUR_MS)
     assert "was not asked which they are" in row["detail"]
-
-
-def test_copies_are_compared_where_slices_share_a_partition_of_checkpoints(
-    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
-) -> None:
-    """A cut is an offset of that partition, and another slice's is not one of this one."""
-    world = World(cluster.bootstrap, make_topic, shares=True)
-    assert world.cuts[0] > world.cuts[1] + 1_000
-    for partition, lost in ((0, 3), (1, 5)):
-        right = world.shape(partition)[0]
-        world.publish("n1", partition, right)
-        world.publish("n2", partition, without(lost)(right))
-        world.publish("n3", partition, right, cut=world.cuts[1 - partition])
-    result = reconcile(spark, options(world, tmp_path / "out", details=False))
-    assert found(spark, result) == {
-        ("missing", "n2", 0, None),
-        ("missing", "n2", 1, None),
-        ("behind", "n3", 0, None),
-        ("behind", "n3", 1, None),
-    }
-    assert {one.partition: one.cut for one in result.compared} == world.cuts

@@ -5,28 +5,43 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.reconcile.compare import (
-    COPIES,
     FINDING,
-    HELD,
-    LOGGED,
+    PLACE,
+    SUMS,
     TOLD,
-    WRONG,
     compare,
+    frame_of,
     hour_findings,
-    plan_steps,
+    hours_to_ask,
+    outside,
+    suspects,
 )
-from connectors.spark.reconcile.digest_rows import hours_at, parse_keys, totals
+from connectors.spark.reconcile.digest_rows import hours_at, newest_cuts, parse_keys
 from connectors.spark.reconcile.digests import Comparison, CutAt
 from delayservice.replicas.digest import HOUR_MS, HourSum
-from delayservice.replicas.digest_rows import CopyId, CutRow, DigestRow, hour_row
+from delayservice.replicas.digest_rows import (
+    CopyId,
+    CutRow,
+    DigestRow,
+    cut_row,
+    hour_row,
+    retired_row,
+)
 
 LOG_START = 10
-HOURS = f"{LOGGED}, hour_ms bigint"
+COPY = "node string, topic string, partition int"
+HELD = f"{COPY}, key_ms bigint, offset bigint, payload_hash bigint"
+WRONG = f"{COPY}, hour_ms bigint, count bigint, log_count bigint"
 
 
 def starts(spark: SparkSession) -> DataFrame:
     columns = "topic string, partition int, log_start bigint"
     return spark.createDataFrame([("any", 0, LOG_START)], columns)
+
+
+def log_of(spark: SparkSession, *offsets: int) -> DataFrame:
+    rows = [("n", "any", 0, HOUR_MS + offset, offset, offset) for offset in offsets]
+    return spark.createDataFrame(rows, HELD).drop("node")
 
 
 def held(node: str, *offsets: int) -> list[tuple[object, ...]]:
@@ -37,9 +52,7 @@ def test_only_what_the_log_can_judge_is_found(spark: SparkSession) -> None:
     """Of n1 and n2 the log knows all that it can; n3 lacks a record, n4 does not answer, and n5 is
     not asked.
     """
-    logged = spark.createDataFrame(
-        [("any", 0, HOUR_MS + n, n, n, HOUR_MS) for n in (10, 11)], HOURS
-    )
+    logged = log_of(spark, 10, 11)
     rows = spark.createDataFrame(
         [*held("n2", 3, 10, 11), *held("n3", 3, 10), *held("n1", 3, 4)], HELD
     )
@@ -47,14 +60,12 @@ def test_only_what_the_log_can_judge_is_found(spark: SparkSession) -> None:
     wrong = spark.createDataFrame(
         [(node, "any", 0, HOUR_MS, count, 2) for node, count in counts.items()], WRONG
     )
-    told = spark.createDataFrame(
-        [
-            ("n2", "any", 0, HOUR_MS, 2 * HOUR_MS, None),
-            ("n3", "any", 0, HOUR_MS, 2 * HOUR_MS, None),
-            ("n4", "any", 0, HOUR_MS, 0, "it is busy"),
-        ],
-        TOLD,
-    )
+    answers = [
+        ("n2", "any", 0, HOUR_MS, 2 * HOUR_MS, None),
+        ("n3", "any", 0, HOUR_MS, 2 * HOUR_MS, None),
+        ("n4", "any", 0, HOUR_MS, 0, "it is busy"),
+    ]
+    told = frame_of(spark, answers, TOLD)
     scope = told.join(starts(spark), ["topic", "partition"]).drop("why")
     records = compare(rows, logged, scope)
     below = spark.createDataFrame(
@@ -72,9 +83,9 @@ def test_only_what_the_log_can_judge_is_found(spark: SparkSession) -> None:
 
 
 def test_what_a_node_has_not_told_of_an_hour_is_not_compared(spark: SparkSession) -> None:
-    logged = spark.createDataFrame([("any", 0, HOUR_MS + n, n, n) for n in range(10, 20)], LOGGED)
+    logged = log_of(spark, *range(10, 20))
     rows = spark.createDataFrame(held("n1", 10, 12, 13), HELD)
-    told = spark.createDataFrame([("n1", "any", 0, HOUR_MS, HOUR_MS + 13, "more")], TOLD)
+    told = frame_of(spark, [("n1", "any", 0, HOUR_MS, HOUR_MS + 13, "more")], TOLD)
     scope = told.join(starts(spark), ["topic", "partition"]).drop("why")
     found = compare(rows, logged, scope)
     assert [(row["kind"], row["offset"]) for row in found.collect()] == [("missing", 11)]
@@ -82,8 +93,8 @@ def test_what_a_node_has_not_told_of_an_hour_is_not_compared(spark: SparkSession
 
 def test_a_digest_that_is_wrong_where_its_records_are_right_is_found(spark: SparkSession) -> None:
     wrong = spark.createDataFrame([("n1", "any", 0, HOUR_MS, 2, 2)], WRONG)
-    told = spark.createDataFrame([("n1", "any", 0, HOUR_MS, 2 * HOUR_MS, None)], TOLD)
-    nothing = spark.createDataFrame([], FINDING)
+    told = frame_of(spark, [("n1", "any", 0, HOUR_MS, 2 * HOUR_MS, None)], TOLD)
+    nothing = frame_of(spark, [], FINDING)
     unjudged = wrong.where("false")
     (row,) = hour_findings(wrong, nothing, unjudged, told).collect()
     assert (row["kind"], row["start_ms"], row["stop_ms"]) == ("different", HOUR_MS, 2 * HOUR_MS)
@@ -92,12 +103,11 @@ def test_a_digest_that_is_wrong_where_its_records_are_right_is_found(spark: Spar
 
 def test_whole_copies_are_held_against_the_log_as_a_library(spark: SparkSession) -> None:
     """Of n1 all is right, n2 has nothing at all, n3 one record too many and another content."""
-    logged = spark.createDataFrame([("any", 0, HOUR_MS + n, n, n) for n in (10, 11)], LOGGED)
+    logged = log_of(spark, 10, 11)
     told = [*held("n1", 3, 10, 11), *held("n3", 10, 12), ("n3", "any", 0, HOUR_MS + 11, 11, 7)]
     copies = [(node, "any", 0, LOG_START) for node in ("n1", "n2", "n3")]
-    found = compare(
-        spark.createDataFrame(told, HELD), logged, spark.createDataFrame(copies, COPIES)
-    )
+    whole = spark.createDataFrame(copies, f"{COPY}, log_start bigint")
+    found = compare(spark.createDataFrame(told, HELD), logged, whole)
     assert {(row["kind"], row["node"], row["offset"]) for row in found.collect()} == {
         ("missing", "n2", 10),
         ("missing", "n2", 11),
@@ -106,25 +116,65 @@ def test_whole_copies_are_held_against_the_log_as_a_library(spark: SparkSession)
     }
     (row,) = found.where("kind = 'different'").collect()
     assert (row["start_ms"], row["stop_ms"]) == (HOUR_MS, 2 * HOUR_MS)
-    assert found.schema == spark.createDataFrame([], FINDING).schema
+    assert found.schema == frame_of(spark, [], FINDING).schema
 
 
-def test_a_copy_with_findings_is_one_step(spark: SparkSession) -> None:
-    found = [
-        (kind, node, "any", 0, HOUR_MS, 2 * HOUR_MS, None, None, "why")
-        for node, kinds in {
-            "n1": ["missing", "missing", "extra"],
-            "n2": ["behind", "silent"],
-            "n3": ["damaged"],
-        }.items()
-        for kind in kinds
+def test_hours_that_differ_from_the_log_are_asked_for_unless_they_are_unreadable(
+    spark: SparkSession,
+) -> None:
+    """Of n1 and n2; in hour 4, which neither has, the log has a record."""
+    right = {1: (2, 7), 2: (1, 5), 3: (1, -1)}
+    wrong = {**right, 2: (1, 6)}
+    told = [
+        (node, "any", 0, hour * HOUR_MS, *said)
+        for node, hours in {"n1": right, "n2": wrong}.items()
+        for hour, said in hours.items()
     ]
-    ids = spark.createDataFrame([("any", 0, "id")], "topic string, partition int, topic_id string")
-    steps = plan_steps(spark.createDataFrame(found, FINDING), ids)
-    assert [(step.copy, step.topic_id, step.why) for step in steps] == [
-        (("n1", "any", 0), "id", "2 missing, 1 extra"),
-        (("n3", "any", 0), "id", "1 damaged"),
-    ]
+    sums = frame_of(spark, told, SUMS)
+    copies = spark.createDataFrame([(node, "any", 0) for node in ("n1", "n2", "n3")], COPY)
+    both = copies.where("node != 'n3'")
+    assert [row["hour_ms"] for row in suspects(sums, both, every=False).collect()] == [2 * HOUR_MS]
+    assert suspects(sums, copies, every=False).count() == 3  # n3 has none of them
+    every = suspects(sums, both, every=True)
+    assert every.count() == 3
+    columns = "topic string, partition int, hour_ms bigint, record_id binary, frame_hash bigint"
+    rows = [(1, None, 2**63 - 1), (1, None, 8 - 2**63), (2, None, 5), (3, b"a", -1), (4, None, 9)]
+    logged = spark.createDataFrame(
+        [("any", 0, row[0] * HOUR_MS, *row[1:]) for row in rows], columns
+    )
+    found = hours_to_ask(every, sums, logged, both, "frame_hash")
+    assert {(r["node"], r["hour_ms"] // HOUR_MS, r["is_wrong"]) for r in found.collect()} == {
+        ("n2", 2, True),
+        ("n1", 3, False),
+        ("n2", 3, False),
+        ("n1", 4, True),
+        ("n2", 4, True),
+    }
+    ranges = [("n1", "any", 0, 3 * HOUR_MS, 4 * HOUR_MS + 1)]
+    left = outside(found, spark.createDataFrame(ranges, f"{COPY}, start_ms bigint, stop_ms bigint"))
+    assert {row["node"] for row in left.select(*PLACE).collect()} == {"n2"}
+
+
+def topic_of(spark: SparkSession, written: list[DigestRow]) -> DataFrame:
+    rows = [(key, value, offset) for offset, (key, value) in enumerate(written)]
+    return parse_keys(spark.createDataFrame(rows, "key binary, value binary, offset bigint"))
+
+
+def a_cut(node: str, cut: int) -> CutRow:
+    return CutRow(
+        **CopyId(node, "any", "id", 0, "1")._asdict(),
+        cut=cut,
+        cut_ms=0,
+        k=(0, 0),
+        h=0,
+        stored=0,
+        from_ms=0,
+        count=0,
+        hash="0",
+        pending=0,
+        behind=False,
+        role="replica",
+    )
 
 
 def test_hours_are_read_as_of_the_cut_and_of_its_life_only(spark: SparkSession) -> None:
@@ -146,32 +196,25 @@ def test_hours_are_read_as_of_the_cut_and_of_its_life_only(spark: SparkSession) 
         (b"h/n2/any/0/%d" % (3 * HOUR_MS), b"garbage"),
         row("n1", 2, (4, 4)),  # behind the cut row
     ]
-    records = spark.createDataFrame(
-        [(key, value, offset) for offset, (key, value) in enumerate(written)],
-        "key binary, value binary, offset bigint",
-    )
-    one = Comparison("any", 0, nodes=["n1", "n2"])
-    for node in one.nodes:
-        cut = CutRow(
-            **CopyId(node, "any", "id", 0, "1")._asdict(),
-            cut=7,
-            cut_ms=0,
-            h=0,
-            stored=0,
-            from_ms=0,
-            count=0,
-            pending=0,
-            k=(0, 0),
-            hash="0",
-            behind=False,
-            role="replica",
-        )
-        one.rows.append(CutAt(8, cut))
-    hours = hours_at(spark, parse_keys(records), [one])
+    one = Comparison("any", 0, rows=[CutAt(8, a_cut("n1", 7)), CutAt(8, a_cut("n2", 7))])
+    hours = hours_at(topic_of(spark, written), [one])
     assert {
         (r["node"], r["hour_ms"] // HOUR_MS, r["count"], r["hash"]) for r in hours.collect()
     } == {
         ("n1", 1, 2, -1),
         ("n1", 2, 3, 6),
     }
-    assert totals(hours) == {("n1", "any", 0): (2, 5, 5)}
+
+
+def test_cuts_are_read_since_the_copy_was_last_retired(spark: SparkSession) -> None:
+    written = [
+        cut_row(a_cut("n1", 1)),
+        cut_row(a_cut("n2", 1)),
+        retired_row("n1", "any", 0),
+        retired_row("n2", "any", 0),
+        (b"c/n1/any/0", b"garbage"),
+        cut_row(a_cut("n1", 2)),
+        cut_row(a_cut("n1", 3)),
+    ]
+    found = newest_cuts(topic_of(spark, written))
+    assert {(at.cut.node, at.cut.cut, at.row) for at in found} == {("n1", 2, 5), ("n1", 3, 6)}

@@ -11,24 +11,17 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
-from connectors.kafka.copies import RepairClient, cluster_id
 from connectors.spark.reconcile.digests import Expected
-from connectors.spark.reconcile.follow import (
-    IS_OVER_LIMIT,
-    IS_OWNERS,
-    Followed,
-    FollowOptions,
-    Repairs,
-    follow,
-)
+from connectors.spark.reconcile.follow import IS_OVER_LIMIT, Following
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
-from connectors.spark.reconcile.repair_plan import carry_out, decode_plan
 from connectors.spark.reconcile.run import reconcile
 from connectors.spark.reconcile.store_source import reach_of
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte
 from delay_devtools.service import ServiceProcess
+from delayservice.commands.spark import app
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import each_store
 from tests.integration.bench import Bench, await_true, now_ms
@@ -41,9 +34,10 @@ pytestmark = [pytest.mark.night, pytest.mark.timeout(900)]
 RECORDS = 400
 MINUTE_MS = 60_000
 NODES = ("n1", "n2")
-LOST, CHANGED, CHANGED_NAMED = 1, 12, 390
-"""Offsets; the last one bears an id, which its digest is of."""
-INTERVALS_MAX = 12
+LOST, CHANGED, CHANGED_NAMED = 1, 12, 210
+"""Offsets; the last one bears an id, which its digest is of, and is due more than an hour after the
+others and before the last record, which is damaged."""
+STEPS_MAX = 12
 SYNC_S_MAX = 120.0
 """Twice the age that a durable horizon may reach."""
 
@@ -57,6 +51,7 @@ class Pair:
         root = f"/{folder.name}"
         sets = [f"zookeeper.hosts={cluster.zookeeper}", f"zookeeper.root={root}"]
         sets += ["digests.interval_ms=1s", "topics.checkpoint_partitions=1", f"node.store={store}"]
+        sets.append("wheel.slots=2160")  # six hours
         self.bench = Bench(cluster.bootstrap, folder, partitions=2, sets=sets)
         self.nodes = {"n1": self.start("n1")}
         self.nodes["n1"].wait_serving(2)
@@ -64,7 +59,7 @@ class Pair:
         target = self.bench.target("x")
         first_ms = now_ms() + 20 * MINUTE_MS
         for number in range(RECORDS):
-            due_ms = first_ms + number * 10_000
+            due_ms = first_ms + number * 30_000
             headers = [("delay-at", str(due_ms)), ("delay-target-topic", target)]
             if number % 10 == 0:
                 headers.append(("delay-id", f"id-{number % 200}"))
@@ -127,7 +122,9 @@ class Pair:
         return [stop for one, stop in reach_of(state) if one.partition == 0] == [RECORDS]
 
     def spoil(self, node: str) -> None:
-        """Its store forgets a record and changes two others, without any damage to a checksum."""
+        """Its store forgets a record and changes two others, without any damage to their
+        checksums.
+        """
         folder = self.folder_of(node)
         made: type[LoneStore | LoneRocks] = LoneStore if self.store == "wheel" else LoneRocks
         store = made(Path(folder.path), place=(folder.shard, 0))
@@ -141,12 +138,8 @@ class Pair:
                 kept.append((*frames[offset][:3], frames[offset][3].replace(b"va", b"VA")))
             store.rebuild(start_ms, start_ms + MINUTE_MS, sorted(kept))
         store.close()
-
-    def damage(self, node: str) -> None:
-        """A byte of the last hour is flipped, too."""
-        self.spoil(node)
-        folder = self.folder_of(node)
-        flip_byte(folder, start_of_file(folder, -1))
+        if self.store == "wheel":  # and a byte of the last hour is flipped
+            flip_byte(folder, start_of_file(folder, -1))
 
     def options(self, out: Path, **more: Any) -> ReconcileOptions:
         return ReconcileOptions(
@@ -159,24 +152,6 @@ class Pair:
             min_partitions=2,
             **more,
         )
-
-    def follow(
-        self, spark: SparkSession, out: Path, heard: Callable[[ReconcileResult, Repairs], bool]
-    ) -> Followed:
-        """Compare, and repair once at most, until ``heard`` says that it is enough."""
-        stop, seen = threading.Event(), list[ReconcileResult]()
-
-        def each(result: ReconcileResult | str, repairs: Repairs) -> None:
-            assert not isinstance(result, str), result
-            seen.append(result)
-            if heard(result, repairs) or len(seen) == INTERVALS_MAX:
-                stop.set()
-
-        compared = self.options(out, deep=True, topic=self.bench.audit)
-        asked = FollowOptions(reconcile=compared, interval_s=2, repairs_max=1)
-        done = follow(spark, asked, stop, each)
-        assert done.intervals < INTERVALS_MAX, seen[-1].sample
-        return done
 
     def published(self) -> list[dict[str, Any]]:
         return [json.loads(seen.value or b"") for seen in self.bench.read_all(self.bench.audit)]
@@ -192,116 +167,62 @@ def pair(
         yield made
 
 
-only_wheels = pytest.mark.parametrize("pair", ["wheel"], indirect=True)
-
-
 def found(spark: SparkSession, result: ReconcileResult) -> set[tuple[object, ...]]:
     """``(kind, node, partition, offset)`` of every finding."""
     rows = spark.read.parquet(result.paths["findings"]).collect()
     return {(row["kind"], row["node"], row["partition"], row["offset"]) for row in rows}
 
 
-def spoilt(node: str) -> set[tuple[object, ...]]:
-    return {
-        ("missing", node, 0, LOST),
-        ("different", node, 0, CHANGED),
-        ("different", node, 0, CHANGED_NAMED),
-    }
-
-
-@only_wheels
-def test_what_a_disk_lost_is_found_repaired_and_clean_again(
+def test_wrong_copies_of_running_nodes_and_on_disks_are_found_and_replicas_rebuilt(
     spark: SparkSession, pair: Pair, tmp_path: Path
 ) -> None:
-    before = reconcile(spark, pair.options(tmp_path / "before", deep=True))
-    assert before.is_clean, before.sample
-    assert 0 < before.counts.records <= before.counts.pending <= RECORDS
     node = pair.with_role("replica")
-    pair.restart(node, pair.damage)
-    damaged = {("damaged", node, 0, None)}
+    pair.restart(node, pair.spoil)
+    lost = {("missing", node, 0, LOST), ("different", node, 0, CHANGED)}
+    named = {("different", node, 0, CHANGED_NAMED)}
+    damaged = {("damaged", node, 0, None)} if pair.store == "wheel" else set()
     shallow = reconcile(spark, pair.options(tmp_path / "shallow"))
-    assert found(spark, shallow) == damaged | spoilt(node) - {
-        ("different", node, 0, CHANGED_NAMED)  # its id is right
-    }
-    wrong = reconcile(spark, pair.options(tmp_path / "wrong", deep=True))
-    assert found(spark, wrong) == damaged | spoilt(node)
+    assert found(spark, shallow) == damaged | lost  # the id of the other one is right
     for one in NODES:
         await_true(partial(pair.has_horizon, one), f"a durable horizon of {one}", SYNC_S_MAX)
     folders = {node: str(tmp_path / node) for node in NODES}
     on_disk = reconcile(spark, pair.options(tmp_path / "disk", folders=folders))
     # Of the empty slice a node that has never been stopped has written no horizon.
-    assert {one for one in found(spark, on_disk) if one[2] == 0} == found(spark, wrong)
-    client = {"bootstrap.servers": pair.cluster.bootstrap}
-    made = decode_plan((tmp_path / "wrong" / "plan.json").read_bytes())
-    outcome = carry_out(
-        made, RepairClient(client, pair.bench.repairs), cluster_id(client), now_ms=now_ms()
-    )
-    assert outcome.is_complete, outcome
-    assert outcome.done == len(made.steps)
-    pair.await_cuts("a cut after the repair")
-    after = reconcile(spark, pair.options(tmp_path / "after", deep=True))
-    assert after.is_clean, after.sample
-    assert after.plan.steps == ()
+    assert {one for one in found(spark, on_disk) if one[2] == 0} == damaged | lost | named
 
+    options = pair.options(tmp_path / "out", deep=True, topic=pair.bench.audit)
+    following = Following(spark, options, threading.Event(), repairs_max=1)
+    policy = following.policy
 
-def test_a_replica_is_repaired_by_itself_and_once_the_limit_is_reached_no_more(
-    spark: SparkSession, pair: Pair, tmp_path: Path
-) -> None:
-    node = pair.with_role("replica")
+    def step_until(is_so: Callable[[ReconcileResult], bool]) -> ReconcileResult:
+        for _ in range(STEPS_MAX):
+            result = following.step()
+            assert isinstance(result, ReconcileResult), result
+            if is_so(result):
+                return result
+        pytest.fail(f"that is not so after {STEPS_MAX} comparisons: {following.last}")
+
+    wrong = step_until(lambda _: policy.made == 1)
+    assert found(spark, wrong) == damaged | lost | named
+    assert (policy.failed, policy.has_stopped) == (0, True)
+    commands = {event["command"] for event in pair.nodes[node].events("command_done")}
+    assert commands >= {"scan", "rebuild"}
+    clean = step_until(lambda result: result.is_clean)
+    assert 0 < clean.counts.records <= clean.counts.pending <= RECORDS
+
     pair.restart(node, pair.spoil)
-    clean = list[ReconcileResult]()
+    again = step_until(lambda result: not result.is_clean)
+    assert found(spark, again) == damaged | lost | named
+    assert (policy.made, policy.left) == (1, {IS_OVER_LIMIT: len(again.plan.steps)})
+    words = ["repair", again.paths["plan"], "--yes", "-b", pair.cluster.bootstrap]
+    done = CliRunner().invoke(app, [*words, "--set", f"topics.repairs={pair.bench.repairs}"])
+    assert done.exit_code == 0, done.output
+    step_until(lambda result: result.is_clean)
 
-    def heard(result: ReconcileResult, repairs: Repairs) -> bool:
-        if result.is_clean and not clean:
-            clean.append(result)
-            assert (repairs.made, repairs.failed, repairs.has_stopped) == (1, 0, True)
-            done = {event["command"] for event in pair.nodes[node].events("command_done")}
-            assert done == {"scan", "rebuild"}
-            pair.restart(node, pair.spoil)
-            return False
-        if not clean:
-            assert found(spark, result) == spoilt(node)
-            return False
-        return not result.is_clean
-
-    done = pair.follow(spark, tmp_path / "out", heard)
-    assert done.last is not None
-    assert found(spark, done.last) == spoilt(node)
-    assert (done.repairs.made, done.failed) == (1, 0)
-    assert done.repairs.left == {IS_OVER_LIMIT: len(done.last.plan.steps)}
     said = pair.published()
-    assert {one["finding"] for one in said if one["kind"] == "copy_finding"} == {
-        "missing",
-        "different",
-    }
+    told = {one["finding"] for one in said if one["kind"] == "copy_finding"}
+    assert told == {kind for kind, *_ in damaged | lost}
     summaries = [one for one in said if one["kind"] == "reconcile"]
-    assert len(summaries) == done.intervals
-    assert any(one["clean"] for one in summaries)
-    assert summaries[-1]["repairs"]["stopped"] is True
-    assert summaries[-1]["findings"] == {"missing": 1, "different": 2}
-
-
-@only_wheels
-def test_the_owners_copy_is_found_wrong_and_never_touched(
-    spark: SparkSession, pair: Pair, tmp_path: Path
-) -> None:
-    node = pair.with_role("owner")
-    pair.restart(node, pair.spoil)
-    await_true(lambda: pair.cuts()[node]["role"] == "owner", "the slice comes back to its node")
-    pair.await_cuts("a cut of the owner that has come back")
-    done = pair.follow(spark, tmp_path / "out", lambda result, _: not result.is_clean)
-    assert done.last is not None
-    assert found(spark, done.last) == spoilt(node)
-    assert done.repairs.left == {IS_OWNERS: len(done.last.plan.steps)}
-    assert done.repairs.made == 0
-    # Not even where the plan is sent by hand.
-    client = {"bootstrap.servers": pair.cluster.bootstrap}
-    outcome = carry_out(
-        done.last.plan,
-        RepairClient(client, pair.bench.repairs),
-        cluster_id(client),
-        now_ms=now_ms(),
-    )
-    assert outcome.done == 0
-    assert all("this node delivers" in why for why in outcome.failed.values())
-    assert not list(pair.nodes[node].events("command_done"))
+    assert summaries[0]["findings"] == again.findings
+    assert summaries[-1]["clean"] is True
+    assert [one["repairs"]["stopped"] for one in summaries] == [True] * len(summaries)

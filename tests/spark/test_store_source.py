@@ -11,14 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.store_source import FORMAT, StoreOptions, reach_of, read_store
+from connectors.spark.reconcile.store_source import FORMAT, reach_of, read_store
 from connectors.spark.reconcile.stored import SCHEMA, signed
 from delay_devtools.drill.replicas import flip_byte
 from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.folder import ShardFolder, shard_name
-from delayservice.store.offline import ReadBounds
 from delayservice.store.rocksdb import RocksDatabase, RocksStore
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 
@@ -27,6 +26,7 @@ HOUR_MS = 3_600_000
 HOURS = 5
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 TOPICS = {TOPIC_ID: "delay_topic_any"}
+BOUNDS = {"from_ms": START_MS + HOUR_MS + 5, "to_ms": START_MS + 2 * HOUR_MS}
 
 
 def a_frame(offset: int) -> Frame:
@@ -59,14 +59,14 @@ def test_each_hour_is_an_input_partition(spark: SparkSession, node: Path) -> Non
     hours = rows.select((sf.col("key_ms") / HOUR_MS).cast("long"), sf.spark_partition_id())
     assert hours.distinct().count() == HOURS
     assert rows.count() == 2_000
-    coarse = read_store(spark, str(node), StoreOptions(hours_per_task=3))
+    coarse = read_store(spark, str(node), hours_per_task=3)
     assert coarse.rdd.getNumPartitions() == 2
     assert coarse.count() == 2_000
 
 
 def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path) -> None:
-    options = StoreOptions(topics=TOPICS, partitions=(1,))
-    found = {row["offset"]: row for row in read_store(spark, str(node), options).collect()}
+    rows = read_store(spark, str(node), topics=TOPICS, partitions=[1])
+    found = {row["offset"]: row for row in rows.collect()}
     assert sorted(found) == list(range(1_000))
     for offset, row in found.items():
         frame = a_frame(offset)
@@ -93,14 +93,13 @@ def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path)
 
 
 def test_a_time_range_and_shards_are_chosen_by_options(spark: SparkSession, node: Path) -> None:
-    bounds = ReadBounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
-    rows = read_store(spark, str(node), StoreOptions(bounds, content=False))
-    expected = [f for f in map(a_frame, range(1_000)) if bounds.from_ms <= f[0] < bounds.to_ms]
+    rows = read_store(spark, str(node), **BOUNDS, content=False)
+    from_ms, to_ms = BOUNDS.values()
+    expected = [f for f in map(a_frame, range(1_000)) if from_ms <= f[0] < to_ms]
     assert rows.rdd.getNumPartitions() == 1
     assert rows.count() == 2 * len(expected) > 0
     assert rows.where("value is not null or headers is not null").count() == 0
-    others = StoreOptions(topics={"other": "delay_topic_other"})
-    assert read_store(spark, str(node), others).count() == 0
+    assert read_store(spark, str(node), topics={"other": "delay_topic_other"}).count() == 0
 
 
 def test_damage_is_a_row_or_an_error_as_the_mode_says(
@@ -129,7 +128,7 @@ def test_damage_is_a_row_or_an_error_as_the_mode_says(
         has_mark = row["slot_start_ms"] == START_MS
         assert row["stop_offset"] == (1_001 if has_mark else max(lost) + 1)
     with pytest.raises(PySparkException, match="is damaged"):
-        read_store(spark, str(copy), StoreOptions(failfast=True)).count()
+        read_store(spark, str(copy), mode="failfast").count()
     (copy / "horizon").write_bytes(b"garbage")
     (untrusted,) = read_store(spark, str(copy)).collect()
     assert "a node rebuilds the store from Kafka" in untrusted["damage"]
@@ -165,17 +164,18 @@ def rocks(tmp_path: Path) -> Path:
 
 
 def test_rocksdb_is_read_as_the_wheel_is(spark: SparkSession, node: Path, rocks: Path) -> None:
-    bounds = ReadBounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
-    asked = StoreOptions(bounds, topics=TOPICS)
     columns = [name for name in SCHEMA.names if name not in ("slot_start_ms", "slot_stop_ms")]
     found, expected = (
-        read_store(spark, str(path), asked).select(columns).orderBy("partition", "offset").collect()
+        read_store(spark, str(path), **BOUNDS, topics=TOPICS)
+        .select(columns)
+        .orderBy("partition", "offset")
+        .collect()
         for path in (rocks, node)
     )
     assert found == expected
     assert len(found) > 100
-    one = StoreOptions(topics=TOPICS, partitions=(1,), content=False)
-    assert read_store(spark, str(rocks), one).where("value is null").count() == 1_000
+    one = read_store(spark, str(rocks), topics=TOPICS, partitions=[1], content=False)
+    assert one.where("value is null").count() == 1_000
     assert [stop for _, stop in reach_of(rocks)] == [1_001, 1_001]
 
 
@@ -191,4 +191,4 @@ def test_a_database_that_is_damaged_is_damage_of_each_shard_or_an_error(
         (0, 0, None)
     }
     with pytest.raises(PySparkException, match="is damaged"):
-        read_store(spark, str(rocks), StoreOptions(failfast=True)).count()
+        read_store(spark, str(rocks), mode="failfast").count()

@@ -11,7 +11,6 @@ import pytest
 from pyspark.errors import PythonException
 
 from connectors.spark.audit import AuditOptions, Following, OffsetRange
-from connectors.spark.reconcile.follow import Followed
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.commands.spark_reconcile import status_of
 from delayservice.commands.spark_session import Running, repeat
@@ -41,8 +40,7 @@ def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
 def test_what_was_found_last_counts_most_and_a_failure_shows(
     failed: int, last: object, status: int
 ) -> None:
-    done = Followed(3, failed, last=cast("Any", last))
-    assert status_of(done) == status
+    assert status_of(failed, cast("Any", last)) == status
 
 
 @pytest.mark.parametrize(

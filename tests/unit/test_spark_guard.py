@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
@@ -13,12 +13,9 @@ from connectors.spark.reconcile.follow import (
     IS_OVER_LIMIT,
     IS_OWNERS,
     IS_SECOND,
-    Chosen,
-    Known,
-    Repairs,
-    choose,
-    is_fresh,
-    known_of,
+    IS_STALE,
+    Repair,
+    RepairPolicy,
 )
 from connectors.spark.reconcile.repair_plan import Copy, RepairStep
 
@@ -33,64 +30,71 @@ def copy(node: str, partition: int = 0, topic: str = "any") -> Copy:
     return node, topic, partition
 
 
-def known(copies: Mapping[Copy, str]) -> Known:
-    return Known(
-        frozenset(copies),
-        frozenset(one for one, what in copies.items() if what in (OWNER, RIGHT)),
-        frozenset((one[0], one[2]) for one, what in copies.items() if what in (OWNER, WRONG_OWNER)),
+def choose(
+    steps: list[RepairStep],
+    copies: Mapping[Copy, str],
+    allowed: int = 5,
+    answered: Collection[Copy] | None = None,
+) -> tuple[list[Repair], dict[str, int]]:
+    compared: dict[tuple[str, int], Comparison] = {}
+    for (node, topic, partition), what in copies.items():
+        one = compared.setdefault((topic, partition), Comparison(topic, partition))
+        one.nodes.append(node)
+        one.owners |= {node} if what in (OWNER, WRONG_OWNER) else set()
+    right = {one for one, what in copies.items() if what in (OWNER, RIGHT)}
+    policy = RepairPolicy(allowed)
+    chosen = policy.choose(
+        steps, list(compared.values()), right if answered is None else right & {*answered}
     )
+    return chosen, policy.left
 
 
-def repaired(chosen: Chosen) -> list[tuple[str, int]]:
-    return [(one.node, one.slice_no) for one in chosen.repairs]
+def repaired(chosen: list[Repair]) -> list[tuple[str, int]]:
+    return [(one.steps[0].node, one.steps[0].partition) for one in chosen]
 
 
 def test_a_replica_is_repaired_while_another_copy_is_right() -> None:
     copies = {copy("n1"): OWNER, copy("n2"): WRONG, copy("n3"): RIGHT}
-    chosen = choose([step("n2")], known(copies), 5)
-    assert repaired(chosen) == [("n2", 0)]
-    assert chosen.repairs[0].steps == (step("n2"),)
-    assert chosen.repairs[0].witnesses == (copy("n3"),)  # not the owner's: it has enough to do
-    assert chosen.left == {}
-    assert choose([step("n2")], known({copy("n1"): OWNER, copy("n2"): WRONG}), 5).repairs
+    # Not the owner's copy is the witness: it has enough to do.
+    assert choose([step("n2")], copies) == ([Repair((step("n2"),), (copy("n3"),))], {})
+    chosen, _ = choose([step("n2")], {copy("n1"): OWNER, copy("n2"): WRONG})
+    assert chosen[0].witnesses == (copy("n1"),)
 
 
 def test_the_owners_copy_is_left_to_people_whatever_is_wrong_with_it() -> None:
     copies = {copy("n1"): WRONG_OWNER, copy("n2"): RIGHT}
-    assert choose([step("n1")], known(copies), 5) == Chosen((), {IS_OWNERS: 1})
+    assert choose([step("n1")], copies) == ([], {IS_OWNERS: 1})
+    # A node delivers a slice whichever topic says so.
     of_others = {**copies, copy("n1", topic="other"): WRONG, copy("n2", topic="other"): RIGHT}
-    assert choose([step("n1", topic="other")], known(of_others), 5).left == {IS_OWNERS: 1}
+    assert choose([step("n1", topic="other")], of_others) == ([], {IS_OWNERS: 1})
 
 
 def test_a_copy_whose_role_is_not_known_is_left_to_people() -> None:
-    assert choose([step("n3")], known({copy("n1"): RIGHT}), 5).left == {IS_OWNERS: 1}
+    assert choose([step("n3")], {copy("n1"): RIGHT}) == ([], {IS_OWNERS: 1})
 
 
 def test_without_another_right_copy_of_each_shard_nothing_is_repaired() -> None:
     wrong = {copy("n1"): WRONG_OWNER, copy("n2"): WRONG}
-    assert choose([step("n2")], known(wrong), 5) == Chosen((), {HAS_NO_WITNESS: 1})
-    alone = {copy("n2"): RIGHT}
-    assert choose([step("n2")], known(alone), 5).left == {HAS_NO_WITNESS: 1}
+    assert choose([step("n2")], wrong) == ([], {HAS_NO_WITNESS: 1})
+    assert choose([step("n2")], {copy("n2"): RIGHT}) == ([], {HAS_NO_WITNESS: 1})
     half = {copy("n1"): OWNER, copy("n2"): WRONG, copy("n2", topic="other"): WRONG}
     both = [step("n2"), step("n2", topic="other")]
-    assert choose(both, known(half), 5).left == {HAS_NO_WITNESS: 2}
-    chosen = choose(both, known({**half, copy("n1", topic="other"): OWNER}), 5)
-    assert chosen.repairs[0].witnesses == (copy("n1"), copy("n1", topic="other"))
+    assert choose(both, half) == ([], {HAS_NO_WITNESS: 2})
+    chosen, _ = choose(both, {**half, copy("n1", topic="other"): OWNER})
+    assert chosen[0].witnesses == (copy("n1"), copy("n1", topic="other"))
 
 
 def test_a_right_copy_whose_node_does_not_answer_is_none() -> None:
-    copies = known({copy("n1"): OWNER, copy("n2"): WRONG})
-    assert choose([step("n2")], copies.confirmed({copy("n1")}), 5).repairs
-    left = choose([step("n2")], copies.confirmed({copy("n2")}), 5).left
-    assert left == {HAS_NO_WITNESS: 1}
+    copies = {copy("n1"): OWNER, copy("n2"): WRONG}
+    assert choose([step("n2")], copies, answered={copy("n1")})[0]
+    assert choose([step("n2")], copies, answered={copy("n2")}) == ([], {HAS_NO_WITNESS: 1})
 
 
 def test_one_copy_of_a_slice_is_repaired_at_a_time() -> None:
     copies = {copy("n1"): OWNER, copy("n2"): WRONG, copy("n3"): WRONG, copy("n4"): RIGHT}
     copies |= {copy("n1", 1): OWNER, copy("n3", 1): WRONG}
-    chosen = choose([step("n2"), step("n3"), step("n3", 1)], known(copies), 5)
-    assert repaired(chosen) == [("n2", 0), ("n3", 1)]
-    assert chosen.left == {IS_SECOND: 1}
+    chosen, left = choose([step("n2"), step("n3"), step("n3", 1)], copies)
+    assert (repaired(chosen), left) == ([("n2", 0), ("n3", 1)], {IS_SECOND: 1})
 
 
 def test_no_more_are_made_than_are_left() -> None:
@@ -100,23 +104,16 @@ def test_no_more_are_made_than_are_left() -> None:
         for node in ("n1", "n2")
     }
     steps = [step("n2", number) for number in range(3)]
-    chosen = choose(steps, known(copies), 2)
-    assert (repaired(chosen), chosen.left) == ([("n2", 0), ("n2", 1)], {IS_OVER_LIMIT: 1})
-    assert choose(steps, known(copies), 0).repairs == ()
-
-
-def test_a_node_delivers_a_slice_whatever_topic_says_so() -> None:
-    one = Comparison("any", 0, nodes=["n1", "n2"], owners={"n1"})
-    other = Comparison("other", 0, nodes=["n1", "n2"])
-    found = known_of([one, other], {copy("n2")})
-    copies = {copy("n1"): OWNER, copy("n2"): WRONG}
-    copies |= {copy("n1", topic="other"): OWNER, copy("n2", topic="other"): RIGHT}
-    assert found == known(copies)
+    chosen, left = choose(steps, copies, 2)
+    assert (repaired(chosen), left) == ([("n2", 0), ("n2", 1)], {IS_OVER_LIMIT: 1})
+    assert choose(steps, copies, 0)[0] == []
 
 
 def test_a_comparison_is_good_for_a_minute() -> None:
-    assert is_fresh(FRESH_S)
-    assert not is_fresh(FRESH_S + 0.1)
+    policy, repair = RepairPolicy(2), Repair((step("n2"),), (copy("n1"),))
+    assert policy.may_make(repair, FRESH_S)
+    assert not policy.may_make(repair, FRESH_S + 0.1)
+    assert (policy.made, policy.left) == (1, {IS_STALE: 1})
 
 
 @pytest.mark.parametrize(
@@ -125,6 +122,4 @@ def test_a_comparison_is_good_for_a_minute() -> None:
 def test_repairs_stop_when_their_number_is_used_up(
     allowed: int, made: int, *, stopped: bool
 ) -> None:
-    repairs = Repairs(allowed, made)
-    assert repairs.has_stopped is stopped
-    assert repairs.to_json()["stopped"] is stopped
+    assert RepairPolicy(allowed, made).to_json()["stopped"] is stopped

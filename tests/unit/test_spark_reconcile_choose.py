@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from connectors.spark.reconcile.digests import (
-    GONE_MS,
-    NO_CURSOR,
-    Comparison,
-    CutAt,
-    Expected,
-    Retired,
-    Served,
-    choose,
-)
+from connectors.spark.common.cut import ShardCut
+from connectors.spark.common.topics import Span
+from connectors.spark.reconcile.digests import GONE_MS, Comparison, CutAt, Expected, choose
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.replicas.digest_rows import CutRow, Unreadable
 
 TOPIC_ID = "id"
 PLACE = ("any", 0)
+START = Cursor()
 
 
 def a_cut(
@@ -46,12 +41,13 @@ def a_cut(
 
 
 def only(
-    rows: list[CutAt | Retired],
+    rows: list[CutAt],
     expected: Expected | None = None,
-    cursor: Cursor = NO_CURSOR,
+    cursor: Cursor = START,
     now_ms: int = 0,
 ) -> Comparison:
-    (found,) = choose(rows, {PLACE: Served(TOPIC_ID, cursor)}, expected or Expected(), now_ms)
+    shard = ShardCut(*PLACE, TOPIC_ID, cursor, cursor, Contracts([(0, Contract())]), Span(0, 0))
+    (found,) = choose(rows, {PLACE: shard}, expected or Expected(), now_ms)
     return found
 
 
@@ -75,7 +71,7 @@ def test_a_cut_that_is_published_twice_counts_as_it_was_last() -> None:
 
 
 def test_a_copy_whose_newest_cut_is_too_old_is_behind_and_holds_nobody_up() -> None:
-    rows: list[CutAt | Retired] = [a_cut("n1", 20, 9), a_cut("n2", 20, 8), a_cut("n3", 9, 1)]
+    rows: list[CutAt] = [a_cut("n1", 20, 9), a_cut("n2", 20, 8), a_cut("n3", 9, 1)]
     rows += [a_cut("n1", 9, 2), a_cut("n2", 9, 3)]
     found = only(rows, Expected(behind_ms=600_000))
     assert (found.cut, found.nodes) == (20, ["n1", "n2"])
@@ -84,14 +80,14 @@ def test_a_copy_whose_newest_cut_is_too_old_is_behind_and_holds_nobody_up() -> N
 
 
 def test_a_copy_that_is_late_at_one_cut_is_compared_at_the_one_before() -> None:
-    rows: list[CutAt | Retired] = [a_cut("n1", 2, 3), a_cut("n1", 1, 1)]
+    rows: list[CutAt] = [a_cut("n1", 2, 3), a_cut("n1", 1, 1)]
     rows += [a_cut("n2", 2, 4, behind=True), a_cut("n2", 1, 2)]
     found = only(rows)
     assert (found.cut, found.nodes, found.behind) == (1, ["n1", "n2"], {})
 
 
 def test_a_copy_that_has_long_come_to_no_cut_is_behind_by_its_own_words() -> None:
-    rows: list[CutAt | Retired] = [a_cut("n1", cut, cut) for cut in range(1, 13)]
+    rows: list[CutAt] = [a_cut("n1", cut, cut) for cut in range(1, 13)]
     late = [a_cut("n2", cut, 20 + cut, behind=cut > 1) for cut in range(1, 13)]
     found = only([*rows, *late])
     assert (found.cut, found.nodes) == (12, ["n1"])
@@ -102,7 +98,7 @@ def test_a_copy_that_has_long_come_to_no_cut_is_behind_by_its_own_words() -> Non
 
 def test_a_node_that_was_taken_away_is_silent_and_left_out_where_the_others_are_named() -> None:
     days = GONE_MS // 60_000 + 2
-    rows: list[CutAt | Retired] = [a_cut("n1", days, 5), a_cut("n2", days, 6), a_cut("n3", 1, 1)]
+    rows: list[CutAt] = [a_cut("n1", days, 5), a_cut("n2", days, 6), a_cut("n3", 1, 1)]
     found = only(rows)
     assert (found.nodes, found.behind, list(found.silent)) == (["n1", "n2"], {}, ["n3"])
     assert "--node" in found.silent["n3"]
@@ -113,7 +109,7 @@ def test_a_node_that_was_taken_away_is_silent_and_left_out_where_the_others_are_
 
 
 def test_where_no_cut_is_shared_by_all_most_copies_are_compared() -> None:
-    rows: list[CutAt | Retired] = [a_cut("n1", 2, 1), a_cut("n2", 2, 2), a_cut("n3", 3, 3)]
+    rows: list[CutAt] = [a_cut("n1", 2, 1), a_cut("n2", 2, 2), a_cut("n3", 3, 3)]
     found = only(rows)
     assert (found.cut, found.nodes, list(found.behind)) == (2, ["n1", "n2"], ["n3"])
 
@@ -124,15 +120,8 @@ def test_rows_of_an_earlier_life_or_of_another_topic_are_none() -> None:
     assert only([a_cut("n1", 1, 1, topic_id="other")]).silent == {"": "no copy reports this shard"}
 
 
-def test_a_retired_copy_is_neither_compared_nor_behind() -> None:
-    found = only([a_cut("n1", 5, 1), a_cut("n2", 1, 0), Retired("n2", "any", 0, 3)])
-    assert (found.nodes, found.behind) == (["n1"], {})
-    again = only([a_cut("n2", 5, 4), Retired("n2", "any", 0, 3), a_cut("n2", 6, 2)])
-    assert (again.cut, again.nodes) == (5, ["n2"])
-
-
 def test_nodes_that_should_report_and_do_not_are_silent() -> None:
-    rows: list[CutAt | Retired] = [a_cut("n1", 1, 1)]
+    rows: list[CutAt] = [a_cut("n1", 1, 1)]
     assert list(only(rows, Expected(nodes=("n1", "n2"))).silent) == ["n2"]
     assert list(only(rows, Expected(replicas=2)).silent) == [""]
     assert only(rows, Expected(nodes=("n1", "n2"), replicas=1)).silent == {}
@@ -148,7 +137,7 @@ def test_damage_is_what_the_newest_cut_says() -> None:
 
 def test_copies_that_all_stand_still_while_the_slice_goes_on_are_behind() -> None:
     """By the brokers' clock: compared with each other, none of them is older than another."""
-    rows: list[CutAt | Retired] = [a_cut("n1", 5, 5), a_cut("n2", 5, 6)]
+    rows: list[CutAt] = [a_cut("n1", 5, 5), a_cut("n2", 5, 6)]
     now_ms, gone_on = 5 * 60_000 + 600_001, Cursor((6, 0), 6)
     found = only(rows, cursor=gone_on, now_ms=now_ms)
     assert (found.nodes, list(found.behind), found.stale) == ([], ["n1", "n2"], {"n1": 5, "n2": 5})

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from connectors.kafka.copies import RepairClient
 from connectors.spark.reconcile.repair_plan import (
     AGE_MAX_MS,
     Plan,
@@ -15,6 +20,9 @@ from connectors.spark.reconcile.repair_plan import (
     carry_out,
     decode_plan,
 )
+from delayservice.commands import spark_reconcile
+from delayservice.commands.spark_reconcile import repair_copies
+from delayservice.config.settings import Settings
 from delayservice.replicas.commands import Command, Report, report_on
 
 STEP = RepairStep(node="n1", topic="any", topic_id="id", partition=3, why="1 missing")
@@ -22,22 +30,19 @@ NOW_MS = 1_000
 PLAN = Plan(id="p", cluster="c", made_ms=NOW_MS, steps=(STEP,) * 70)
 
 
-class Nodes:
+class Nodes(RepairClient):
     """Nodes that report on every step but some; kept in one process, for no node decides here."""
 
     def __init__(self, silent: Sequence[int] = (), failing: Sequence[int] = ()) -> None:
-        self.asked: list[Command] = []
-        self.at_once: list[int] = []
+        self.at_once: list[list[Command]] = []
         self._silent, self._failing = silent, failing
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
         assert timeout_s > 0
-        self.asked += commands
-        self.at_once.append(len(commands))
+        self.at_once.append(list(commands))
         for command in commands:
-            failed = command.step in self._failing
             if command.step not in self._silent:
-                yield report_on(command, "disk" if failed else "", 0)
+                yield report_on(command, "disk" if command.step in self._failing else "", 0)
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
@@ -61,48 +66,42 @@ def test_what_is_no_plan_and_other_versions_are_refused() -> None:
         decode_plan(Plan(id="p", cluster="c", made_ms=1, v=9).encode())
 
 
-def test_every_step_is_sent_and_every_report_told() -> None:
-    nodes, told = Nodes(), list[tuple[int, int]]()
-    outcome = carry_out(
-        PLAN, nodes, "c", lambda done, total, _: told.append((done, total)), now_ms=NOW_MS
-    )
-    assert outcome.is_complete
-    assert outcome.done == 70
-    assert told == [(done, 70) for done in range(71)]
-    assert max(nodes.at_once) <= 32
-    assert [command.step for command in nodes.asked] == list(range(70))
-    first = nodes.asked[0]
-    assert (first.plan, first.command, first.node, first.partition) == ("p", "rebuild", "n1", 3)
+def test_every_step_is_sent_to_one_node_at_a_time_and_every_report_yielded() -> None:
+    nodes, steps = Nodes(), [replace(STEP, node=f"n{number % 2}") for number in range(80)]
+    reports = carry_out(replace(PLAN, steps=tuple(steps)), nodes)
+    order = [*range(0, 80, 2), *range(1, 80, 2)]
+    assert [report.step for report in reports] == order
+    assert [len(commands) for commands in nodes.at_once] == [32, 8, 32, 8]
+    sent = [command for commands in nodes.at_once for command in commands]
+    assert [command.node for command in sent] == [steps[number].node for number in order]
+    first = sent[0]
+    assert (first.plan, first.command, first.node, first.partition) == ("p", "rebuild", "n0", 3)
     assert (first.topic, first.topic_id) == ("any", "id")
 
 
-def test_steps_that_failed_or_had_no_report_are_told() -> None:
-    outcome = carry_out(PLAN, Nodes(silent=[4], failing=[33]), "c", now_ms=NOW_MS)
-    assert not outcome.is_complete
-    assert (outcome.done, outcome.failed, outcome.silent) == (68, {33: "disk"}, (4,))
-
-
-def test_a_plan_for_another_cluster_is_not_carried_out() -> None:
-    nodes = Nodes()
+def test_a_plan_is_good_for_its_cluster_until_it_is_a_day_old() -> None:
+    PLAN.check("c", NOW_MS + AGE_MAX_MS)
     with pytest.raises(PlanError, match="made for cluster c"):
-        carry_out(PLAN, nodes, "other", now_ms=NOW_MS)
-    assert nodes.asked == []
-
-
-def test_one_node_rebuilds_at_a_time() -> None:
-    steps = [msgspec.structs.replace(STEP, node=f"n{number % 2}") for number in range(40)]
-    nodes = Nodes()
-    outcome = carry_out(
-        msgspec.structs.replace(PLAN, steps=tuple(steps)), nodes, "c", now_ms=NOW_MS
-    )
-    assert outcome.is_complete
-    assert nodes.at_once == [20, 20]
-    assert [command.node for command in nodes.asked] == ["n0"] * 20 + ["n1"] * 20
-
-
-def test_a_plan_is_carried_out_until_it_is_a_day_old() -> None:
-    nodes = Nodes()
+        PLAN.check("other", NOW_MS)
     with pytest.raises(PlanError, match="24 hours old"):
-        carry_out(PLAN, nodes, "c", now_ms=NOW_MS + AGE_MAX_MS + 1)
-    assert nodes.asked == []
-    assert carry_out(PLAN, nodes, "c", now_ms=NOW_MS + AGE_MAX_MS).is_complete
+        PLAN.check("c", NOW_MS + AGE_MAX_MS + 1)
+
+
+@pytest.mark.parametrize("nodes", [Nodes(), Nodes([4], [33])])
+def test_steps_that_failed_or_had_no_report_are_told(
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    settings = Settings.model_validate({"kafka": {"bootstrap": "b:1"}})
+    path = tmp_path / "plan.json"
+    path.write_text(replace(PLAN, made_ms=time.time_ns() // 1_000_000).encode())
+    monkeypatch.setattr(spark_reconcile, "admin_client", lambda _: None)
+    monkeypatch.setattr(spark_reconcile, "cluster_id", lambda _: "c")
+    monkeypatch.setattr(spark_reconcile, "RepairClient", lambda *_: nodes)
+    is_done = repair_copies(settings, path, is_dry=False, timeout_s=1, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert is_done is (told["done"] == 70)
+    if not is_done:
+        assert (told["done"], told["failed"], told["silent"]) == (68, {"33": "disk"}, [4])

@@ -19,116 +19,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import methodcaller
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from confluent_kafka import IsolationLevel
 
-from connectors.kafka.clients import KafkaAdmin, admin_client
+from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
-from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.topic_facts import topic_ids
-from connectors.spark.common.topics import Place, Span, native_options
+from connectors.spark.common.clients import admin_of, read_logs
+from connectors.spark.common.topics import Place, Span
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
 from delayservice.engine.claims import slice_no_of
 from delayservice.engine.cursor import Cursor
-
-_FIRST_LOOK: Final = 512
-# Factor by which each range of offsets that is read is longer than the one before. It limits the
-# number of reads; in a compacted log most offsets hold no record.
-_GROWTH: Final = 4
-
-
-@dataclass(slots=True)
-class CheckpointLog:
-    """One partition of the checkpoint topic, read backwards from its end: down to ``read_from``,
-    with ``look`` offsets in the next read. ``found``: newest checkpoint of each slice so far.
-
-    The checkpoints of slice ``s`` are in partition ``s % partitions``, keyed by ``b"%d" % s``. The
-    newest one of a busy slice is near the end, that of an idle slice anywhere: so each partition is
-    read once, in growing ranges, until every slice is found.
-    """
-
-    config: Mapping[str, Any]
-    topic: str
-    partition: int
-    partitions: int
-    start: int
-    read_from: int
-    look: int = _FIRST_LOOK
-    found: dict[int, bytes] = field(default_factory=dict)
-
-    def lacks(self, slices: int) -> bool:
-        """Return whether a slice's checkpoint may be below; ``slices``: 0 if not known yet."""
-        if self.read_from <= self.start:
-            return False
-        mine = range(self.partition, slices, self.partitions)
-        return not slices or any(slice_no not in self.found for slice_no in mine)
-
-    def look_back(self) -> None:
-        since, until = max(self.start, self.read_from - self.look), self.read_from
-        stretch: dict[int, bytes] = {}
-        for run in scan_partition(self.config, self.topic, self.partition, since, until):
-            for row in run.rows:
-                slice_no = self._slice_of(row[2])
-                if slice_no is not None and row[3] is not None:
-                    stretch[slice_no] = row[3]
-        self.found = stretch | self.found
-        self.read_from = since
-        self.look *= _GROWTH
-
-    def _slice_of(self, key: bytes | None) -> int | None:
-        slice_no = slice_no_of(key)
-        is_here = slice_no is not None and slice_no % self.partitions == self.partition
-        return slice_no if is_here else None
-
-
-def newest_checkpoints(
-    logs: Iterable[CheckpointLog], partitions: Mapping[str, int]
-) -> dict[int, Checkpoint]:
-    """Return the newest checkpoint of each slice from all partitions of the checkpoint topic.
-
-    A checkpoint names all delay topics of its slice. So the topic with the most partitions among
-    all checkpoints gives the number of slices.
-    """
-    read = list(logs)
-    found: dict[int, Checkpoint] = {}
-    slices = 0
-    while lacking := [log for log in read if log.lacks(slices)]:
-        for log in lacking:
-            log.look_back()
-        found = _decoded(read, found)
-        slices = _slices(found.values(), partitions)
-    return found
-
-
-def _decoded(
-    logs: Sequence[CheckpointLog], known: Mapping[int, Checkpoint]
-) -> dict[int, Checkpoint]:
-    found = dict(known)
-    for log in logs:
-        for slice_no in log.found.keys() - found.keys():
-            checkpoint = decode_checkpoint(log.found[slice_no])
-            if checkpoint.slice_no != slice_no:
-                raise KafkaEdgeError(
-                    f"the checkpoint of slice {slice_no} is of slice {checkpoint.slice_no}; "
-                    "something else writes to the checkpoint topic: find it, and restrict the "
-                    "topic to the delay service"
-                )
-            found[slice_no] = checkpoint
-    return found
-
-
-def _slices(checkpoints: Iterable[Checkpoint], partitions: Mapping[str, int]) -> int:
-    # The slices are numbered by the partitions of the largest delay topic.
-    topics = {topic for checkpoint in checkpoints for topic in checkpoint.shards}
-    return max((partitions.get(topic, 0) for topic in topics), default=0)
-
 
 # Longest wait for open transactions in the checkpoint topic, in s: longer than a broker leaves the
 # transaction of a dead producer open.
@@ -136,9 +43,12 @@ SETTLE_TIMEOUT_S: Final = 150.0
 # Longest wait for open transactions in other topics than the checkpoint topic, in s: longer than
 # the service's own transactions take.
 OPEN_WAIT_S: Final = 15.0
-TICK_S: Final = 0.1
-# Calls message.headers() from C, for the reason given in connectors.kafka.scan.
-headers_of: Final = methodcaller("headers")
+_TICK_S: Final = 0.1
+# Number of offsets that are read first at the end of a partition of the checkpoint topic, and the
+# factor by which each further range is longer. It limits the number of reads; in a compacted log
+# most offsets hold no record.
+_FIRST_LOOK: Final = 512
+_GROWTH: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,32 +171,41 @@ def take_cut(
         KafkaEdgeError: the cluster does not answer, the checkpoint topic does not exist, a
             checkpoint can't be read, or a transaction in the checkpoint topic stays open.
     """
-    cluster = _CutClient(client)
-    partitions = partition_counts(cluster.admin)
+    admin = admin_of(client)
+    partitions = partition_counts(admin)
     if checkpoint not in partitions:
         raise KafkaEdgeError(
             f"there is no topic {checkpoint}: name the service's checkpoint topic, as its setting "
             "topics.checkpoint does"
         )
-    earlier = cluster.checkpoints(checkpoint, partitions)
-    served = _served(earlier)
-    topics = {*(topic for topic, _ in served), *expected} & partitions.keys()
+    reader = _CheckpointReader(client, checkpoint, partitions)
+    earlier = reader.newest()
+    topics = {*(topic for topic, _ in earlier), *expected} & partitions.keys()
     chosen = set(choose(partitions.keys())) & partitions.keys()
     taken_ms = time.time_ns() // 1_000_000
     # The delay topics last: they then hold every record that an output names.
-    others, hidden = cluster.spans(_places(chosen - topics, partitions), open_wait_s)
-    spans, also_hidden = cluster.spans(_places(topics, partitions), open_wait_s)
-    later = _served(cluster.checkpoints(checkpoint, partitions))
-    asked = sorted(topics | chosen)
-    ids = topic_ids(cluster.admin, asked) if asked else {}
-    open_places = frozenset(hidden | also_hidden)
-    notes = tuple(
+    others, hidden = _spans(admin, _places(chosen - topics, partitions), open_wait_s)
+    spans, also_hidden = _spans(admin, _places(topics, partitions), open_wait_s)
+    later = reader.newest()
+    ids = topic_ids(admin, sorted(topics | chosen))
+    hidden |= also_hidden
+    open_notes = [
         f"{topic}:{number} is read up to offset {(others | spans)[topic, number].end}: a "
         "transaction there stays open (find its producer with kafka-transactions.sh find-hanging)"
-        for topic, number in sorted(open_places)
+        for topic, number in sorted(hidden)
+    ]
+    shards, notes, unserved = _shards(earlier, later, spans, ids)
+    return Cut(
+        taken_ms,
+        tuple(shards),
+        others,
+        partitions,
+        served=frozenset(f"{topic}:{number}" for topic, number in earlier.keys() | later.keys()),
+        notes=(*open_notes, *notes),
+        open_places=frozenset(hidden),
+        unserved=unserved,
+        topic_ids=ids,
     )
-    cut = Cut(taken_ms, (), others, partitions, notes=notes, open_places=open_places, topic_ids=ids)
-    return _with_shards(cut, served, later, spans, ids)
 
 
 def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Place]:
@@ -297,34 +216,31 @@ def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Pl
     """Return first offset and end of the existing logs, once no transaction below the
     ends is open.
     """
-    cluster = _CutClient(client)
-    counts = partition_counts(cluster.admin)
-    return cluster.settled_spans(_places([topic for topic in topics if topic in counts], counts))
+    admin = admin_of(client)
+    counts = partition_counts(admin)
+    return _settled(admin, _places([topic for topic in topics if topic in counts], counts))
 
 
-def _with_shards(
-    cut: Cut,
+def _shards(
     earlier: Mapping[Place, ShardCheckpoint],
     later: Mapping[Place, ShardCheckpoint],
     spans: Mapping[Place, Span],
     ids: Mapping[str, str],
-) -> Cut:
+) -> tuple[list[ShardCut], list[str], dict[Place, int]]:
+    # The shards that can be judged, a sentence for each other one, and the offsets of those that no
+    # checkpoint covers.
     shards: list[ShardCut] = []
-    notes = list(cut.notes)
+    notes: list[str] = []
     unserved: dict[Place, int] = {}
     for place in sorted(earlier.keys() | spans.keys()):
         topic, partition = place
-        first, last = earlier.get(place), later.get(place)
-        held = spans[place].end - spans[place].start if place in spans else 0
-        is_anew = last is not None and ids.get(topic) not in (None, last.topic_id)
-        if held and (first is None or last is None or is_anew):
-            unserved[place] = held
+        first, last, span = earlier.get(place), later.get(place), spans.get(place)
         if first is None or last is None:
-            notes.append(f"{topic}:{partition} is in no checkpoint: no node has served it yet")
-        elif place not in spans:
-            notes.append(f"{topic}:{partition} is in the checkpoint, and not in the cluster")
-        elif is_anew:
-            notes.append(f"{topic}:{partition} was made anew, and no node has served the new one")
+            why = "is in no checkpoint: no node has served it yet"
+        elif span is None:
+            why = "is in the checkpoint, and not in the cluster"
+        elif ids.get(topic) not in (None, last.topic_id):
+            why = "was made anew, and no node has served the new one"
         else:
             notes += [
                 f"{topic}:{partition} lost the offsets {lost.first} to {lost.stop - 1}: retention "
@@ -332,74 +248,120 @@ def _with_shards(
                 for lost in last.lost
             ]
             began = first.cursor if first.topic_id == last.topic_id else Cursor()
-            shards.append(
-                ShardCut(
-                    *place,
-                    last.topic_id,
-                    began,
-                    last.cursor,
-                    last.contracts,
-                    spans[place],
-                    last.lost,
+            cursors = (began, last.cursor)
+            one = ShardCut(*place, last.topic_id, *cursors, last.contracts, span, last.lost)
+            shards.append(one)
+            continue
+        notes.append(f"{topic}:{partition} {why}")
+        if span is not None and span.end > span.start:
+            unserved[place] = span.end - span.start
+    return shards, notes, unserved
+
+
+class _CheckpointReader:
+    """Reader of the newest checkpoint of each slice.
+
+    The checkpoints of slice ``s`` are in partition ``s % partitions``, keyed by ``b"%d" % s``. The
+    newest one of a busy slice is near the end, that of an idle slice anywhere. So all partitions
+    are read backwards from their ends, in growing ranges, until every slice is found; and after
+    that, only what was appended since.
+    """
+
+    def __init__(
+        self, client: Mapping[str, str], topic: str, partitions: Mapping[str, int]
+    ) -> None:
+        self._client = client
+        self._partitions = partitions
+        self._places = _places([topic], partitions)
+        self._found: dict[int, Checkpoint] = {}
+        self._ends: dict[Place, int] = {}
+
+    def newest(self) -> dict[Place, ShardCheckpoint]:
+        spans = _settled(admin_of(self._client), self._places)
+        if self._ends:
+            new = {place: Span(self._ends[place], span.end) for place, span in spans.items()}
+            self._found |= self._read(new, known=())
+        else:
+            self._look_back(spans)
+        self._ends = {place: span.end for place, span in spans.items()}
+        return {
+            (topic, slice_no): shard
+            for slice_no, checkpoint in self._found.items()
+            for topic, shard in checkpoint.shards.items()
+        }
+
+    def _look_back(self, spans: Mapping[Place, Span]) -> None:
+        left, look = dict(spans), _FIRST_LOOK
+        while left := {
+            p: span for p, span in left.items() if span.start < span.end and self._lacks(p)
+        }:
+            ranges = {p: Span(max(s.start, s.end - look), s.end) for p, s in left.items()}
+            self._found |= self._read(ranges, known=self._found.keys())
+            left = {p: Span(span.start, ranges[p].start) for p, span in left.items()}
+            look *= _GROWTH
+
+    def _lacks(self, place: Place) -> bool:
+        # A checkpoint names all delay topics of its slice, and the slices are numbered by the
+        # partitions of the largest one. Until one is found, their number is not known.
+        topics = {topic for checkpoint in self._found.values() for topic in checkpoint.shards}
+        slices = max((self._partitions.get(topic, 0) for topic in topics), default=0)
+        mine = range(place[1], slices, len(self._places))
+        return not slices or any(slice_no not in self._found for slice_no in mine)
+
+    def _read(self, spans: Mapping[Place, Span], known: Collection[int]) -> dict[int, Checkpoint]:
+        values: dict[int, bytes] = {}
+        for message in read_logs(self._client, dict(spans)):
+            if message.error() is not None:
+                raise KafkaEdgeError(
+                    f"{message.topic()}:{message.partition()} can't be read at offset "
+                    f"{message.offset()}: {message.error().str()}; the user needs Read on the topic"
                 )
-            )
-    served = frozenset(f"{topic}:{partition}" for topic, partition in earlier.keys() | later.keys())
-    return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes), unserved=unserved)
+            slice_no = slice_no_of(message.key())
+            if slice_no is None or slice_no % len(self._places) != message.partition():
+                continue  # it is none of the service's
+            if slice_no not in known and message.value() is not None:
+                values[slice_no] = message.value()
+        return {slice_no: _decoded(slice_no, value) for slice_no, value in values.items()}
 
 
-def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoint]:
-    return {
-        (topic, slice_no): shard
-        for slice_no, checkpoint in checkpoints.items()
-        for topic, shard in checkpoint.shards.items()
-    }
+def _decoded(slice_no: int, value: bytes) -> Checkpoint:
+    checkpoint = decode_checkpoint(value)
+    if checkpoint.slice_no != slice_no:
+        raise KafkaEdgeError(
+            f"the checkpoint of slice {slice_no} is of slice {checkpoint.slice_no}; something else "
+            "writes to the checkpoint topic: find it, and restrict the topic to the delay service"
+        )
+    return checkpoint
 
 
-class _CutClient:
-    def __init__(self, client: Mapping[str, str]) -> None:
-        self._client = native_options(client)
-        self.admin: KafkaAdmin = admin_client(self._client)
+def _settled(admin: KafkaAdmin, places: Collection[Place]) -> dict[Place, Span]:
+    spans, hidden = _spans(admin, places, SETTLE_TIMEOUT_S)
+    if hidden:
+        topic, partition = min(hidden)
+        raise KafkaEdgeError(
+            f"a transaction in {topic}:{partition} has been open for {SETTLE_TIMEOUT_S:.0f} s, and "
+            "hides what comes after it: find its producer (kafka-transactions.sh find-hanging), "
+            "or try again later"
+        )
+    return spans
 
-    def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        config = consumer_config(self._client, "spark-cut")
-        count = partitions[topic]
-        spans = self.settled_spans([(topic, number) for number in range(count)])
-        logs = [
-            CheckpointLog(config, *place, count, span.start, span.end)
-            for place, span in spans.items()
-        ]
-        return newest_checkpoints(logs, partitions)
 
-    def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
-        spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
-        if hidden:
-            topic, partition = min(hidden)
-            raise KafkaEdgeError(
-                f"a transaction in {topic}:{partition} has been open for "
-                f"{SETTLE_TIMEOUT_S:.0f} s, and hides what comes after it: find its producer "
-                "(kafka-transactions.sh find-hanging), or try again later"
-            )
-        return spans
-
-    def spans(
-        self, places: Collection[Place], wait_s: float
-    ) -> tuple[dict[Place, Span], set[Place]]:
-        # A log with a transaction that stays open ends at that transaction, others at the high
-        # watermark.
-        ends = offsets_of(self.admin, places, LATEST)
-        waiting = set(ends)
-        stable: dict[Place, int] = {}
-        deadline_s = time.monotonic() + wait_s
-        tick = threading.Event()
-        while waiting:
-            stable = offsets_of(self.admin, waiting, LATEST, IsolationLevel.READ_COMMITTED)
-            waiting = {place for place in waiting if stable[place] < ends[place]}
-            if waiting and time.monotonic() > deadline_s:
-                break
-            if waiting:
-                tick.wait(TICK_S)
-        ends |= {place: stable[place] for place in waiting}
-        # After the ends: retention may pass an end that was asked for before.
-        starts = offsets_of(self.admin, places, EARLIEST)
-        spans = {place: Span(starts[place], max(ends[place], starts[place])) for place in ends}
-        return spans, waiting
+def _spans(
+    admin: KafkaAdmin, places: Collection[Place], wait_s: float
+) -> tuple[dict[Place, Span], set[Place]]:
+    # A log with a transaction that stays open ends at that transaction, others at the high
+    # watermark.
+    ends = offsets_of(admin, places, LATEST)
+    waiting, tick = set(ends), threading.Event()
+    deadline_s = time.monotonic() + wait_s
+    while waiting:
+        stable = offsets_of(admin, waiting, LATEST, IsolationLevel.READ_COMMITTED)
+        waiting = {place for place in waiting if stable[place] < ends[place]}
+        if waiting and time.monotonic() > deadline_s:
+            ends |= {place: stable[place] for place in waiting}
+            break
+        if waiting:
+            tick.wait(_TICK_S)
+    # After the ends: retention may pass an end that was asked for before.
+    starts = offsets_of(admin, places, EARLIEST)
+    return {place: Span(starts[place], max(ends[place], starts[place])) for place in ends}, waiting

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from operator import methodcaller
+from typing import Any, Final, NamedTuple
 
-from confluent_kafka import KafkaException, Message, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka import KafkaException
 
-from connectors.kafka.clients import admin_client, consumer_client
-from connectors.kafka.errors import answer_of
-from connectors.kafka.log_ends import ASK_TIMEOUT_S, offsets_since
-from connectors.kafka.scan import SCAN_STALL_S, consumer_config
-from connectors.spark.common.cut import TICK_S, headers_of
-from connectors.spark.common.topics import Place, Span, native_options
+from connectors.kafka.log_ends import offsets_since
+from connectors.kafka.topic_facts import ask_configs
+from connectors.spark.common.clients import admin_of, read_logs
+from connectors.spark.common.topics import Place, Span
 from delayservice.base.errors import KafkaEdgeError
 
-_FIRST_BATCH: Final = 1_000
-
 _LOOK_AHEAD: Final = 1_000
+# Calls message.headers() from C, for the reason given in connectors.kafka.scan.
+_headers_of: Final = methodcaller("headers")
 
 
 def first_times(
@@ -35,44 +29,25 @@ def first_times(
     may write any timestamp. If none of the first ``_LOOK_AHEAD`` records has it, it is the latest
     of their timestamps.
     """
-    waiting = {place: span for place, span in spans.items() if span.start < span.end}
-    if not waiting:
-        return {}
-    # One small fetch of each partition is all that is wanted.
-    config = consumer_config(native_options(client), "spark-first")
-    consumer = consumer_client(config | {"fetch.message.max.bytes": 1_024})
     found: dict[Place, int] = {}
     looked = Counter[Place]()
-    try:
-        consumer.assign([TopicPartition(*place, span.start) for place, span in waiting.items()])
-        heard_s = time.monotonic()
-        while waiting:
-            for message in consumer.consume(_FIRST_BATCH, TICK_S):
-                place = (message.topic(), message.partition())
-                if place not in waiting:
-                    continue
-                heard_s = time.monotonic()
-                looked[place] += 1
-                is_last = looked[place] == _LOOK_AHEAD
-                if message.error() is None:
-                    at_ms, is_it = message.timestamp()[1], _bears(message, header)
-                    found[place] = at_ms if is_it else max(at_ms, found.get(place, 0))
-                    is_last |= is_it or (message.offset() or 0) + 1 >= waiting[place].end
-                if is_last or message.error() is not None:
-                    del waiting[place]
-                    consumer.pause([TopicPartition(*place)])
-            if time.monotonic() - heard_s > SCAN_STALL_S:
-                raise KafkaEdgeError(f"{min(waiting)} gave nothing for {SCAN_STALL_S:.0f} s")
-    finally:
-        consumer.close()
+    waiting = dict(spans)
+    # One small fetch of each partition is all that is wanted.
+    for message in read_logs(client, waiting, **{"fetch.message.max.bytes": 1_024}):
+        if message.error() is not None:
+            continue
+        place, at_ms = (message.topic(), message.partition()), message.timestamp()[1]
+        looked[place] += 1
+        is_it = header is None or _bears(message, header)
+        found[place] = at_ms if is_it else max(at_ms, found.get(place, 0))
+        if is_it or looked[place] == _LOOK_AHEAD:
+            waiting.pop(place)
     return found
 
 
-def _bears(message: Message, header: str | None) -> bool:
-    if header is None:
-        return True
+def _bears(message: Any, header: str) -> bool:  # noqa: ANN401  # the client's stubs lack it
     try:
-        return any(name == header for name, _ in headers_of(message) or ())
+        return any(name == header for name, _ in _headers_of(message) or ())
     except (SystemError, UnicodeDecodeError):  # a name that is not UTF-8: not the service's
         return False
 
@@ -83,24 +58,19 @@ def offsets_at(
     """Return the first offset of each log with a timestamp of ``at_ms`` (epoch ms) or later, if
     any.
     """
-    return offsets_since(admin_client(native_options(client)), places, at_ms)
+    return offsets_since(admin_of(client), places, at_ms)
 
 
 def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
-    admin = admin_client(native_options(client))
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
-    asked = admin.describe_configs(resources) if resources else {}
+    admin = admin_of(client)
     found = {}
-    for resource, future in asked.items():
-        try:
-            held = answer_of(future, ASK_TIMEOUT_S)
-        except KafkaException as exc:
+    for topic, said in ask_configs(admin, sorted(topics)):
+        if isinstance(said, KafkaException):
             raise KafkaEdgeError(
-                f"the configuration of {resource.name} can't be read: {admin.explain(exc)}; give "
-                "this user DescribeConfigs on it"
-            ) from exc
-        said = {name: entry.value or "" for name, entry in held.items()}
-        found[resource.name] = Policy(
+                f"the configuration of {topic} can't be read: {admin.explain(said)}; give this "
+                "user DescribeConfigs on it"
+            ) from said
+        found[topic] = Policy(
             is_compacted="compact" in said.get("cleanup.policy", ""),
             is_by_broker=said.get("message.timestamp.type") == "LogAppendTime",
         )

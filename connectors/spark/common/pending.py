@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.spark.common.decode import ShardReader, rows_of, runs
-from connectors.spark.common.frames import arrow_schema, batch_of
+from connectors.spark.common.frames import batch_of
 from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, SCHEDULE, Entry
@@ -36,9 +36,16 @@ _SHARD: Final = ("topic", "partition")
 # Columns of records that sift returns. canceller: the record's own offset if it is a user's record
 # with an id below H, which settles earlier records of its id; else null. base: first offset whose
 # record may settle this one; null if this one is not pending.
-_SIFTED: Final = arrow_schema(
-    "topic string, partition int, key_ms bigint, offset bigint, record_id binary, "
-    "canceller bigint, base bigint"
+_SIFTED: Final = pa.schema(
+    {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "key_ms": pa.int64(),
+        "offset": pa.int64(),
+        "record_id": pa.binary(),
+        "canceller": pa.int64(),
+        "base": pa.int64(),
+    }
 )
 
 

@@ -8,62 +8,66 @@ due time, epoch ms.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.common.frames import arrow_schema
-from connectors.spark.reconcile.digest_rows import sum64
-from connectors.spark.reconcile.repair_plan import RepairStep
+from connectors.spark.common.frames import batch_of
 from delayservice.replicas.digest import HOUR_MS
 
 FINDINGS_VERSION: Final = 1
 """Version of the format ``FINDING``."""
 
-FINDING: Final = (
-    "kind string, node string, topic string, partition int, start_ms bigint, stop_ms bigint, "
-    "offset bigint, key_ms bigint, detail string"
+SHARD_TYPES: Final = {"topic": pa.string(), "partition": pa.int32()}
+COPY_TYPES: Final = {"node": pa.string(), **SHARD_TYPES}
+SHARD: Final = [*SHARD_TYPES]
+COPY: Final = [*COPY_TYPES]
+HOUR: Final = [*SHARD, "hour_ms"]
+PLACE: Final = [*COPY, "hour_ms"]
+_RECORD: Final = [*PLACE, "key_ms", "offset"]
+
+
+def _longs(*names: str) -> dict[str, pa.DataType]:
+    return dict.fromkeys(names, pa.int64())
+
+
+FINDING: Final = pa.schema(
+    {
+        "kind": pa.string(),
+        **COPY_TYPES,
+        **_longs("start_ms", "stop_ms", "offset", "key_ms"),
+        "detail": pa.string(),
+    }
 )
 """Columns of a finding. Times are epoch ms; ``detail`` is a text for users; columns that do not
 apply are null."""
-OF_RECORDS: Final = ("missing", "extra", "different")
-"""Kinds of findings about records: a copy lacks one, has one too many, or has other content."""
-
-HELD: Final = (
-    "node string, topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
-)
-"""Columns of a pending record in a copy; ``payload_hash`` as in ``stored.DDL``."""
-LOGGED: Final = "topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
-COPIES: Final = "node string, topic string, partition int, log_start bigint"
-"""Columns of a copy to compare. ``log_start``: first offset of the shard's log; records of the copy
-with lower offsets can't be judged, and are ignored."""
-TOLD: Final = "node string, topic string, partition int, hour_ms bigint, stop_ms bigint, why string"
+SUMS: Final = pa.schema({**COPY_TYPES, **_longs("hour_ms", "count", "hash")})
+"""Columns of one hour of one copy: number of pending records, and sum of their hashes modulo 2^64
+as a signed number."""
+TOLD: Final = pa.schema({**COPY_TYPES, **_longs("hour_ms", "stop_ms"), "why": pa.string()})
 """Columns of an hour whose records a node was asked for. It has told those with key times below
 ``stop_ms``, epoch ms; ``why``: reason if that is not the whole hour."""
-UNREADABLE: Final = (
-    "node string, topic string, partition int, start_ms bigint, stop_ms bigint, why string"
-)
+UNREADABLE: Final = pa.schema({**COPY_TYPES, **_longs("start_ms", "stop_ms"), "why": pa.string()})
 """Columns of a range of key times, epoch ms, of a copy that could not be read; ``why``: reason for
 users."""
-WRONG: Final = (
-    "node string, topic string, partition int, hour_ms bigint, count bigint, log_count bigint"
-)
-"""Columns of an hour of a copy that differs from the log: ``count`` records in the copy,
-``log_count`` pending by the log."""
+COPIES: Final = pa.schema({**COPY_TYPES, **_longs("below", "k_ms", "k_offset", "from_ms")})
+"""Columns of a copy that is compared: its cursor (H, and K with its offset), and the lowest key
+time that is compared, epoch ms."""
+LIMITS: Final = pa.schema({**SHARD_TYPES, **_longs("log_start", "later_ms", "from_ms")})
+"""Columns of a shard after the comparison: first offset of its log, key time of K, and ``from_ms``
+of its copies."""
 
-SHARD: Final = ["topic", "partition"]
-COPY: Final = ["node", *SHARD]
-HOUR: Final = [*SHARD, "hour_ms"]
-PLACE: Final = ["node", *HOUR]
+OF_RECORDS: Final = ("missing", "extra", "different")
+"""Kinds of findings about records: a copy lacks one, has one too many, or has other content."""
 KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
-_RECORD: Final = [*PLACE, "key_ms", "offset"]
 
-_DETAIL: Final = {
-    "missing": "the log has it pending, the copy has not",
-    "extra": "the copy has it pending; by the log it is cancelled, replaced or was never written",
-    "different": "the copy has it with other content than the log",
-}
+
+def frame_of(spark: SparkSession, rows: Iterable[Sequence[Any]], schema: pa.Schema) -> DataFrame:
+    # From Arrow, as a list of rows would make Python workers of executors decode it.
+    return spark.createDataFrame(pa.Table.from_batches([batch_of(rows, schema)]))
 
 
 def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
@@ -71,11 +75,15 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
     with another content (``different``), and for each that only a copy has (``extra``).
 
     Args:
-        held: records of all copies, columns ``HELD``, pending at the shard's cursor: offsets below
-            H with keys above K, without records that an offset below H cancels.
-        logged: records that are pending by the log at the same cursor, columns ``LOGGED``.
-        copies: copies to compare, columns ``COPIES``, each once. With ``hour_ms`` and ``stop_ms``,
-            only the records of those hours are compared, up to key time ``stop_ms``, exclusive.
+        held: records of all copies that are pending at the shard's cursor: offsets below H with
+            keys above K, without records that an offset below H cancels. Columns ``node, topic,
+            partition, key_ms, offset, payload_hash``.
+        logged: records that are pending by the log at the same cursor; the same columns without
+            ``node``.
+        copies: copies to compare, each once: ``node, topic, partition, log_start``. Records of the
+            copy with offsets below ``log_start``, the first one of the shard's log, can't be
+            judged, and are ignored. With ``hour_ms`` and ``stop_ms``, only the records of those
+            hours are compared, up to key time ``stop_ms``, exclusive.
 
     Returns:
         Columns of ``FINDING``.
@@ -84,20 +92,26 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
     is_in_scope = "key_ms < stop_ms" if "stop_ms" in copies.columns else "true"
     ours = logged.transform(with_hour).join(copies, [name for name in scope if name != "node"])
     theirs = held.transform(with_hour).join(copies, scope).where("offset >= log_start")
-    kind = (
-        sf.when(sf.col("payload_hash").isNull(), "missing")
-        .when(sf.col("log_payload").isNull(), "extra")
-        .when(sf.col("payload_hash") != sf.col("log_payload"), "different")
+    ours = ours.where(is_in_scope).select(*_RECORD, sf.col("payload_hash").alias("log_hash"))
+    theirs = theirs.where(is_in_scope).select(*_RECORD, "payload_hash")
+    extra = "the copy has it pending; by the log it is cancelled, replaced or was never written"
+    said = (
+        sf.when(
+            sf.col("payload_hash").isNull(),
+            _said("missing", "the log has it pending, the copy has not"),
+        )
+        .when(sf.col("log_hash").isNull(), _said("extra", extra))
+        .when(
+            sf.col("payload_hash") != sf.col("log_hash"),
+            _said("different", "the copy has it with other content than the log"),
+        )
     )
-    return (
-        ours.where(is_in_scope)
-        .select(*_RECORD, sf.col("payload_hash").alias("log_payload"))
-        .join(theirs.where(is_in_scope).select(*_RECORD, "payload_hash"), _RECORD, "full")
-        .withColumn("kind", kind)
-        .where("kind is not null")
-        .withColumn("detail", _by_kind(_DETAIL))
-        .transform(as_findings)
-    )
+    found = ours.join(theirs, _RECORD, "full").withColumn("said", said).where("said is not null")
+    return found.select("*", "said.*").transform(as_findings)
+
+
+def _said(kind: str, detail: str) -> Column:
+    return sf.struct(sf.lit(kind).alias("kind"), sf.lit(detail).alias("detail"))
 
 
 def with_hour(records: DataFrame) -> DataFrame:
@@ -111,57 +125,52 @@ def as_findings(rows: DataFrame) -> DataFrame:
     if "hour_ms" in rows.columns:
         told |= {"start_ms": sf.col("hour_ms"), "stop_ms": sf.col("hour_ms") + HOUR_MS}
     told |= {name: sf.col(name) for name in rows.columns}
-    return rows.select(*(told[name].alias(name) for name in arrow_schema(FINDING).names))
-
-
-def _by_kind(texts: dict[str, str]) -> Column:
-    pairs = [sf.lit(text) for pair in texts.items() for text in pair]
-    return sf.element_at(sf.create_map(*pairs), sf.col("kind"))
+    return rows.select(*(told[name].alias(name) for name in FINDING.names))
 
 
 # --- hours -------------------------------------------------------------------------------------
 
 
 def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
-    """Return the hours that differ between copies, or ``every`` hour, with ``sums``: an array of
-    node, count and hash of each copy. ``copies``: for each shard, the ``nodes`` that are compared.
-    """
+    """Return the hours (``HOUR``) that differ between ``copies``, or ``every`` hour of them."""
     said = sf.struct("count", "hash")
-    hours = (
-        sums.groupBy(*HOUR)
-        .agg(
-            sf.min(said).alias("least"),
-            sf.max(said).alias("most"),
-            sf.collect_list(sf.struct("node", "count", "hash")).alias("sums"),
-        )
-        .join(sf.broadcast(copies), SHARD)
-    )
-    if not every:
-        hours = hours.where("size(sums) < size(nodes) or least != most")
-    return hours.select(*HOUR, "sums")
+    hours = _in_all(sums.select(*HOUR).distinct(), sums, copies).groupBy(*HOUR)
+    found = hours.agg(sf.min(said).alias("least"), sf.max(said).alias("most"))
+    return found.where("true" if every else "least != most").select(*HOUR)
 
 
-def wrong_hours(
-    suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame, hashed: str
+def hours_to_ask(
+    suspected: DataFrame, sums: DataFrame, logged: DataFrame, copies: DataFrame, hashed: str
 ) -> DataFrame:
-    """Return the readable hours of copies that differ from the log in count or hash, columns
-    ``WRONG``. ``logged`` has the hash to sum up in the column ``hashed``, and all records of
-    ``suspected`` hours.
+    """Return the hours of copies whose records are to be compared with those of the log.
+
+    Args:
+        logged: all records of ``suspected`` hours that are pending by the log, with the hash that
+            ``sums`` adds up in the column ``hashed``.
+
+    Returns:
+        ``PLACE, count, log_count, is_wrong, has_ids``: the hours that differ from the log in count
+        or hash (``is_wrong``), and those with records that bear an id.
     """
     right = logged.groupBy(*HOUR).agg(
-        sf.count("*").alias("log_count"), sum64(sf.col(hashed)).alias("log_hash")
+        sf.count("*").alias("log_count"),
+        sum64(sf.col(hashed)).alias("log_hash"),
+        sf.max(sf.col("record_id").isNotNull()).alias("has_ids"),
     )
-    told = suspected.select(*HOUR, sf.inline("sums"))
     hours = suspected.select(*HOUR).union(right.select(*HOUR)).distinct()
-    by_node = copies.select(*SHARD, sf.explode("nodes").alias("node"))
-    held = (
-        hours.join(sf.broadcast(by_node), SHARD)
-        .join(told, PLACE, "left")
+    return (
+        _in_all(hours, sums, copies)
         .join(right, HOUR, "left")
-        .na.fill(0, ["count", "hash", "log_count", "log_hash"])
-        .where("count != log_count or hash != log_hash")
+        .na.fill(0, ["log_count", "log_hash"])
+        .withColumn("is_wrong", sf.expr("count != log_count or hash != log_hash"))
+        .select(*PLACE, "count", "log_count", "is_wrong", "has_ids")
+        .where("is_wrong or has_ids")
     )
-    return outside(held, unreadable).select(*PLACE, "count", "log_count")
+
+
+def _in_all(hours: DataFrame, sums: DataFrame, copies: DataFrame) -> DataFrame:
+    whole = hours.join(sf.broadcast(copies.select(*COPY)), SHARD)
+    return whole.join(sums, PLACE, "left").na.fill(0, ["count", "hash"])
 
 
 def outside(hours: DataFrame, ranges: DataFrame) -> DataFrame:
@@ -195,8 +204,7 @@ def hour_findings(
     )
     known = explained.withColumnRenamed("start_ms", "hour_ms").select(*PLACE)
     return (
-        wrong.join(known, PLACE, "left_anti")
-        .join(unjudged, PLACE, "left_anti")
+        wrong.join(known.union(unjudged.select(*PLACE)), PLACE, "left_anti")
         .join(told, PLACE, "left")
         .withColumns({"kind": kind, "detail": sf.concat(counts, why)})
         .drop("stop_ms")
@@ -209,20 +217,10 @@ def damage_findings(unreadable: DataFrame) -> DataFrame:
     return as_findings(found)
 
 
-def plan_steps(found: DataFrame, shards: DataFrame) -> list[RepairStep]:
-    """Return a step for each copy with findings that a rebuild from the log repairs. ``shards``:
-    for each shard its ``topic_id``.
+def sum64(numbers: Column) -> Column:
+    """Return the sum of signed numbers modulo 2^64. Halves are added apart, as Spark's sum must not
+    overflow.
     """
-    kinds = (*OF_RECORDS, "damaged")
-    counts = [sf.count_if(sf.col("kind") == kind).alias(kind) for kind in kinds]
-    wrong = found.where(sf.col("kind").isin(*kinds)).groupBy(*COPY).agg(*counts)
-    steps = []
-    for row in wrong.join(sf.broadcast(shards), SHARD).orderBy(*COPY).collect():
-        why = ", ".join(f"{row[kind]} {kind}" for kind in kinds if row[kind])
-        node, topic, partition = (row[name] for name in COPY)
-        steps.append(
-            RepairStep(
-                node=node, topic=topic, topic_id=row["topic_id"], partition=partition, why=why
-            )
-        )
-    return steps
+    low = sf.sum(numbers.bitwiseAND(sf.lit(0xFFFF_FFFF)))
+    high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)
+    return sf.shiftleft(high, 32).bitwiseOR(low.bitwiseAND(sf.lit(0xFFFF_FFFF)))

@@ -9,51 +9,56 @@ from functools import reduce
 from pathlib import Path
 from typing import Final, Protocol
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.kafka.clients import admin_client
 from connectors.kafka.copies import RepairClient
 from connectors.kafka.log_ends import LATEST, newest_time_ms, offsets_of
+from connectors.spark.common.clients import admin_of
 from connectors.spark.common.cut import Cut, ShardCut
-from connectors.spark.common.frames import arrow_schema, kept
+from connectors.spark.common.frames import kept
 from connectors.spark.common.topics import Place, Span, native_options, read_topic
 from connectors.spark.reconcile import digest_rows, digests
 from connectors.spark.reconcile.compare import (
+    COPIES,
     COPY,
-    HELD,
+    COPY_TYPES,
     HOUR,
     PLACE,
-    SHARD,
     TOLD,
     UNREADABLE,
+    frame_of,
+    sum64,
     with_hour,
 )
-from connectors.spark.reconcile.digest_rows import from_hex
-from connectors.spark.reconcile.digests import Comparison, CutAt, Expected, Served, silent
+from connectors.spark.reconcile.digests import Comparison, Expected, silent
 from connectors.spark.reconcile.options import ReconcileOptions
-from connectors.spark.reconcile.store_source import StoreOptions, reach_of, read_store
+from connectors.spark.reconcile.repair_plan import Copy
+from connectors.spark.reconcile.store_source import reach_of, read_store
 from delayservice.base.errors import DelayServiceError
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.commands import ROWS_MAX, Command, Report
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.folder import shard_name
-from delayservice.store.offline import ReadBounds
 
 HOURS_MAX: Final = 10_000
 """Largest number of hours of copies whose records nodes are asked for."""
 ASKED_AT_ONCE: Final = 64
 
-_FOUND: Final = (
-    "node string, topic string, partition int, key_ms bigint, offset bigint, mark bigint, "
-    "payload_hash bigint, damage string, slot_start_ms bigint, slot_stop_ms bigint"
-)
+_DAMAGED: Final = ["slot_start_ms", "slot_stop_ms", "damage"]
 # Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
 # are small.
 _HOURS_PER_TASK: Final = 24
-# Number of reports of nodes that one task reads; each holds up to ``ROWS_MAX`` records.
-_TASK_REPORTS: Final = 20
-_REPORT: Final = "kind string, node string, topic string, partition int, rows array<array<string>>"
+_RECORDS: Final = pa.schema(
+    {
+        **COPY_TYPES,
+        "key_ms": pa.int64(),
+        "offset": pa.int64(),
+        "mark": pa.int64(),
+        "payload_hash": pa.string(),
+    }
+)
 
 
 class Replicas(Protocol):
@@ -61,69 +66,67 @@ class Replicas(Protocol):
 
     Attributes:
         compared: what is compared of each shard.
-        hours: number of hours in the sums that were read, counted for each copy.
+        copies: the same of each copy, columns ``compare.COPIES``.
+        sums: count and hash of each copy's hours, columns ``compare.SUMS``.
         hashed: column with the hash of a record that ``sums`` adds up: ``payload_hash``, or
             ``frame_hash``, which covers the id instead of the payload where there is an id.
+        hour_rows: number of hours in the digest rows that were read, counted for each copy.
+        damaged: ranges of copies that can't be read, columns ``compare.UNREADABLE``.
     """
 
     compared: list[Comparison]
-    hours: int
+    copies: DataFrame
+    sums: DataFrame
     hashed: str
-
-    def damaged(self) -> DataFrame:
-        """Return ranges of copies that can't be read, columns ``UNREADABLE``."""
-
-    def sums(self) -> DataFrame:
-        """Return count and hash of each copy's hours, columns ``digest_rows.SUMS``."""
+    hour_rows: int
+    damaged: DataFrame
 
     def records(self, hours: DataFrame) -> tuple[DataFrame, DataFrame]:
         """Read the records of ``hours`` (columns ``compare.PLACE``) in their order.
 
         Returns:
-            Records that are pending at their shard's cursor, with the columns of ``compare.HELD``;
-            and which hours they are of, columns ``compare.TOLD``.
+            Records that are pending at their shard's cursor, as ``compare`` takes them, with
+            ``hour_ms``; and which hours they are of, columns ``compare.TOLD``.
         """
 
     def look_again(self) -> None:
         """Compare copies that were behind for lack of a newer report and have sent one since."""
 
-    def close(self) -> None: ...
-
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
     # Nodes keep copies of all shards but those of level topics.
     return {
-        (shard.topic, shard.partition): shard
+        shard.place: shard
         for shard in cut.shards
         if shard.contracts.at(shard.later.offset).level_ms == 0
     }
 
 
-def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the ``rows`` that are pending at the cursor of their comparison, with
-    ``is_compared``.
-    """
-    cursors = [(*one.place, one.cursor.offset, *one.cursor.key, one.from_ms) for one in compared]
-    bounds = spark.createDataFrame(
-        cursors,
-        "topic string, partition int, below bigint, k_ms bigint, k_offset bigint, from_ms bigint",
-    )
+def _copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
+    rows = [
+        (node, *one.place, one.cursor.offset, *one.cursor.key, one.from_ms)
+        for one in compared
+        for node in one.nodes
+    ]
+    return frame_of(spark, rows, COPIES)
+
+
+def _held(rows: DataFrame, copies: DataFrame) -> DataFrame:
+    # The rows that are pending at the cursor of their copy, and are compared.
     is_above = "key_ms > k_ms or (key_ms = k_ms and offset > k_offset)"
     is_unmarked = "mark is null or mark < 0 or mark >= below"
     return (
-        rows.join(sf.broadcast(bounds), SHARD)
-        .where(f"offset < below and ({is_above}) and ({is_unmarked})")
-        .withColumn("is_compared", sf.expr("key_ms >= from_ms"))
+        rows.join(sf.broadcast(copies), COPY)
+        .where(f"key_ms >= from_ms and offset < below and ({is_above}) and ({is_unmarked})")
+        .drop(*[name for name in COPIES.names if name not in COPY])
+        .transform(with_hour)
     )
 
 
-def _held(pending: DataFrame) -> DataFrame:
-    return pending.where("is_compared").select(*arrow_schema(HELD).names)
-
-
-def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
-    rows = [(node, *one.place) for one in compared for node in one.nodes]
-    return spark.createDataFrame(rows, "node string, topic string, partition int")
+def _totals(sums: DataFrame) -> dict[Copy, tuple[int, int, int]]:
+    # By copy the number of its hours, of its records, and the signed sum of their hashes.
+    total = sums.groupBy(*COPY).agg(sf.count("*"), sf.sum("count"), sum64(sf.col("hash")))
+    return {tuple(row[:3]): tuple(row[3:]) for row in total.collect()}
 
 
 class Live:
@@ -140,50 +143,44 @@ class Live:
         self._spark = spark
         self._options = options
         self._stop = stop
-        self._native = native_options(options.client)
-        self._admin = admin_client(self._native)
+        self._admin = admin_of(options.client)
         self._spans = {p: span for p, span in cut.spans.items() if p[0] == options.digests}
-        self._rows = self._read(self._spans).persist()
-        shards = {p: Served(s.topic_id, s.earlier) for p, s in served(cut).items()}
+        rows = self._read(self._spans)
         checkpoints = range(cut.partitions[options.checkpoint])
         now_ms = newest_time_ms(self._admin, [(options.checkpoint, n) for n in checkpoints])
-        cuts = digest_rows.newest_cuts(self._rows)
-        self.compared = digests.choose(cuts, shards, options.expected, now_ms)
-        self._hours = digest_rows.hours_at(spark, self._rows, self.compared).persist()
-        totals = digest_rows.totals(self._hours)
-        self.hours = sum(hours for hours, _, _ in totals.values())
-        for one in self.compared:
-            for node, cut_row in [(at.cut.node, at.cut) for at in one.rows]:
-                _, count, hashed = totals.get((node, *one.place), (0, 0, 0))
-                if (count, hashed % 2**64) != (cut_row.count, int(cut_row.hash, 16)):
-                    one.leave_out(
-                        node,
-                        f"its rows hold {count} records and its cut {cut_row.count}: newer rows "
-                        "have taken the place of some, or some were lost; compare again",
-                    )
-            one.records = max((at.cut.count for at in one.rows), default=0)
-
-    def _read(self, spans: Mapping[Place, Span]) -> DataFrame:
-        options = self._options
-        records = read_topic(self._spark, options.client, spans, options.min_partitions)
-        return digest_rows.parse_keys(records)
-
-    def damaged(self) -> DataFrame:
+        cuts = digest_rows.newest_cuts(rows)
+        self.compared = digests.choose(cuts, served(cut), options.expected, now_ms)
+        hours = kept(digest_rows.hours_at(rows, self.compared), options.path("work/hours"))
+        self._check(_totals(hours))
+        self.copies = _copies_of(spark, self.compared)
+        starts = sf.broadcast(self.copies.select(*COPY, "from_ms"))
+        is_compared = f"hour_ms + {HOUR_MS} > from_ms"
+        self.sums = hours.join(starts, COPY).where(is_compared).drop("from_ms")
         found = [
             (node, *one.place, damage.start_ms, damage.stop_ms, damage.why)
             for one in self.compared
             for node, damages in one.damaged.items()
             for damage in damages
         ]
-        return self._spark.createDataFrame(found, UNREADABLE)
+        self.damaged = frame_of(spark, found, UNREADABLE)
 
-    def sums(self) -> DataFrame:
-        starts = [(node, *one.place, one.from_ms) for one in self.compared for node in one.nodes]
-        columns = "node string, topic string, partition int, from_ms bigint"
-        compared = sf.broadcast(self._spark.createDataFrame(starts, columns))
-        return (
-            self._hours.join(compared, COPY).where(f"hour_ms + {HOUR_MS} > from_ms").drop("from_ms")
-        )
+    def _read(self, spans: Mapping[Place, Span]) -> DataFrame:
+        options = self._options
+        records = read_topic(self._spark, options.client, spans, options.min_partitions)
+        return digest_rows.parse_keys(records)
+
+    def _check(self, totals: Mapping[Copy, tuple[int, int, int]]) -> None:
+        self.hour_rows = sum(hours for hours, _, _ in totals.values())
+        for one in self.compared:
+            for at in one.rows:
+                _, count, hashed = totals.get(at.copy, (0, 0, 0))
+                if (count, hashed % 2**64) != (at.cut.count, int(at.cut.hash, 16)):
+                    one.leave_out(
+                        at.cut.node,
+                        f"its rows hold {count} records and its cut {at.cut.count}: newer rows "
+                        "have taken the place of some, or some were lost; compare again",
+                    )
+            one.records = max((at.cut.count for at in one.rows), default=0)
 
     def look_again(self) -> None:
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
@@ -191,71 +188,48 @@ class Live:
             return
         ends = offsets_of(self._admin, self._spans.keys(), LATEST)
         later = {place: Span(span.end, ends[place]) for place, span in self._spans.items()}
-        newer = digest_rows.newest_cuts(self._read(later))
-        cuts = [at for at in newer if isinstance(at, CutAt)]
+        cuts = digest_rows.newest_cuts(self._read(later))
         reported = {at.copy for at in cuts if at.cut.cut > stale.get(at.copy, at.cut.cut)}
         for one in self.compared:
             for node in [node for node in one.stale if (node, *one.place) in reported]:
                 del one.behind[node]
 
-    def close(self) -> None:
-        self._hours.unpersist()
-        self._rows.unpersist()
-
     def records(self, hours: DataFrame) -> tuple[DataFrame, DataFrame]:
-        asked = hours.limit(HOURS_MAX).collect() if self._options.details else []
-        plan, start, told = uuid.uuid4().hex, self._end(), []
-        timeout_s = self._options.answer_timeout_s
-        desk = RepairClient(self._native, self._options.repairs, self._stop)
+        options, spark = self._options, self._spark
+        asked = hours.limit(HOURS_MAX).collect() if options.details else []
+        plan, told, path = uuid.uuid4().hex, [], options.path("work/told")
+        nodes = RepairClient(native_options(options.client), options.repairs, self._stop)
+        records = kept(frame_of(spark, [], _RECORDS), path)
         for first in range(0, len(asked), ASKED_AT_ONCE):
             some = dict(enumerate(asked[first : first + ASKED_AT_ONCE], first))
             requests = [
                 Command(plan=plan, step=step, command="records", **row.asDict())
                 for step, row in some.items()
             ]
-            reports = {one.step: _told(one) for one in desk.ask(requests, timeout_s)}
+            reports = {one.step: one for one in nodes.ask(requests, options.answer_timeout_s)}
             if self._stop.is_set():
                 raise DelayServiceError("stopped while nodes were asked for their records")
-            for step, row in some.items():
-                stop_ms, why = reports.get(step, (0, "the node did not answer"))
-                told.append((*row, row["hour_ms"] + HOUR_MS if stop_ms is None else stop_ms, why))
-        rows = self._rows_of(plan, start, self._end())
-        held = _held(pending_rows(self._spark, rows, self.compared))
-        return held, self._spark.createDataFrame(told, TOLD)
-
-    def _rows_of(self, plan: str, start: int, stop: int) -> DataFrame:
-        spans = {(self._options.repairs, 0): Span(start, stop)}
-        tasks = (stop - start) // _TASK_REPORTS + 1
-        records = read_topic(self._spark, self._options.client, spans, tasks)
-        row = sf.col("row")
-        return (
-            records.where(sf.col("key").cast("string") == plan)
-            .select(sf.from_json(sf.col("value").cast("string"), _REPORT).alias("said"))
-            .select("said.*")
-            .where("kind = 'report'")
-            .select(*COPY, sf.explode("rows").alias("row"))
-            .select(
-                *COPY,
-                row[0].cast("bigint").alias("key_ms"),
-                row[1].cast("bigint").alias("offset"),
-                row[2].cast("bigint").alias("mark"),
-                from_hex(row[3]).alias("payload_hash"),
+            told += [(*hour, *_told(hour[3], reports.get(step))) for step, hour in some.items()]
+            rows = (
+                (*some[step][:3], *row) for step, report in reports.items() for row in report.rows
             )
-        )
+            frame_of(spark, rows, _RECORDS).write.mode("append").parquet(path)
+        records = spark.read.schema(records.schema).parquet(path)
+        records = records.withColumn("payload_hash", digest_rows.from_hex("payload_hash"))
+        return _held(records, self.copies), frame_of(spark, told, TOLD)
 
-    def _end(self) -> int:
-        place = (self._options.repairs, 0)
-        return offsets_of(self._admin, [place], LATEST)[place]
 
-
-def _told(report: Report) -> tuple[int | None, str | None]:
-    # Exclusive end of the key times that a report covers (None: the whole hour, 0: none of it), and
-    # why it does not cover the hour. Records of the last key time may be missing.
+def _told(hour_ms: int, report: Report | None) -> tuple[int, str | None]:
+    # Exclusive end of the key times that a report covers, and why it does not cover the hour.
+    # Records of the last key time may be missing.
+    if report is None:
+        return 0, "the node did not answer"
     if report.status == "failed":
         return 0, report.detail
-    if not report.has_more:
-        return None, None
-    return report.rows[-1][0], f"the node told the first {ROWS_MAX:,} of the hour, which are right"
+    if report.has_more:
+        why = f"the node told the first {ROWS_MAX:,} of the hour, which are right"
+        return report.rows[-1][0], why
+    return hour_ms + HOUR_MS, None
 
 
 class OnDisk:
@@ -264,20 +238,26 @@ class OnDisk:
     """
 
     hashed = "payload_hash"
-    hours = 0
+    hour_rows = 0
 
     def __init__(self, spark: SparkSession, options: ReconcileOptions, cut: Cut) -> None:
-        self._spark = spark
         self._options = options
         self._shards = served(cut)
         reach = {node: self._reach(path) for node, path in sorted(options.folders.items())}
         self.compared = [self._compare(place, reach) for place in sorted(self._shards)]
-        self._found = kept(self._read(), options.path("work/copies"))
-        counts = self._pending().groupBy(*COPY).agg(sf.count("*"), sf.count_if("is_compared"))
-        by_place = {one.place: one for one in self.compared}
-        for _, topic, partition, pending, records in counts.collect():
-            one = by_place[topic, partition]
-            one.pending, one.records = max(one.pending, pending), max(one.records, records)
+        self.copies = _copies_of(spark, self.compared)
+        found = kept(self._read(spark), options.path("work/copies"))
+        renamed = dict(zip(_DAMAGED, UNREADABLE.names[-len(_DAMAGED) :], strict=True))
+        damaged = found.where("damage is not null").select(*COPY, *_DAMAGED)
+        self.damaged = damaged.withColumnsRenamed(renamed)
+        self._held = _held(found.drop(*_DAMAGED).where("key_ms is not null"), self.copies)
+        total = sum64(sf.col(self.hashed)).alias("hash")
+        sums = self._held.groupBy("node", *HOUR).agg(sf.count("*").alias("count"), total)
+        self.sums = kept(sums, options.path("work/hours"))
+        totals = _totals(self.sums)
+        for one in self.compared:
+            counts = (totals.get((node, *one.place), (0, 0, 0))[1] for node in one.nodes)
+            one.pending = one.records = max(counts, default=0)
 
     def _reach(self, path: str) -> dict[Place, int | None]:
         # S: the next offset to be stored; None: the state of the copy can't be read.
@@ -306,36 +286,22 @@ class OnDisk:
         one.from_ms = cursor.key[0] + 1
         return one
 
-    def _read(self) -> DataFrame:
-        topics = {shard.topic_id: shard.topic for shard in self._shards.values()}
-        from_ms = min([one.cursor.key[0] for one in self.compared], default=0)
-        asked = StoreOptions(
-            bounds=ReadBounds(from_ms), topics=topics, content=False, hours_per_task=_HOURS_PER_TASK
-        )
+    def _read(self, spark: SparkSession) -> DataFrame:
+        asked = {
+            "from_ms": min([one.cursor.key[0] for one in self.compared], default=0),
+            "topics": {shard.topic_id: shard.topic for shard in self._shards.values()},
+            "content": False,
+            "hours_per_task": _HOURS_PER_TASK,
+        }
         read = [
-            read_store(self._spark, path, asked).withColumn("node", sf.lit(node))
+            read_store(spark, path, **asked).withColumn("node", sf.lit(node))
             for node, path in sorted(self._options.folders.items())
         ]
-        return reduce(DataFrame.unionByName, read).select(*arrow_schema(_FOUND).names)
-
-    def damaged(self) -> DataFrame:
-        found = self._found.where("damage is not null")
-        bounds = ["slot_start_ms as start_ms", "slot_stop_ms as stop_ms", "damage as why"]
-        return found.selectExpr(*COPY, *bounds)
-
-    def sums(self) -> DataFrame:
-        total = digest_rows.sum64(sf.col(self.hashed)).alias("hash")
-        records = self._pending().where("is_compared").transform(with_hour)
-        return records.groupBy("node", *HOUR).agg(sf.count("*").alias("count"), total)
+        columns = [*COPY, "key_ms", "offset", "mark", "payload_hash", *_DAMAGED]
+        return reduce(DataFrame.unionByName, read).select(*columns)
 
     def records(self, hours: DataFrame) -> tuple[DataFrame, DataFrame]:
         whole = (sf.col("hour_ms") + HOUR_MS).alias("stop_ms")
-        told = hours.select(*PLACE, whole, sf.lit(None).cast("string").alias("why"))
-        return _held(self._pending()), told
+        return self._held, hours.select(*PLACE, whole, sf.lit(None).cast("string").alias("why"))
 
     def look_again(self) -> None: ...
-    def close(self) -> None: ...
-    def _pending(self) -> DataFrame:
-        whole = sf.broadcast(copies_of(self._spark, self.compared))
-        rows = self._found.where("key_ms is not null").join(whole, COPY)
-        return pending_rows(self._spark, rows, self.compared)

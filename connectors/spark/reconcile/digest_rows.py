@@ -1,25 +1,22 @@
-"""Reads the digest topic's cut rows and hour rows (``digests``), and sums them up."""
+"""Reads the digest topic's cut rows and hour rows (``digests``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutAt, Retired
-from connectors.spark.reconcile.repair_plan import Copy
+from connectors.spark.reconcile.compare import COPY, COPY_TYPES, frame_of
+from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutAt
 from delayservice.replicas.digest_rows import decode_cut
 
-SUMS: Final = "node string, topic string, partition int, hour_ms bigint, count bigint, hash bigint"
-"""Columns of one hour of one copy: start in epoch ms, number of pending records, and sum of their
-hashes modulo 2^64 as a signed number."""
-
-_COPY: Final = ["node", "topic", "partition"]
+_AT_CUT: Final = pa.schema(
+    {**COPY_TYPES, "cut_life": pa.string(), "cut_row": pa.int64(), "at_cut": pa.int64()}
+)
 _HOUR: Final = "life string, cut bigint, count bigint, hash string"
-_LOW: Final = 0xFFFF_FFFF
-_HEX_HALF: Final = 8
 
 
 def parse_keys(records: DataFrame) -> DataFrame:
@@ -42,69 +39,41 @@ def parse_keys(records: DataFrame) -> DataFrame:
     )
 
 
-def newest_cuts(rows: DataFrame) -> list[CutAt | Retired]:
-    """Return the ``CUTS_KEPT`` newest cut rows of each copy, tombstones included, unordered."""
-    order = Window.partitionBy(*_COPY).orderBy(sf.desc("row"))
+def newest_cuts(rows: DataFrame) -> list[CutAt]:
+    """Return the ``CUTS_KEPT`` newest cut rows of each copy since its last tombstone."""
+    copy = Window.partitionBy(*COPY)
+    retired = sf.max(sf.when(sf.col("value").isNull(), sf.col("row"))).over(copy)
+    rank = sf.row_number().over(copy.orderBy(sf.desc("row")))
     newest = (
         rows.where("kind = 'c'")
-        .withColumn("rank", sf.row_number().over(order))
-        .where(sf.col("rank") <= CUTS_KEPT)
-        .select(*_COPY, "row", "value")
+        .withColumns({"retired": retired, "rank": rank})
+        .where(f"row > coalesce(retired, -1) and rank <= {CUTS_KEPT}")
+        .select("row", "value")
     )
-    found: list[CutAt | Retired] = []
-    for node, topic, partition, row, value in newest.toLocalIterator():
-        cut = None if value is None else decode_cut(value)
-        if value is None:
-            found.append(Retired(node, topic, partition, row))
-        elif cut is not None:
-            found.append(CutAt(row, cut))
-    return found
+    found = ((row, decode_cut(value)) for row, value in newest.toLocalIterator())
+    return [CutAt(row, cut) for row, cut in found if cut is not None]
 
 
-def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the digest at the compared cut of each hour of every compared copy, columns ``SUMS``.
+def hours_at(rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
+    """Return the digest at the compared cut of each hour of every compared copy, columns
+    ``compare.SUMS``.
 
     It is the newest hour row before the cut row. A row of another ``life`` (name that the copy got
     when it was built), or of a later checkpoint, is left out: the sums then differ from the cut's.
     """
     cuts = [(*at.copy, at.cut.life, at.row, at.cut.cut) for one in compared for at in one.rows]
-    at_cut = spark.createDataFrame(
-        cuts,
-        "node string, topic string, partition int, cut_life string, cut_row bigint, at_cut bigint",
-    )
-    known = rows.where("kind = 'h'").join(sf.broadcast(at_cut), _COPY).where("row < cut_row")
-    # By their offsets, so that no text is moved.
-    last = known.groupBy(*_COPY, "hour_ms").agg(sf.max("row").alias("row")).select("row")
+    at_cut = sf.broadcast(frame_of(rows.sparkSession, cuts, _AT_CUT))
     return (
-        known.join(sf.broadcast(last), "row", "left_semi")
-        .withColumn("said", sf.from_json("value", _HOUR))
+        rows.where("kind = 'h'")
+        .join(at_cut, COPY)
+        .where("row < cut_row")
+        .groupBy(*COPY, "hour_ms", "cut_life", "at_cut")
+        .agg(sf.from_json(sf.max_by("value", "row"), _HOUR).alias("said"))
         .where("said.life = cut_life and said.cut <= at_cut")
-        .select(*_COPY, "hour_ms", "said.count", from_hex(sf.col("said.hash")).alias("hash"))
+        .select(*COPY, "hour_ms", "said.count", from_hex("said.hash").alias("hash"))
     )
 
 
-def totals(hours: DataFrame) -> Mapping[Copy, tuple[int, int, int]]:
-    """Return by copy the number of hours with records, of records, and the signed sum of hashes."""
-    summed = hours.groupBy(*_COPY).agg(
-        sf.count("*"), sf.sum("count"), sum64(sf.col("hash")).alias("hash")
-    )
-    return {
-        (node, topic, partition): (hours, records, hashed)
-        for node, topic, partition, hours, records, hashed in summed.collect()
-    }
-
-
-def from_hex(digits: Column) -> Column:
-    """Return a column with the signed number of 64 bits in 16 hexadecimal digits."""
-    high = sf.conv(sf.substring(digits, 1, _HEX_HALF), 16, 10).cast("bigint")
-    low = sf.conv(sf.substring(digits, _HEX_HALF + 1, _HEX_HALF), 16, 10).cast("bigint")
-    return sf.shiftleft(high, 32).bitwiseOR(low)
-
-
-def sum64(numbers: Column) -> Column:
-    """Return the sum of signed numbers modulo 2^64. Halves are added apart, as Spark's sum must not
-    overflow.
-    """
-    low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
-    high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)
-    return sf.shiftleft(high, 32).bitwiseOR(low.bitwiseAND(sf.lit(_LOW)))
+def from_hex(digits: str) -> Column:
+    # To base -10: to a signed number of 64 bits.
+    return sf.conv(digits, 16, -10).cast("bigint")

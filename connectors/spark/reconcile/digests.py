@@ -11,17 +11,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from connectors.spark.common.cut import ShardCut
 from connectors.spark.common.topics import Place
 from connectors.spark.reconcile.repair_plan import Copy
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.replicas.digest_rows import CutRow, Unreadable
 
-NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
 # Time by which a node's newest cut row must be older than the newest of all nodes for the node to
 # count as gone, in ms.
 GONE_MS: Final = 86_400_000
+_GONE: Final = (
+    "it has reported nothing for a day or longer: start it; if it was taken away for good, "
+    "name the nodes that there are (--node)"
+)
 
 
 class CutAt(NamedTuple):
@@ -33,19 +37,6 @@ class CutAt(NamedTuple):
     @property
     def copy(self) -> Copy:
         return self.cut.node, self.cut.topic, self.cut.partition
-
-
-class Retired(NamedTuple):
-    """Tombstone of cut rows in the digest topic: the node no longer keeps a copy of the shard."""
-
-    node: str
-    topic: str
-    partition: int
-    row: int
-
-    @property
-    def copy(self) -> Copy:
-        return self.node, self.topic, self.partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +55,6 @@ class Expected:
     nodes: tuple[str, ...] = ()
     replicas: int = 0
     behind_ms: int = 600_000
-
-
-class Served(NamedTuple):
-    """State of a shard: id of its topic, and its cursor just before the digests were read."""
-
-    topic_id: str
-    cursor: Cursor
 
 
 @dataclass(slots=True)
@@ -94,7 +78,7 @@ class Comparison:
 
     topic: str
     partition: int
-    cursor: Cursor = NO_CURSOR
+    cursor: Cursor = Cursor()  # noqa: RUF009  # immutable
     from_ms: int = 0
     cut: int | None = None
     cut_ms: int | None = None
@@ -135,62 +119,56 @@ class Comparison:
 
 
 def choose(
-    rows: Iterable[CutAt | Retired],
-    shards: Mapping[Place, Served],
-    expected: Expected,
-    now_ms: int,
+    rows: Iterable[CutAt], shards: Mapping[Place, ShardCut], expected: Expected, now_ms: int
 ) -> list[Comparison]:
     """Return what to compare of each shard: the copies at the checkpoint for which the largest
     number of copies have cut rows; if several have as many, at the newest.
     """
-    copies: dict[Copy, list[CutAt | Retired]] = {}
-    for row in sorted(rows, key=lambda row: -row.row):
-        copies.setdefault(row.copy, []).append(row)
-    found = []
-    for place, shard in sorted(shards.items()):
-        lives = {
-            copy[0]: _this_life(told, shard.topic_id)
-            for copy, told in copies.items()
-            if copy[1:] == place and (not expected.nodes or copy[0] in expected.nodes)
-        }
-        known = {node: told for node, told in sorted(lives.items()) if told}
-        one = _compare(place, known, expected)
-        _leave_out_stale(one, known, shard.cursor, now_ms - expected.behind_ms)
-        found.append(one)
-    return found
+    lives: dict[Place, dict[str, list[CutAt]]] = {place: {} for place in sorted(shards)}
+    for at in sorted(rows, key=lambda at: (at.cut.node, -at.row)):
+        shard = shards.get((at.cut.topic, at.cut.partition))
+        if shard is None or at.cut.topic_id != shard.topic_id:
+            continue
+        if expected.nodes and at.cut.node not in expected.nodes:
+            continue
+        told = lives[shard.place].setdefault(at.cut.node, [])
+        if not told or at.cut.life == told[0].cut.life:  # since the copy was last built
+            told.append(at)
+    return [_compare(shards[place], of, expected, now_ms) for place, of in lives.items()]
 
 
-def _this_life(told: Sequence[CutAt | Retired], topic_id: str) -> list[CutAt]:
-    # Only rows since the copy was last built count; rows of a former topic of the same name are
-    # ignored.
-    newest = told[0]
-    if isinstance(newest, Retired):
-        return []
-    cuts: dict[int, CutAt] = {}
-    for at in told:
-        if isinstance(at, Retired):
-            break
-        if (at.cut.life, at.cut.topic_id) != (newest.cut.life, topic_id):
-            break
-        cuts.setdefault(at.cut.cut, at)
-    return list(cuts.values())
-
-
-def _compare(place: Place, lives: Mapping[str, Sequence[CutAt]], expected: Expected) -> Comparison:
+def _compare(
+    shard: ShardCut, lives: Mapping[str, Sequence[CutAt]], expected: Expected, now_ms: int
+) -> Comparison:
     newest_ms = max((told[0].cut.cut_ms for told in lives.values()), default=0)
-    gone = _gone(lives, newest_ms - max(GONE_MS, expected.behind_ms))
-    there = {node: told for node, told in lives.items() if node not in gone}
-    newest = {node: told[0].cut for node, told in there.items()}
-    found = Comparison(*place, silent={**silent(there.keys(), expected), **gone})
-    found.damaged = {node: cut.damaged for node, cut in newest.items() if cut.damaged}
-    found.owners = {node for node, cut in newest.items() if cut.role == "owner"}
-    found.pending = max((cut.pending for cut in newest.values()), default=0)
+    gone_ms = newest_ms - max(GONE_MS, expected.behind_ms)
+    there = {node: told for node, told in lives.items() if told[0].cut.cut_ms >= gone_ms}
+    found = Comparison(*shard.place, silent=silent(there.keys(), expected))
+    found.silent |= dict.fromkeys(lives.keys() - there.keys(), _GONE)
     usable: dict[str, dict[int, CutAt]] = {}
     for node, told in there.items():
-        if why := _behind(told, newest_ms - expected.behind_ms, newest_ms):
-            found.behind[node] = why
+        newest = told[0].cut
+        if newest.damaged:
+            found.damaged[node] = newest.damaged
+        if newest.role == "owner":
+            found.owners.add(node)
+        found.pending = max(found.pending, newest.pending)
+        good = {at.cut.cut: at for at in reversed(told) if not at.cut.behind}
+        reached_ms = max((at.cut.cut_ms for at in good.values()), default=-1)
+        age_ms = now_ms - expected.behind_ms - newest.cut_ms
+        if reached_ms >= newest_ms - expected.behind_ms:
+            # A copy whose newest cut row is old is current nevertheless if its cursor has not
+            # moved.
+            if age_ms <= 0 or Cursor(newest.k, newest.h) == shard.earlier:
+                usable[node] = good
+                continue
+            why = f"its newest cut is {age_ms // 1000} s too old, and the slice goes on"
+            found.stale[node] = newest.cut
+        elif newest.behind:
+            why = f"has stored up to {newest.stored} and not to {newest.h}"
         else:
-            usable[node] = {at.cut.cut: at for at in told if not at.cut.behind}
+            why = f"its newest cut is {(newest_ms - newest.cut_ms) // 1000} s older than another's"
+        found.behind[node] = why
     _choose_cut(found, usable)
     return found
 
@@ -211,37 +189,6 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutAt]]) ->
     starts = {at.cut.from_ms for at in found.rows}
     # An hour is in a copy's rows from its ``from_ms`` on.
     found.from_ms = max(starts) if len(starts) == 1 else -(-max(starts) // HOUR_MS) * HOUR_MS
-
-
-def _leave_out_stale(
-    found: Comparison, lives: Mapping[str, Sequence[CutAt]], cursor: Cursor, since_ms: int
-) -> None:
-    # A copy whose newest cut row is old is current nevertheless if its cursor has not moved.
-    for node in list(found.nodes):
-        newest = lives[node][0].cut
-        if newest.cut_ms < since_ms and Cursor(newest.k, newest.h) != cursor:
-            age_s = (since_ms - newest.cut_ms) // 1000
-            found.leave_out(node, f"its newest cut is {age_s} s too old, and the slice goes on")
-            found.stale[node] = newest.cut
-
-
-def _gone(lives: Mapping[str, Sequence[CutAt]], since_ms: int) -> dict[str, str]:
-    why = (
-        "it has reported nothing for a day or longer: start it; if it was taken away for good, "
-        "name the nodes that there are (--node)"
-    )
-    return {node: why for node, told in lives.items() if told[0].cut.cut_ms < since_ms}
-
-
-def _behind(told: Sequence[CutAt], since_ms: int, newest_ms: int) -> str | None:
-    """Return why a copy has no usable cut row of a checkpoint at or after ``since_ms``, if so."""
-    newest = told[0].cut
-    reached = next((at.cut for at in told if not at.cut.behind), None)
-    if reached is not None and reached.cut_ms >= since_ms:
-        return None
-    if newest.behind:
-        return f"has stored up to {newest.stored} and not to {newest.h}"
-    return f"its newest cut is {(newest_ms - newest.cut_ms) // 1000} s older than another's"
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:

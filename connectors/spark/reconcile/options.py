@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -81,20 +81,24 @@ class Counts:
     unjudged: int = 0
     uncompared: int = 0
 
+    def add(self, compared: Iterable[Comparison], unserved: int, *, is_deep: bool) -> None:
+        least = 1 if is_deep else 2
+        self.uncompared = unserved
+        for one in compared:
+            self.pending += one.pending
+            if len(one.nodes) >= least:
+                self.records += one.records
+            else:
+                self.uncompared += 1
+
     def notes(self) -> list[str]:
-        notes = []
-        if self.uncompared:
-            notes.append(
-                f"{self.uncompared:,} shards have no second copy that could be compared; --deep "
-                "compares one copy with the delay topic"
-            )
-        if self.unjudged:
-            notes.append(
-                f"{self.unjudged:,} records in hours that differ lie below the start of their "
-                "delay topic: retention has deleted them there, so the log can't judge them; they "
-                "are left as are"
-            )
-        return notes
+        why = {
+            "shards have no second copy that could be compared; --deep compares one copy with the "
+            "delay topic": self.uncompared,
+            "records in hours that differ lie below the start of their delay topic: retention has "
+            "deleted them there, so the log can't judge them; they are left as are": self.unjudged,
+        }
+        return [f"{count:,} {what}" for what, count in why.items() if count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,7 @@ class ReconcileResult:
         read_s: time at which reading the copies began, monotonic seconds.
         paths: paths of the results by name: ``findings``, ``summary``, ``plan`` and ``report``.
         sample: the first findings, for display, at most ``run.SAMPLE_ROWS``.
-        wrong: copies with at least one finding.
+        right: copies that were compared and have no findings.
     """
 
     findings: Mapping[str, int]
@@ -117,7 +121,7 @@ class ReconcileResult:
     plan: Plan
     sample: tuple[Mapping[str, Any], ...]
     compared: tuple[Comparison, ...]
-    wrong: frozenset[Copy]
+    right: frozenset[Copy]
     notes: tuple[str, ...]
 
     @property

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
+from connectors.kafka.copies import RepairClient
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.units import DAY_MS
 from delayservice.replicas.commands import Command, Report
@@ -59,11 +60,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[RepairStep, ...] = ()
     v: int = VERSION
 
-    def age_hours(self, now_ms: int) -> int:
-        return (now_ms - self.made_ms) // HOUR_MS
-
     def encode(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+
+    def check(self, cluster: str, now_ms: int) -> None:
+        """Raise ``PlanError`` if the plan was made for another cluster, or is too old."""
+        if cluster != self.cluster:
+            raise PlanError(
+                f"the plan was made for cluster {self.cluster}, and this is {cluster}: offsets of "
+                "one mean nothing in the other"
+            )
+        age_ms = now_ms - self.made_ms
+        if age_ms > AGE_MAX_MS:
+            raise PlanError(
+                f"the plan is {age_ms // HOUR_MS} hours old, and copies change: compare again"
+            )
 
 
 def decode_plan(data: bytes | str) -> Plan:
@@ -83,86 +94,29 @@ def decode_plan(data: bytes | str) -> Plan:
     return plan
 
 
-class CommandClient(Protocol):
-    def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Yield reports until each command has one or ``timeout_s`` seconds are over."""
-
-
-OnProgress = Callable[[int, int, Report | None], None]
-"""Function that is called with the number of steps that have a report, the number of all steps, and
-the newest report; None: there is no report yet."""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a plan."""
-
-    done: int
-    failed: Mapping[int, str]
-    silent: tuple[int, ...]
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.failed and not self.silent
-
-
-def carry_out(
-    plan: Plan,
-    desk: CommandClient,
-    cluster: str,
-    on_progress: OnProgress = lambda *_: None,
-    *,
-    now_ms: int,
-    timeout_s: float = 600.0,
-) -> Outcome:
-    """Send the steps of a plan to one node after another, and wait for their reports: so one copy
-    of a slice is rebuilt at a time.
+def carry_out(plan: Plan, nodes: RepairClient, timeout_s: float = 600.0) -> Iterator[Report]:
+    """Send the steps of a plan to one node after another, and yield their reports: so one copy of a
+    slice is rebuilt at a time.
 
     ``timeout_s`` is the longest wait for the reports about ``STEPS_AT_ONCE`` steps; the node begins
     no step after that.
 
     Raises:
-        PlanError: the plan was made for another cluster, or is too old.
         KafkaEdgeError: the repair topic can't be used.
     """
-    if cluster != plan.cluster:
-        raise PlanError(
-            f"the plan was made for cluster {plan.cluster}, and this is {cluster}: offsets of one "
-            "mean nothing in the other"
+    commands = [
+        Command(
+            plan=plan.id,
+            step=number,
+            command="rebuild",
+            node=step.node,
+            topic=step.topic,
+            topic_id=step.topic_id,
+            partition=step.partition,
         )
-    if now_ms - plan.made_ms > AGE_MAX_MS:
-        raise PlanError(
-            f"the plan is {plan.age_hours(now_ms)} hours old, and copies change: compare again"
-        )
-    total = len(plan.steps)
-    reports: dict[int, Report] = {}
-    on_progress(0, total, None)
-    for numbered in _batches(plan.steps):
-        commands = [
-            Command(
-                plan=plan.id,
-                step=number,
-                command="rebuild",
-                node=step.node,
-                topic=step.topic,
-                topic_id=step.topic_id,
-                partition=step.partition,
-            )
-            for number, step in numbered
-        ]
-        for answer in desk.ask(commands, timeout_s):
-            reports[answer.step] = answer
-            on_progress(len(reports), total, answer)
-    failed = {n: report.detail for n, report in reports.items() if report.status != "done"}
-    return Outcome(
-        done=len(reports) - len(failed),
-        failed=failed,
-        silent=tuple(n for n in range(total) if n not in reports),
-    )
-
-
-def _batches(steps: Sequence[RepairStep]) -> Iterator[Sequence[tuple[int, RepairStep]]]:
-    by_node = sorted(enumerate(steps), key=lambda numbered: numbered[1].node)
-    for _, group in groupby(by_node, key=lambda numbered: numbered[1].node):
-        numbered = list(group)
-        for start in range(0, len(numbered), STEPS_AT_ONCE):
-            yield numbered[start : start + STEPS_AT_ONCE]
+        for number, step in enumerate(plan.steps)
+    ]
+    for _, group in groupby(sorted(commands, key=lambda one: one.node), lambda one: one.node):
+        of_node = list(group)
+        for start in range(0, len(of_node), STEPS_AT_ONCE):
+            yield from nodes.ask(of_node[start : start + STEPS_AT_ONCE], timeout_s)

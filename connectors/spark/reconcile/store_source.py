@@ -6,7 +6,7 @@
     spark.read.format("delayservice-store").load("/var/lib/delayservice/n1")
 
 It reads a disk, a backup of one, or the disk of a running node: nothing is locked or written
-(``delayservice.store.offline``). ``stored.DDL`` has the columns. Options, whose names may be in
+(``delayservice.store.offline``). ``stored.SCHEMA`` has the columns. Options, whose names may be in
 upper or lower case:
 
 ===================  ==============================================================================
@@ -26,23 +26,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from connectors.spark.reconcile.stored import DDL, ShardName
+from connectors.spark.reconcile.stored import SCHEMA, ShardName
 from delayservice.base.errors import StoreDamagedError, StoreError
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.store.base import Frame
 from delayservice.store.folder import ShardFolder, shard_name
 from delayservice.store.offline import (
-    EVERYTHING,
     HOUR_MS,
     Damage,
     ReadBounds,
@@ -55,77 +54,52 @@ from delayservice.store.wheel import Wheel
 
 FORMAT: Final = "delayservice-store"
 
-_MODES: Final = ("permissive", "failfast")
 # Number of RocksDB shards that one task reads, as opening their common database takes time.
 _SHARDS_PER_TASK: Final = 16
-_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    bounds: ReadBounds = EVERYTHING
+class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the data source, as this module describes them."""
+
+    path: str
+    mode: Literal["permissive", "failfast"] = "permissive"
+    from_ms: int = 0
+    to_ms: int = DUE_STOP_MS
     topics: Mapping[str, str] | None = None
     partitions: tuple[int, ...] | None = None
-    failfast: bool = False
     content: bool = True
-    hours_per_task: int = 1
+    hours_per_task: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StoreOptions:
-        mode = options.get("mode", "permissive").lower()
-        if "path" not in options or mode not in _MODES:
-            raise StoreError(
-                f'{FORMAT} needs a folder, load("…"), and mode permissive or failfast, not {mode!r}'
-            )
+        given: dict[str, Any] = {n: options[n] for n in cls.__struct_fields__ if n in options}
+        given["mode"] = given.get("mode", "permissive").lower()
         try:
-            return cls(
-                bounds=ReadBounds(
-                    int(options.get("from_ms", "0")), int(options.get("to_ms", f"{DUE_STOP_MS}"))
-                ),
-                topics=_json(options.get("topics"), dict[str, str]),
-                partitions=_json(options.get("partitions"), tuple[int, ...]),
-                failfast=mode == "failfast",
-                content=options.get("content", "true").lower() != "false",
-                hours_per_task=max(1, int(options.get("hours_per_task", "1"))),
-            )
-        except (ValueError, msgspec.MsgspecError) as exc:
-            raise StoreError(f"an option of {FORMAT} can't be read: {exc}") from exc
+            for name in {"topics", "partitions"} & given.keys():
+                given[name] = msgspec.json.decode(given[name])
+            return msgspec.convert(given, cls, strict=False)
+        except msgspec.MsgspecError as exc:
+            raise StoreError(
+                f'{FORMAT} needs a folder, load("…"), and mode permissive or failfast: {exc}'
+            ) from exc
 
-    def to_options(self) -> dict[str, str]:
-        options = {
-            "from_ms": str(self.bounds.from_ms),
-            "to_ms": str(self.bounds.to_ms),
-            "mode": _MODES[self.failfast],
-            "content": str(self.content).lower(),
-            "hours_per_task": str(self.hours_per_task),
-        }
-        for name, value in (("topics", self.topics), ("partitions", self.partitions)):
-            if value is not None:
-                options[name] = msgspec.json.encode(value).decode()
-        return options
-
-    def name_of(self, folder: ShardFolder) -> ShardName | None:
-        # A store whose shards can't be listed, with partition -1, is never excluded.
-        if folder.partition < 0:
-            return ShardName(folder.shard, folder.partition)
-        if self.partitions is not None and folder.partition not in self.partitions:
+    def name_of(self, shard: str, partition: int) -> ShardName | None:
+        if self.partitions is not None and partition not in self.partitions:
             return None
         if self.topics is None:
-            return ShardName(folder.shard, folder.partition)
+            return ShardName(shard, partition)
         names = {shard_name(topic_id): name for topic_id, name in self.topics.items()}
-        topic = names.get(folder.shard)
-        return None if topic is None else ShardName(folder.shard, folder.partition, topic)
+        return ShardName(shard, partition, names[shard]) if shard in names else None
 
 
-def _json(text: str | None, kind: type[_T]) -> _T | None:
-    return None if text is None else msgspec.json.decode(text, type=kind)
-
-
-def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
-    """Return the records in a node's stores or in one worker's, columns ``stored.DDL``."""
+def read_store(spark: SparkSession, path: str, **options: object) -> DataFrame:
+    """Return the records in a node's stores or in one worker's, columns ``stored.SCHEMA``."""
     spark.dataSource.register(StoreSource)
-    options = (asked or StoreOptions()).to_options()
-    return spark.read.format(FORMAT).options(**options).load(path)
+    texts = {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name, value in options.items()
+    }
+    return spark.read.format(FORMAT).options(**texts).load(path)
 
 
 def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
@@ -143,12 +117,12 @@ class StoreSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
-    def schema(self) -> str:
-        return DDL
+    def schema(self) -> StructType:
+        return from_arrow_schema(SCHEMA)
 
     def reader(self, schema: StructType) -> StoreReader:
         del schema
-        return StoreReader(self.options.get("path", ""), StoreOptions.of(self.options))
+        return StoreReader(StoreOptions.of(self.options))
 
 
 @dataclass
@@ -164,37 +138,35 @@ class Part(InputPartition):
 class Untrusted(InputPartition):
     """Store that a node would start over. It yields one row of damage."""
 
-    name: ShardName
     why: str
 
 
 @dataclass
 class StoreReader(DataSourceReader):
-    path: str
     options: StoreOptions
 
     def partitions(self) -> list[InputPartition]:
         # Only the state of each store is read here, no records.
-        return [part for folder in find_stores(Path(self.path)) for part in self._parts(folder)]
+        folders = find_stores(Path(self.options.path))
+        return [part for folder in folders for part in self._parts(folder)]
 
     def _parts(self, folder: Path) -> Iterator[InputPartition]:
-        path = str(folder)
+        path, bounds = str(folder), ReadBounds(self.options.from_ms, self.options.to_ms)
         try:
             with open_view(folder) as shards:
-                named = [self.options.name_of(ShardFolder(path, *n)) for n in sorted(shards.shards)]
+                named = [self.options.name_of(*name) for name in sorted(shards.shards)]
                 chosen = tuple(name for name in named if name is not None)
                 if isinstance(shards, Wheel):
-                    for bounds in self._hours(shards):
-                        yield Part(path, chosen, bounds)
+                    for hours in self._hours(shards, bounds):
+                        yield Part(path, chosen, hours)
                     return
         except StoreDamagedError as exc:
-            yield Untrusted(ShardName("", -1), str(exc))
+            yield Untrusted(str(exc))
             return
         for at in range(0, len(chosen), _SHARDS_PER_TASK):
-            yield Part(path, chosen[at : at + _SHARDS_PER_TASK], self.options.bounds)
+            yield Part(path, chosen[at : at + _SHARDS_PER_TASK], bounds)
 
-    def _hours(self, wheel: Wheel) -> Iterator[ReadBounds]:
-        asked = self.options.bounds
+    def _hours(self, wheel: Wheel, asked: ReadBounds) -> Iterator[ReadBounds]:
         hours = sorted(
             {
                 slot.start_ms // HOUR_MS * HOUR_MS
@@ -208,41 +180,31 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, Untrusted):
-            yield self._damaged(partition.name, _whole(partition.why))
+            yield self._damaged(ShardName("", -1), _whole(partition.why))
         elif isinstance(partition, Part):
-            yield from self._read_part(partition)
+            yield from self._read(partition)
 
-    def _read_part(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
         # If reading fails, each shard that is not complete by then gets a row of damage.
         left = list(part.shards)
         try:
             with open_view(Path(part.path)) as shards:
-                slot_ms = shards.slots.slot_ms if isinstance(shards, Wheel) else None
+                slot_ms = shards.slots.slot_ms if isinstance(shards, Wheel) else HOUR_MS
                 while left:
                     store = shards.store(left[0].shard, left[0].partition)
                     store.open()
-                    yield from self._read(read(store, part.bounds), left[0], slot_ms)
+                    for found in read(store, part.bounds):
+                        if isinstance(found, Damage):
+                            yield self._damaged(left[0], found)
+                        else:
+                            yield left[0].batch(found, slot_ms, content=self.options.content)
                     left.pop(0)
         except StoreDamagedError as exc:
             for name in left:
                 yield self._damaged(name, _whole(str(exc)))
 
-    def _read(
-        self, rows: Iterator[list[Frame] | Damage], name: ShardName, slot_ms: int | None
-    ) -> Iterator[pa.RecordBatch]:
-        content = self.options.content
-        for found in rows:
-            if isinstance(found, Damage):
-                yield self._damaged(name, found)
-            elif slot_ms is None:
-                yield name.batch(None, found, content=content)
-            else:
-                for start_ms, frames in groupby(found, lambda f: f[0] - f[0] % slot_ms):
-                    span = (start_ms, start_ms + slot_ms)
-                    yield name.batch(span, list(frames), content=content)
-
     def _damaged(self, name: ShardName, damage: Damage) -> pa.RecordBatch:
-        if self.options.failfast:
+        if self.options.mode == "failfast":
             raise StoreError(
                 f"shard {name.shard}/{name.partition} is damaged: {damage.why}; read it in mode "
                 "permissive to see the rest, and repair it"

@@ -7,31 +7,47 @@ from ``first_offset`` up to ``stop_offset`` (exclusive).
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
-from connectors.spark.common.frames import arrow_schema, batch_of
+from connectors.spark.common.frames import batch_of
 from connectors.spark.common.pending import PendingColumns
 from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.cursor import NO_MARK, Frame
-from delayservice.replicas.digest import HOUR_MS, frame_hash
+from delayservice.replicas.digest import frame_hash
 from delayservice.store.offline import Damage
 
-DDL: Final = """
-    shard string, topic string, partition int,
-    slot_start_ms bigint, slot_stop_ms bigint,
-    key_ms bigint, offset bigint, mark bigint,
-    record_id binary, target string, target_partition int,
-    key binary, value binary, headers array<struct<name: string, value: binary>>,
-    due_ms bigint, attempt int, source string, expires_ms bigint,
-    payload_hash bigint, frame_hash bigint,
-    damage string, first_offset bigint, stop_offset bigint
-"""
+SCHEMA: Final = pa.schema(
+    {
+        "shard": pa.string(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "slot_start_ms": pa.int64(),
+        "slot_stop_ms": pa.int64(),
+        "key_ms": pa.int64(),
+        "offset": pa.int64(),
+        "mark": pa.int64(),
+        "record_id": pa.binary(),
+        "target": pa.string(),
+        "target_partition": pa.int32(),
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "headers": pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()})),
+        "due_ms": pa.int64(),
+        "attempt": pa.int32(),
+        "source": pa.string(),
+        "expires_ms": pa.int64(),
+        "payload_hash": pa.int64(),
+        "frame_hash": pa.int64(),
+        "damage": pa.string(),
+        "first_offset": pa.int64(),
+        "stop_offset": pa.int64(),
+    }
+)
 """Columns of a store's records.
 
 - ``shard``: folder name, a hash of the topic's id; ``topic``: name of the topic, null if unknown.
@@ -44,9 +60,6 @@ DDL: Final = """
   id instead of the payload where there is an id. Both are signed numbers of 64 bits.
 """
 
-SCHEMA: Final = arrow_schema(DDL)
-
-_DAMAGE_COLUMNS: Final = 8
 _PLAIN: Final = (None, None, 1, None)
 
 
@@ -58,33 +71,30 @@ class ShardName:
     partition: int
     topic: str | None = None
 
-    def batch(
-        self, slot_ms: tuple[int, int] | None, frames: Sequence[Frame], *, content: bool
-    ) -> pa.RecordBatch:
-        """Return stored records as an Arrow batch with the columns of ``DDL``. ``slot_ms``: start
-        and exclusive end of their slot, epoch ms; None: the hour of each record's key.
+    def batch(self, frames: Sequence[Frame], slot_ms: int, *, content: bool) -> pa.RecordBatch:
+        """Return stored records as an Arrow batch with the columns of ``SCHEMA``. ``slot_ms``:
+        range of due times in one file, in ms.
         """
-        return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
+        rows = (self._row(frame, slot_ms, content=content) for frame in frames)
+        return batch_of(rows, SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        slot_ms = (damage.start_ms, damage.stop_ms)
-        offsets = (damage.first_offset, damage.stop_offset)
-        unknown = (None,) * (len(SCHEMA) - _DAMAGE_COLUMNS)
-        row = (self.shard, self.topic, self.partition, *slot_ms, *unknown, damage.why, *offsets)
-        return batch_of([row], SCHEMA)
+        named = {"shard": self.shard, "topic": self.topic, "partition": self.partition}
+        named |= {"slot_start_ms": damage.start_ms, "slot_stop_ms": damage.stop_ms}
+        named |= {"damage": damage.why, "first_offset": damage.first_offset}
+        named["stop_offset"] = damage.stop_offset
+        return pa.RecordBatch.from_pylist([named], SCHEMA)
 
-    def _row(
-        self, slot_ms: tuple[int, int] | None, frame: Frame, *, content: bool
-    ) -> tuple[object, ...]:
+    def _row(self, frame: Frame, slot_ms: int, *, content: bool) -> tuple[object, ...]:
         key_ms, offset, mark, data = frame
         target, partition, key, value, headers, due_ms, meta = decode_payload(data)
         record_id, source, attempt, expires_ms = _PLAIN if meta is None else meta[:4]
-        hour_ms = key_ms - key_ms % HOUR_MS
+        start_ms = key_ms - key_ms % slot_ms
         place = None if self.topic is None else f"{self.topic}:{self.partition}:{offset}"
         named = [{"name": name, "value": text} for name, text in headers] if content else None
         return (
             *(self.shard, self.topic, self.partition),
-            *(slot_ms or (hour_ms, hour_ms + HOUR_MS)),
+            *(start_ms, start_ms + slot_ms),
             *(key_ms, offset, None if mark == NO_MARK else mark),
             *(record_id, target, None if partition < 0 else partition),
             *((key, value, named) if content else (None, None, None)),
@@ -97,14 +107,14 @@ class ShardName:
 
 def signed(hashed: int) -> int:
     """Return an unsigned number of 64 bits as Spark and Arrow store it."""
-    return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
+    return hashed - 2**64 if hashed >= 2**63 else hashed
 
 
 def _hashes(key_ms: int, offset: int, record_id: bytes | None, data: bytes) -> tuple[int, int]:
-    hashed = signed(frame_hash(key_ms, offset, None, data))
-    return hashed, hashed if record_id is None else signed(
-        frame_hash(key_ms, offset, record_id, data)
-    )
+    whole = signed(frame_hash(key_ms, offset, None, data))
+    if record_id is None:
+        return whole, whole
+    return whole, signed(frame_hash(key_ms, offset, record_id, data))
 
 
 def _hashes_of(entry: Entry) -> tuple[int, int]:
@@ -112,6 +122,8 @@ def _hashes_of(entry: Entry) -> tuple[int, int]:
     return _hashes(key_ms, offset, record_id, encode_payload(payload))
 
 
-HASHES: Final = PendingColumns(arrow_schema("payload_hash bigint, frame_hash bigint"), _hashes_of)
+HASHES: Final = PendingColumns(
+    pa.schema({"payload_hash": pa.int64(), "frame_hash": pa.int64()}), _hashes_of
+)
 """Columns ``payload_hash`` and ``frame_hash`` of a pending record that is read from a delay
 topic."""
