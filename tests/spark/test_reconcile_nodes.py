@@ -27,7 +27,7 @@ from connectors.spark.reconcile.repair_plan import carry_out, decode_plan
 from connectors.spark.reconcile.run import reconcile
 from connectors.spark.reconcile.store_source import reach_of
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.drill.replicas import flip_byte
+from delay_devtools.drill.copies import flip_byte
 from delay_devtools.service import ServiceProcess
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import each_store
