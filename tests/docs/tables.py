@@ -77,7 +77,7 @@ NOT_TYPED: Final = (
     Listed("docs/api.md", "ssh", "needs a second machine"),
     Listed(_BENCHES, "delayservice bench whole --bootstrap", "needs a broker with TLS of yours"),
     Listed(_BENCHES, "delayservice bench failover", _MINUTES),
-    Listed(_DRILL, "delayservice spark drill --bootstrap", "a million records: minutes"),
+    Listed(_DRILL, "delayservice spark drill --keep", "it leaves its files"),
     Listed("docs/client.md", "pip install", "tests/integration/test_packages.py installs it"),
     Listed("docs/spark.md", "pip install", _PACKAGE),
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
@@ -127,7 +127,7 @@ SMALLER: Final = {
     "delayservice bench": " --no-warm-up --rounds 1",
     "delayservice bench whole": " --n 2000",
     "delayservice bench steady": " --seconds 3",
-    "delayservice spark drill": " --records 20000 --defects 32",
+    "delayservice spark drill": " --records 1000 --defects 32",
 }
 """What is added to a command that begins so, for it to end within a test's time."""
 

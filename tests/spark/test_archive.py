@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from pyspark.sql import SparkSession
 from connectors.spark.archive import ARCHIVE, ArchiveOptions, Batch, audit_archive, capture
 from connectors.spark.audit import AuditOptions, AuditResult, audit
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.drill.run import KINDS, DrillOptions, audit_options, prepared
 from delayservice.base.errors import DelayServiceError
 from tests.integration.bench import await_true
 from tests.spark.made_history import MadeHistory
@@ -54,16 +54,22 @@ def found_in(spark: SparkSession, result: AuditResult) -> set[tuple[object, ...]
 
 
 def test_the_archive_of_defects_has_the_findings_of_the_topics(
-    spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
-    made = DrillOptions(1_500, len(KINDS), partitions=2, bootstrap=cluster.bootstrap)
-    with prepared(made, is_shown=False) as drill:
-        live = audit(spark, audit_options(drill, str(tmp_path / "live")))
-        archived = audit_options(drill, str(tmp_path / "archive"))
-        capture(spark, ArchiveOptions(archived))
-    nowhere = audit_options(drill, str(tmp_path / "later"), client={})
+    h = history
+    due_ms = h.now_ms - MINUTE
+    h.plain(50)
+    h.delivery(h.source(due_ms, ("delay-id", b"a"), key=b"k"), due_ms, key=b"k", at_ms=due_ms - 1)
+    h.source(due_ms)
+    h.delivery(h.source(due_ms), due_ms, value=b"another")
+    h.letter(h.write(h.delay, [("delay-at", b"soon")]), code="")
+    h.settled(h.now_ms)
+    live = audit(spark, options(h, tmp_path / "live"))
+    written(spark, h, tmp_path / "archive")
+    nowhere = replace(options(h, tmp_path / "later"), client={})
     later = audit_archive(spark, nowhere, str(tmp_path / "archive"))
-    assert later.findings == live.findings
+    kinds = {"early": 1, "lost": 1, "altered": 1, "dead_letter_missing_code": 1}
+    assert later.findings == live.findings == kinds
     assert found_in(spark, later) == found_in(spark, live)
     assert later.counts == live.counts
 

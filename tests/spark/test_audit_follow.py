@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
 from connectors.spark.common import cut
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.drill.wire import signed_copy
 from delayservice.base import faults
+from delayservice.contract.codec import Payload
+from delayservice.contract.requeue import write_copy
 from tests.integration.bench import Reader
 from tests.spark.made_history import Header, MadeHistory
 
@@ -285,8 +286,14 @@ def test_a_copy_that_nobody_can_verify_waits_until_h_has_passed_it(
 
 def forged(h: MadeHistory, settles: int, due_ms: int) -> list[Header]:
     """The headers of a copy that a stranger has signed."""
-    facts = {"settles": settles, "source": f"{h.delay}:0:{settles}".encode(), "base": settles + 1}
-    facts |= {"at": due_ms, "due": due_ms, "target": h.target, "partition": -1, "id": None}
-    facts |= {"attempt": 1, "expires": None}
-    said = signed_copy((h.delay, 0), b"a stranger's", facts, (None, b"value", []))
+    origin = f"{h.delay}:0:{settles}".encode()
+    payload: Payload = (h.target, -1, None, b"value", [], due_ms, (None, origin, 1, None))
+    _, _, said = write_copy(
+        *(h.delay, 0, b"a stranger's"),
+        settles=settles,
+        source=origin,
+        base=settles + 1,
+        at_ms=due_ms,
+        payload=payload,
+    )
     return [(name, value or b"") for name, value in said]

@@ -31,7 +31,7 @@ def test_a_copy_may_be_cancelled_by_what_was_written_long_before_it(
     spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic
 ) -> None:
     """H lags behind while K goes on: two records are rolled, and H comes to the cancel of one of
-    them only then.
+    them only then. With the secret, a forged one is left out.
     """
     client = {"bootstrap.servers": cluster.bootstrap}
     topic, now_ms = make_topic("delay_topic"), int(time.time() * 1_000)
@@ -42,7 +42,12 @@ def test_a_copy_may_be_cancelled_by_what_was_written_long_before_it(
     for name, headers in ((b"a", schedule), (b"b", schedule), (b"c", schedule), (b"a", cancel)):
         named: list[Header] = [*headers, ("delay-id", name)]
         producer.produce(topic, b"value", b"key", 0, timestamp=old_ms, headers=named)
-    for settles, name, base in ((0, b"a", 3), (1, b"b", 3), (2, b"c", 0)):
+    for settles, name, base, secret in (
+        (0, b"a", 3, SECRET),
+        (1, b"b", 3, SECRET),
+        (2, b"c", 0, SECRET),
+        (2, b"forged", 3, b"a stranger's"),
+    ):
         payload: Payload = (
             "orders",
             -1,
@@ -53,7 +58,7 @@ def test_a_copy_may_be_cancelled_by_what_was_written_long_before_it(
             (name, b"%s" % name, 1, None),
         )
         key, value, copied = write_copy(
-            *(topic, 0, SECRET),
+            *(topic, 0, secret),
             settles=settles,
             source=f"{topic}:0:{settles}".encode(),
             base=base,
@@ -63,11 +68,12 @@ def test_a_copy_may_be_cancelled_by_what_was_written_long_before_it(
         producer.produce(topic, value, key, 0, timestamp=now_ms, headers=[*copied])
     producer.flush()
 
-    start, stop, place = 4, 7, (topic, 0)
+    start, stop, place = 4, 8, (topic, 0)
     assert old_ms < written_since_ms(CONTRACTS, due_ms) <= now_ms
     parts = {place: LogPart(CONTRACTS, start, stop, Cursor((now_ms, 0), stop))}
     sifted = sift(spark, client, parts, HASHES, [SECRET], 2).persist()
     assert offsets(sifted) == [4, 5, 6]
+    assert offsets(sift(spark, client, parts, HASHES, [], 2)) == [4, 5, 6, 7]
     earlier = before(sifted, parts)
     assert earlier == {place: parts[place]._replace(start=0, stop=start, from_ms=0, to_ms=0)}
     whole = sifted.union(sift(spark, client, earlier, HASHES, [SECRET], 2))

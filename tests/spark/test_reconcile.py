@@ -13,7 +13,7 @@ from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import RepairStep, decode_plan
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.drill.replicas import flip_byte
+from delay_devtools.drill.copies import flip_byte
 from delayservice.engine.cursor import NO_MARK, Cursor, Frame
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.replicas.digest_rows import Unreadable

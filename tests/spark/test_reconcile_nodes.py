@@ -19,7 +19,7 @@ from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.run import reconcile
 from connectors.spark.reconcile.store_source import reach_of
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.drill.replicas import flip_byte
+from delay_devtools.drill.copies import flip_byte
 from delay_devtools.service import ServiceProcess
 from delayservice.commands.spark import app
 from delayservice.store.folder import ShardFolder

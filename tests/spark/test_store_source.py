@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.reconcile.store_source import FORMAT, reach_of, read_store
 from connectors.spark.reconcile.stored import SCHEMA, signed
-from delay_devtools.drill.replicas import flip_byte
+from delay_devtools.drill.copies import flip_byte
 from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame

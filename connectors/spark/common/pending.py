@@ -167,7 +167,10 @@ class _PendingSieve:
                 if place not in readers:
                     readers[place] = ShardReader(*place, part.contracts, self.secrets)
                 entries = readers[place].read(rows_of(rows))
-                kept = [row for e in entries if (row := self._row(part, e)) is not None]
+                # The service has refused what no secret verifies, and stores it nowhere.
+                refused = readers[place].believed if self.secrets else ()
+                made = [self._row(part, e) for e in entries if e[0] not in refused]
+                kept = [row for row in made if row is not None]
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:

@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-from delay_devtools.drill.stage import Defect
+from typing import Final, NamedTuple, TypeAlias
 
 SHOWN_MAX: Final = 20
 
-# Finding of a job: first its world, then the fields of stage.Found or replicas.CopyFound.
-Finding = tuple[object, ...]
+# Finding of a job: its world, then the fields of Found; or of a copy: kind, node, topic, partition,
+# start of the hour or of what is damaged (None: the whole copy) and offset.
+Finding: TypeAlias = tuple[object, ...]
+
+
+class Found(NamedTuple):
+    """Finding of the audit; ``output``: place of the output that it names."""
+
+    kind: str
+    topic: str
+    partition: int
+    offset: int
+    output: tuple[str, int, int] | None
+
+
+class Defect(NamedTuple):
+    """Injected defect, and the findings that it must lead to."""
+
+    kind: str
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +79,8 @@ def judge(
     missed: list[Finding] = []
     found: Counter[str] = Counter()
     for defect in defects:
-        wanted = [(world, *one) for world in defect.worlds for one in defect.findings]
-        absent = [finding for finding in wanted if not left[finding]]
-        left.subtract(finding for finding in wanted if finding not in absent)
+        absent = [finding for finding in defect.findings if not left[finding]]
+        left.subtract(finding for finding in defect.findings if finding not in absent)
         missed += absent
         found[defect.kind] += not absent
     injected = Counter(defect.kind for defect in defects)

@@ -1,231 +1,230 @@
+"""``delayservice spark drill``: a real run of the service with known defects, which Spark's jobs
+must find.
+
+A broker and one node serve users' stories (``stories``); an archive keeps what was in the topics;
+operators spoil some of its rows (``operators``), and copies of the node's store (``copies``); the
+jobs judge, and each finding is compared with what was spoilt (``judge``).
+"""
+
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from rich.console import Console
-from rich.table import Table
+from pyspark.sql import SparkSession
 
-from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
-from delay_devtools.drill.history import STEPS, TAIL_MS, HistoryWriter, Life, Theatre
-from delay_devtools.drill.judge import DrillVerdict, Finding, judge
-from delay_devtools.drill.nodes import answering, publish
-from delay_devtools.drill.replicas import NODES, STALE, ShardCopy, Spoiler, copies_of, keep
-from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND, STEPS_OF
-from delay_devtools.drill.service import ModelShard
-from delay_devtools.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery
-from delay_devtools.drill.users import TopicNames, Users
-from delay_devtools.drill.wire import HOUR_MS
-from delay_devtools.drill.writing import CountedWriter, Ends, TopicAdmin
-from delayservice.base.errors import DelayServiceError
+from connectors.spark.archive import Archive, ArchiveOptions, audit_archive, capture
+from connectors.spark.audit import AuditOptions, Following
+from connectors.spark.common.progress import Say
+from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.run import reconcile
+from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.drill.copies import COPY_KINDS, DISKS, Copies
+from delay_devtools.drill.judge import Defect, DrillVerdict, Finding, Found, judge
+from delay_devtools.drill.operators import DEFECTS, GRACE_MS, LATE_MS, OVERDUE_MS, SOUND, Scene
+from delay_devtools.drill.replay import Replay
+from delay_devtools.drill.rows import Rows, read_batch, write_batch
+from delay_devtools.drill.stories import NAMES, PARTITIONS, SECRET, STORIES, RealRun
 from delayservice.commands.console import err, out, print_json
-from delayservice.smoke.progress import steps
+from delayservice.store.folder import shard_name
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from connectors.spark.audit import AuditOptions
-    from connectors.spark.common.progress import Say
-    from delayservice.smoke.progress import Steps
-
-# The injector must not depend on the code under test: Spark's jobs are imported when they run.
-# ruff: noqa: PLC0415
-
-COPY_KINDS: Final = (*Spoiler.KINDS, STALE)
 KINDS: Final = (*DEFECTS, *COPY_KINDS)
 
-_SECRET: Final = b"of a drill, and of nothing else"
-# World of the findings of audits that run while the history is written, each of the records since
-# the one before.
-FOLLOWED: Final = "follow"
-# Age in ms at which a record that is due and not settled counts as overdue.
-_STALE_MS: Final = 6 * HOUR_MS
-# Divisor of the mean number of records in a partition; a copy that lacks more records than the
-# result counts as behind.
+_ARCHIVE: Final = "archive"
+FOLLOW: Final = "follow"
+# Stories of each kind that are not spoilt, and sound scenes of each kind.
+_UNSPOILT: Final = 3
+_SOUND: Final = 2
+_PENDING_MIN: Final = 150
+# A copy that lacks this part of the log counts as behind.
 _BEHIND_PART: Final = 20
-_FINDINGS_SPARE: Final = 10_000
+_SPARES: Final = 6
+_FINDINGS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class DrillOptions:
-    """Options of a drill. ``checkpoint_partitions``: 0 for one for each slice; ``cuts``: number of
-    audits of the world ``follow``, the last one after the end.
-    """
-
     records: int = 1_000_000
     defects: int = 300
     seed: int = 20_260_101
-    bootstrap: str = ""
     keep: bool = False
-    partitions: int = 8
-    checkpoint_partitions: int = 3
-    cuts: int = 0
+    follow: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drill:
+    """A drill; ``phases`` are the batches of the archive, and the checkpoints after them."""
+
     options: DrillOptions
-    bootstrap: str
     folder: Path
-    life: Life
-    copies: Sequence[ShardCopy]
-    folders: dict[str, str]
-    defects: Sequence[Defect]
-    seconds: dict[str, float]
+    bootstrap: str
+    phases: list[tuple[int, dict[bytes, bytes]]] = field(default_factory=list)
+    defects: list[Defect] = field(default_factory=list)
+    folders: dict[str, str] = field(default_factory=dict)
+    behind_records: int = 0
+
+    @property
+    def archive(self) -> Archive:
+        return Archive(str(self.folder / _ARCHIVE))
+
+    def audit_options(self, out: str, bootstrap: str = "") -> AuditOptions:
+        return AuditOptions(
+            client={"bootstrap.servers": bootstrap},
+            out=str(self.folder / out),
+            checkpoint=f"{NAMES.prefix}_checkpoint",
+            dead_letter=f"{NAMES.prefix}_dead_letter",
+            outcomes=f"{NAMES.prefix}_outcomes",
+            allow=(NAMES.target("*"),),
+            secrets=(SECRET,),
+            late_ms=LATE_MS,
+            grace_ms=GRACE_MS,
+            overdue_ms=OVERDUE_MS,
+        )
 
 
 @contextmanager
-def prepared(
-    options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
-) -> Iterator[Drill]:
+def prepared(options: DrillOptions, spark: SparkSession, say: Say) -> Iterator[Drill]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="delay-drill-"))
         if not options.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        with steps(Console(stderr=True), is_shown=is_shown) as shown:
-            bootstrap = options.bootstrap
-            if not bootstrap:
-                embedded = EmbeddedCluster(
-                    1, 0, folder=folder / "cluster" if options.keep else None
-                )
-                bootstrap = stack.enter_context(started(embedded, shown)).bootstrap
-            topics = TopicAdmin(bootstrap)
-            if options.bootstrap and not options.keep:
-                stack.callback(undisturbed, topics.delete)
-            drill = _make(options, bootstrap, topics, folder, shown, spark)
+        say("starting Kafka")
+        cluster = stack.enter_context(EmbeddedCluster(1, 0))
+        drill = Drill(options, folder, cluster.bootstrap)
+        rng = random.Random(options.seed)  # noqa: S311  # a drill repeats itself from its seed
+        kinds = list(itertools.islice(itertools.cycle(KINDS), options.defects))
+        _play(drill, spark, kinds, rng, say)
+        say("spoiling records and copies")
+        _spoil(drill, kinds, rng)
         yield drill
 
 
-def _make(
-    options: DrillOptions,
-    bootstrap: str,
-    topics: TopicAdmin,
-    folder: Path,
-    shown: Steps,
-    spark: SparkSession | None,
-) -> Drill:
-    rng = random.Random(options.seed)  # noqa: S311  # a drill repeats itself from its seed
-    run = folder.name.removeprefix("delay-drill-").lower()
-    names = TopicNames(run, options.partitions, _SECRET, options.checkpoint_partitions)
-    topic_id = _make_topics(names, topics)
-    ends = Ends()
-    shards = [ModelShard((names.delay, number)) for number in range(options.partitions)]
-    # The history ends at a full hour, so that a seed gives the same one at any time of day.
-    now_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
-    life = Life(names, topic_id, shards, now_ms, ends)
-    kinds = list(itertools.islice(itertools.cycle(KINDS), options.defects))
-    rng.shuffle(kinds)
-    drill = Drill(options, bootstrap, folder, life, [], {}, [], {})
-    cuts = cuts_of(options) if spark is not None else []
-
-    def pause(step: int) -> None:
-        if spark is not None and step in cuts:
-            _follow(drill, spark)
-
-    defects = _write(options, bootstrap, life, kinds, rng, shown, pause)
-    if life.gone:
-        topics.forget((names.delay, 0), life.gone)
-    if spark is not None and options.cuts:
-        _follow(drill, spark, is_last=True)
-        defects = [one._replace(worlds=("topics", FOLLOWED)) for one in defects]
-    copies = copies_of(life)
-    with shown.doing("keeping copies"):
-        spoiler = Spoiler(copies, ends.holes, rng)
-        defects += spoiler.spoil([kind for kind in kinds if kind in COPY_KINDS])
-        folders = keep(life, copies, folder)
-        publish(life, copies, CountedWriter(bootstrap, ends, transactional=False))
-    topics.check(ends)
-    return replace(drill, copies=copies, folders=folders, defects=defects)
+def _play(
+    drill: Drill, spark: SparkSession, kinds: Sequence[str], rng: random.Random, say: Say
+) -> None:
+    spoilt = Counter(DEFECTS[kind].story for kind in kinds if kind in DEFECTS)
+    spoilt.update([kind.story for kind in SOUND.values()] * _SOUND)
+    stories = Counter({name: spoilt[name] + _UNSPOILT for name in STORIES})
+    spares = PARTITIONS * (_UNSPOILT + len(kinds) // len(KINDS) * _SPARES)
+    run = RealRun(drill.bootstrap, drill.folder, rng)
+    say("playing stories")
+    run.begin(stories, spares)
+    _archive(drill, spark, run)
+    run.fill(drill.options.records, say)
+    _archive(drill, spark, run)
+    say("leaving records pending")
+    run.end(max(_PENDING_MIN, len(kinds)), spoilt["tail"] + _UNSPOILT)
+    _archive(drill, spark, run)
 
 
-def cuts_of(options: DrillOptions) -> list[int]:
-    return [STEPS * number // options.cuts for number in range(1, options.cuts)]
+def _archive(drill: Drill, spark: SparkSession, run: RealRun) -> None:
+    options = drill.audit_options(_ARCHIVE, drill.bootstrap)
+    batch = capture(spark, ArchiveOptions(options, values=True))
+    drill.phases.append((batch.number, run.checkpoints()))
 
 
-def _make_topics(names: TopicNames, topics: TopicAdmin) -> str:
-    checkpoint = names.own("checkpoint")
-    wide = [names.delay, *names.targets, checkpoint]
-    narrow = [names.own(what) for what in ("dead_letter", "outcomes", "digests", "repairs")]
-    # Records have timestamps of the history, and retention must not delete them for their age.
-    old = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
-    compacted = {name: {"cleanup.policy": "compact"} for name in (checkpoint, narrow[2])}
-    counts = {**dict.fromkeys(wide, names.partitions), **dict.fromkeys(narrow, 1)}
-    counts[checkpoint] = names.checkpoint_partitions or names.partitions
-    topics.make(counts, {**dict.fromkeys(counts, old), **compacted})
-    return topics.id_of(names.delay)
-
-
-def _write(
-    options: DrillOptions,
-    bootstrap: str,
-    life: Life,
-    kinds: Sequence[str],
-    rng: random.Random,
-    shown: Steps,
-    pause: Callable[[int], None],
-) -> list[Defect]:
-    theatre = theatre_of(life, kinds, rng)
-    plain, producer, owner = (
-        CountedWriter(bootstrap, life.ends, transactional=transactional)
-        for transactional in (False, True, True)
-    )
-    history = HistoryWriter(life, Users(life.names, rng), theatre, plain, producer, owner)
-    bar = shown.bar("writing the history", options.records)
-    history.write(options.records, bar.at, pause)
-    if theatre.waiting:
-        raise DelayServiceError(
-            f"{theatre.waiting.total()} defects were not over in time: ask for fewer defects, or "
-            "for more records"
-        )
-    return theatre.defects
-
-
-def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
-    plan: dict[int, list[str]] = {}
+def _spoil(drill: Drill, kinds: Sequence[str], rng: random.Random) -> None:
+    # The batch between is of plain records, which are left as they are.
+    (first, _), _, (last, checkpoints) = drill.phases
+    folders = {batch: drill.archive.folder(batch) for batch in (first, last)}
+    rows = Rows(row for batch, folder in folders.items() for row in read_batch(folder, batch))
+    stories = rows.stories()
+    worlds = (_ARCHIVE, FOLLOW) if drill.options.follow else (_ARCHIVE,)
+    holes = list(rows.holes)
     for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
-        step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
-        plan.setdefault(0 if name in FIRST else TAIL if name in LAST else step, []).append(name)
-    ahead_ms, stale_ms = life.now_ms - TAIL_MS // 2, life.now_ms - 2 * _STALE_MS
-    shared = Scenery(life.names, life.shards, life.ends.holes, rng, ahead_ms, stale_ms)
-    return Theatre(shared, plan, {**DEFECTS, **SOUND}, FIRST)
+        kind = DEFECTS.get(name) or SOUND[name]
+        played = stories[kind.story]
+        scene = Scene(played.pop(rng.randrange(len(played))), rows, stories["spare"], rng)
+        kind.operator(scene)
+        if name in DEFECTS:
+            found = [(world, *found) for world in worlds for found in scene.found]
+            drill.defects.append(Defect(name, tuple(found)))
+    for batch, folder in folders.items():
+        write_batch(folder, [row for row in rows.values() if row.batch == batch])
+    shards = [json.loads(value)["shards"][NAMES.delay] for value in checkpoints.values()]
+    drill.behind_records = min(shard["h"] for shard in shards) // _BEHIND_PART
+    state, name = drill.folder / "state", shard_name(shards[0]["topic_id"])
+    # The node's store still has some records that are settled.
+    pending_ms = max(shard["k"][0] for shard in shards) + 60_000
+    copies = Copies(state, name, pending_ms, holes)
+    drill.defects += copies.spoil((kind for kind in kinds if kind in COPY_KINDS), rng)
+    drill.folders = copies.folders
 
 
 # --- judge ---------------------------------------------------------------------------------------
 
 
 def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
-    seconds, findings = dict(drill.seconds), []
-    if FOLLOWED in seconds:
-        path = str(drill.folder / FOLLOWED / "findings")
-        findings += read_findings(spark, path, FOLLOWED, len(drill.defects))
-    for name, job in (("topics", _audit), ("digests", _digests), ("disks", _disks)):
+    began_s = time.monotonic()
+    say("auditing the archive")
+    result = audit_archive(spark, drill.audit_options("audit"), str(drill.folder / _ARCHIVE))
+    findings: list[Finding] = [(_ARCHIVE, *found) for found in _found(spark, result.findings_path)]
+    seconds = {_ARCHIVE: time.monotonic() - began_s}
+    for name, job in ((DISKS, _reconcile), (FOLLOW, _follow))[: 1 + drill.options.follow]:
         began_s = time.monotonic()
-        path = job(drill, spark, say)
-        seconds["audit" if name == "topics" else name] = time.monotonic() - began_s
-        findings += read_findings(spark, path, name, len(drill.defects))
-    return judge(drill.defects, findings, drill.life.records, seconds)
+        findings += job(drill, spark, say)
+        seconds[name] = time.monotonic() - began_s
+    return judge(drill.defects, findings, result.records, seconds)
+
+
+def _reconcile(drill: Drill, spark: SparkSession, say: Say) -> list[Finding]:
+    options = ReconcileOptions(
+        client={"bootstrap.servers": drill.bootstrap},
+        out=str(drill.folder / DISKS),
+        checkpoint=f"{NAMES.prefix}_checkpoint",
+        folders=drill.folders,
+        secrets=(SECRET,),
+        behind_records=drill.behind_records,
+    )
+    rows = spark.read.parquet(reconcile(spark, options, say).paths["findings"]).collect()
+    columns = ("kind", "node", "topic", "partition", "start_ms", "offset")
+    return [(DISKS, *(row[name] for name in columns)) for row in rows]
+
+
+def _follow(drill: Drill, spark: SparkSession, say: Say) -> list[Finding]:
+    # Each audit is by a new object, which knows only the stored state.
+    rows = [
+        row for batch, _ in drill.phases for row in read_batch(drill.archive.folder(batch), batch)
+    ]
+    with EmbeddedCluster(1, 0) as cluster:
+        replay = Replay(cluster.bootstrap, rows)
+        for batch, checkpoints in drill.phases:
+            say("writing spoilt records again")
+            replay.write(batch, checkpoints)
+            say("auditing them")
+            Following(spark, drill.audit_options(FOLLOW, cluster.bootstrap)).step()
+    path = str(drill.folder / FOLLOW / "findings")
+    return [(FOLLOW, *replay.archived(found)) for found in _found(spark, path)]
+
+
+def _found(spark: SparkSession, path: str) -> list[Found]:
+    read = spark.read.option("recursiveFileLookup", value=True).parquet(path)
+    found = []
+    for row in read.limit(_FINDINGS_MAX).collect():
+        output = None
+        if row["target"] is not None:
+            output = (row["target"], row["target_partition"], row["target_offset"])
+        found.append(Found(row["kind"], row["topic"], row["partition"], row["offset"], output))
+    return found
 
 
 def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
     if drill.options.keep:
-        err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)
+        err.print(f"kept: {drill.folder}", markup=False)
     told = verdict.to_json()
     if as_json:
         print_json({**told, "seed": drill.options.seed})
         return
-    table = Table("defect", "injected", "found")
-    for kind, count in sorted(verdict.injected.items()):
-        style = None if verdict.found[kind] == count else "bold red"
-        table.add_row(kind, f"{count:,}", f"{verdict.found[kind]:,}", style=style)
-    out.print(table)
     for what, findings in (("missed", verdict.missed), ("invented", verdict.inventions)):
         for finding in findings:
             out.print(f"{what}: {finding}", style="red", markup=False)
@@ -234,85 +233,3 @@ def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
         f"{verdict.records:,} records in {told['seconds']:,.0f} s",
         style="bold green" if verdict.is_good else "bold red",
     )
-
-
-def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: object) -> AuditOptions:
-    # Before the history is over, overdue records can't be found, as its time is not the clock's.
-    from connectors.spark.audit import AuditOptions
-
-    names, clock_ms = drill.life.names, time.time_ns() // 1_000_000
-    options: dict[str, Any] = {
-        "client": {"bootstrap.servers": drill.bootstrap},
-        "out": out,
-        "checkpoint": names.own("checkpoint"),
-        "dead_letter": names.own("dead_letter"),
-        "outcomes": names.own("outcomes"),
-        "allow": (names.allow,),
-        "secrets": (names.secret,),
-        "late_ms": LATE_MS,
-        "grace_ms": GRACE_MS,
-        "overdue_ms": clock_ms - drill.life.now_ms + _STALE_MS if is_over else None,
-    }
-    return AuditOptions(**{**options, **more})
-
-
-def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
-    from connectors.spark.audit import audit
-
-    say("auditing")
-    return audit(spark, audit_options(drill, str(drill.folder / "audit"))).findings_path
-
-
-def _follow(drill: Drill, spark: SparkSession, *, is_last: bool = False) -> None:
-    # Each audit is by a new object, which knows only the stored state.
-    from connectors.spark.audit import Following
-
-    began_s = time.monotonic()
-    Following(spark, audit_options(drill, str(drill.folder / FOLLOWED), is_over=is_last)).step()
-    took_s = time.monotonic() - began_s
-    drill.seconds[FOLLOWED] = drill.seconds.get(FOLLOWED, 0.0) + took_s
-
-
-def _digests(drill: Drill, spark: SparkSession, say: Say) -> str:
-    with answering(drill.bootstrap, drill.life, drill.copies):
-        return _reconcile(drill, spark, say, {})
-
-
-def _disks(drill: Drill, spark: SparkSession, say: Say) -> str:
-    return _reconcile(drill, spark, say, drill.folders)
-
-
-def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, str]) -> str:
-    from connectors.spark.reconcile.digests import Expected
-    from connectors.spark.reconcile.options import ReconcileOptions
-    from connectors.spark.reconcile.run import reconcile
-
-    names = drill.life.names
-    options = ReconcileOptions(
-        client={"bootstrap.servers": drill.bootstrap},
-        out=str(drill.folder / ("disks" if folders else "digests")),
-        checkpoint=names.own("checkpoint"),
-        digests=names.own("digests"),
-        repairs=names.own("repairs"),
-        folders=folders,
-        expected=Expected(nodes=NODES),
-        secrets=(names.secret,),
-        behind_records=drill.life.records // names.partitions // _BEHIND_PART,
-    )
-    return reconcile(spark, options, say).paths["findings"]
-
-
-def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
-    read = spark.read.option("recursiveFileLookup", value=True)
-    rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
-    if job not in ("topics", FOLLOWED):
-        columns = ("kind", "node", "topic", "partition", "start_ms", "offset")
-        return [(job, *(row[name] for name in columns)) for row in rows]
-    found: list[Finding] = []
-    for row in rows:
-        output = None
-        if row["target"] is not None:
-            output = (row["target"], row["target_partition"], row["target_offset"])
-        place = (row["topic"], row["partition"], row["offset"])
-        found.append((job, row["kind"], *place, output))
-    return found
