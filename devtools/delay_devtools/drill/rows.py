@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +19,6 @@ from delay_devtools.drill.stories import NAMES, STORY
 Header: TypeAlias = tuple[str, bytes | None]
 Place: TypeAlias = tuple[str, int]
 Where: TypeAlias = tuple[str, int, int]
-
-# First offset of added rows, behind all others of their partition.
-_ADDED: Final = 10**9
 
 
 @dataclass(slots=True, eq=False)
@@ -109,11 +106,11 @@ def write_batch(folder: str, rows: Iterable[Row]) -> None:
 
 
 class Rows(dict[Where, Row]):
-    """The rows that may be spoilt, by place."""
+    """Rows that may be spoilt, by place. ``ends``: where each partition ends, with added rows."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Row], ends: Mapping[Place, int]) -> None:
         super().__init__({row.where: row for row in rows})
-        self._ends: dict[Place, int] = defaultdict(lambda: _ADDED)
+        self.ends = defaultdict(int, ends)
         delayed = sorted((r for r in self.values() if is_delayed(r.topic)), key=lambda r: r.where)
         # Offsets without a committed record: those of markers and of aborted records.
         self.holes = [
@@ -125,8 +122,8 @@ class Rows(dict[Where, Row]):
 
     def add(self, row: Row, place: Place) -> Row:
         """Add a row behind the last one of its partition."""
-        offset = self._ends[place]
-        self._ends[place] = offset + 1
+        offset = self.ends[place]
+        self.ends[place] = offset + 1
         return self.put(replace(row, headers=[*row.headers]), (*place, offset))
 
     def put(self, row: Row, where: Where) -> Row:

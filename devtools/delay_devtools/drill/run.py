@@ -15,15 +15,16 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from pyspark.sql import SparkSession
 
-from connectors.spark.archive import Archive, ArchiveOptions, audit_archive, capture
+from connectors.spark.archive import Archive, ArchiveOptions, Batch, audit_archive, capture
 from connectors.spark.audit import AuditOptions, Following
 from connectors.spark.common.progress import Say
 from connectors.spark.reconcile.options import ReconcileOptions
@@ -33,7 +34,7 @@ from delay_devtools.drill.copies import COPY_KINDS, DISKS, Copies
 from delay_devtools.drill.judge import Defect, DrillVerdict, Finding, Found, judge
 from delay_devtools.drill.operators import DEFECTS, GRACE_MS, LATE_MS, OVERDUE_MS, SOUND, Scene
 from delay_devtools.drill.replay import Replay
-from delay_devtools.drill.rows import Rows, read_batch, write_batch
+from delay_devtools.drill.rows import Place, Rows, read_batch, write_batch
 from delay_devtools.drill.stories import NAMES, PARTITIONS, SECRET, STORIES, RealRun
 from delayservice.commands.console import err, out, print_json
 from delayservice.store.folder import shard_name
@@ -137,7 +138,9 @@ def _spoil(drill: Drill, kinds: Sequence[str], rng: random.Random) -> None:
     # The batch between is of plain records, which are left as they are.
     (first, _), _, (last, checkpoints) = drill.phases
     folders = {batch: drill.archive.folder(batch) for batch in (first, last)}
-    rows = Rows(row for batch, folder in folders.items() for row in read_batch(folder, batch))
+    archived = drill.archive.newest()
+    found_rows = (row for batch, folder in folders.items() for row in read_batch(folder, batch))
+    rows = Rows(found_rows, archived.ends)
     stories = rows.stories()
     worlds = (_ARCHIVE, FOLLOW) if drill.options.follow else (_ARCHIVE,)
     holes = list(rows.holes)
@@ -151,6 +154,7 @@ def _spoil(drill: Drill, kinds: Sequence[str], rng: random.Random) -> None:
             drill.defects.append(Defect(name, tuple(found)))
     for batch, folder in folders.items():
         write_batch(folder, [row for row in rows.values() if row.batch == batch])
+    drill.archive.commit(_longer(archived, rows.ends))
     shards = [json.loads(value)["shards"][NAMES.delay] for value in checkpoints.values()]
     drill.behind_records = min(shard["h"] for shard in shards) // _BEHIND_PART
     state, name = drill.folder / "state", shard_name(shards[0]["topic_id"])
@@ -159,6 +163,18 @@ def _spoil(drill: Drill, kinds: Sequence[str], rng: random.Random) -> None:
     copies = Copies(state, name, pending_ms, holes)
     drill.defects += copies.spoil((kind for kind in kinds if kind in COPY_KINDS), rng)
     drill.folders = copies.folders
+
+
+def _longer(batch: Batch, ends: Mapping[Place, int]) -> Batch:
+    # Outputs that were added lie behind the end of their partition.
+    cut, evidence = batch.cut, batch.evidence
+    others = {place: replace(span, end=ends[place]) for place, span in cut.others.items()}
+    return msgspec.structs.replace(
+        batch,
+        ends={**batch.ends, **{place: span.end for place, span in others.items()}},
+        cut=replace(cut, others=others),
+        evidence=replace(evidence, spans={**evidence.spans, **others}),
+    )
 
 
 # --- judge ---------------------------------------------------------------------------------------
