@@ -71,8 +71,8 @@ def classified(
     read: DataFrame, *, of_sources: bool, key: Column, is_doubtful: Column, **columns: Column
 ) -> DataFrame:
     """Return one row for each record in ``read``, with the ledger's columns, ``reading``,
-    ``of_sources``, ``key`` and ``record``. The ledger's columns are null where ``reading`` is
-    ``DOUBTFUL`` or ``ORDINARY``.
+    ``of_sources``, ``key`` and ``record`` (JSON). The ledger's columns are null where ``reading``
+    is ``DOUBTFUL`` or ``ORDINARY``.
 
     Args:
         read: records, with the column ``reading``.
@@ -88,5 +88,6 @@ def classified(
         "reading",
         sf.lit(of_sources).alias("of_sources"),
         sf.when(sf.col("reading") == HASHED, key).cast("binary").alias("key"),
-        sf.when(is_doubtful, record).alias("record"),
+        # As one column of text: with each row, Spark asks every nested column for its size.
+        sf.when(is_doubtful, sf.to_json(record)).alias("record"),
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from connectors.spark.common.decode import key_hash
+from connectors.spark.common.frames import arrow_schema
+from connectors.spark.common.topics import ROW_SCHEMA
 from connectors.spark.ledger.expressions import DOUBTFUL, HASHED, ORDINARY
 from connectors.spark.ledger.facts import SOURCE
 from connectors.spark.ledger.outputs import OutputRows
@@ -62,8 +65,7 @@ class Completion:
             for number, read in self._read.items():
                 is_theirs = is_doubtful & (_column(batch, "of_sources") == number)
                 if is_theirs.any():
-                    records = _chosen(batch, is_theirs).column("record")
-                    yield from read([pa.RecordBatch.from_struct_array(records)])
+                    yield from read([_records(_chosen(batch, is_theirs).column("record"))])
 
     def _are_away(self, batch: pa.RecordBatch, reading: np.ndarray) -> np.ndarray:
         """Return for each row whether the home of its id is another partition than its own."""
@@ -80,6 +82,32 @@ class Completion:
             return False
         partition, count = self._homes[shard]
         return partition_for(record_id, count) != partition
+
+
+class _Header(msgspec.Struct):
+    key: str
+    value: bytes | None = None
+
+
+class _Record(msgspec.Struct):
+    # As Spark's JSON has it: bytes in Base64, and without nulls.
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: list[_Header] | None = None
+    value_hash: int | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_Record).decode
+_RECORDS: Final = arrow_schema(f"{ROW_SCHEMA}, value_hash long")
+
+
+def _records(told: pa.StringArray) -> pa.RecordBatch:
+    rows = [msgspec.to_builtins(_decode(text), builtin_types=(bytes,)) for text in told.to_pylist()]
+    return pa.RecordBatch.from_pylist(rows, _RECORDS)
 
 
 def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
