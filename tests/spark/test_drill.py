@@ -14,13 +14,15 @@ def drilled(spark: SparkSession, options: DrillOptions) -> None:
     with prepared(options, spark, said.append) as drill:
         verdict = judged(drill, spark, said.append)
         folder = drill.folder
-    assert (verdict.missed, verdict.inventions) == ((), ())
+    short = {kind: n for kind, n in verdict.injected.items() if verdict.found.get(kind, 0) < n}
+    assert (short, verdict.missed, verdict.inventions) == ({}, (), ())
     assert verdict.is_good
     assert sum(verdict.injected.values()) == options.defects
     assert verdict.records >= options.records
     assert verdict.seconds.keys() == {"archive", "disks", *(["follow"] * options.follow)}
     found = {finding[1] for one in drill.defects for finding in one.findings}
-    assert found >= set(verdicts.KINDS)
+    # A flood takes ten thousand outputs: tests/unit/test_spark_judge.py.
+    assert found >= {*verdicts.KINDS} - {verdicts.FLOODED}
     assert not folder.exists()
 
 
