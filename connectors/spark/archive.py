@@ -11,21 +11,19 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import EARLIEST, offsets_of
 from connectors.spark.audit.evidence import EarlierCut, Evidence, gather
 from connectors.spark.audit.options import AuditOptions, AuditResult
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.run import audited, cut_of
+from connectors.spark.common.clients import admin_of
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import names_in, read_bytes, write_bytes
 from connectors.spark.common.frames import table
 from connectors.spark.common.topics import (
     ROW_SCHEMA,
-    TASK_RECORDS,
     Place,
     Span,
-    native_options,
     read_topic,
 )
 from connectors.spark.ledger.expressions import RECORD
@@ -38,7 +36,6 @@ ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
 ``xxhash64`` of the value, which is kept even where the value is not; null: there is no value."""
 
 VERSION: Final = 1
-_TASKS_MIN: Final = 8
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -188,11 +185,10 @@ def capture(spark: SparkSession, options: ArchiveOptions) -> Batch:
     count = sum(span.end - span.start for span in spans.values())
     if count or before is _NONE:
         number += 1
-        tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
-        records = read_topic(spark, audit.client, spans, tasks).select(*_kept(options))
+        records = read_topic(spark, audit.client, spans).select(*_kept(options))
         records.write.mode("overwrite").parquet(archive.folder(number))
     # Retention may have deleted records before they were read: what is missing is known only now.
-    starts = offsets_of(admin_client(native_options(audit.client)), cut.spans.keys(), EARLIEST)
+    starts = offsets_of(admin_of(audit.client), cut.spans.keys(), EARLIEST)
     cut = _spanning(cut, {place: _after(span, starts[place]) for place, span in cut.spans.items()})
     old = before.evidence
     past = EarlierCut(before.ends, old.starts, old.judged, old.seen_ms)

@@ -278,7 +278,7 @@ def decode_checkpoint_of(slice_no: int, data: bytes) -> Checkpoint:
     checkpoint = decode_checkpoint(data)
     if checkpoint.slice_no != slice_no:
         raise KafkaEdgeError(
-            f"the checkpoint of slice {slice_no} speaks of slice {checkpoint.slice_no}; something "
-            "else writes to the checkpoint topic: find it, and restrict the topic to the service"
+            f"the checkpoint of slice {slice_no} is of slice {checkpoint.slice_no}; something else "
+            "writes to the checkpoint topic: find it, and restrict the topic to the delay service"
         )
     return checkpoint

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -24,10 +25,11 @@ from pyspark.sql import SparkSession
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
-from connectors.spark.audit import AuditOptions, audit
+from connectors.spark.audit import audit
 from connectors.spark.common.session import open_session
 from connectors.spark.common.topics import Span, read_topic
 from delay_devtools.cluster import EmbeddedCluster
+from tests.spark.audits import audit_options
 from tests.spark.made_history import MadeHistory
 
 PARTITIONS = 4
@@ -51,7 +53,7 @@ def raw_seconds(spark: SparkSession, history: MadeHistory) -> float:
     ends = offsets_of(admin, places, LATEST)
     spans = {place: Span(starts[place], ends[place]) for place in places}
     began_s = time.monotonic()
-    read = read_topic(spark, history.client, spans, 8)
+    read = read_topic(spark, history.client, spans)
     read.write.format("noop").mode("overwrite").save()
     return time.monotonic() - began_s
 
@@ -71,14 +73,7 @@ def main() -> int:
         history.settled(history.now_ms + 3_600_001)
         sys.stderr.write(f"written in {time.monotonic() - began_s:.0f} s\n")
         with tempfile.TemporaryDirectory() as out:
-            options = AuditOptions(
-                history.client,
-                out,
-                checkpoint=history.checkpoint,
-                dead_letter=history.dead_letter,
-                outcomes=history.outcomes,
-                allow=tuple(history.allow),
-            )
+            options = audit_options(history, Path(out))
             spark = open_session("audit bench", master=chosen.master)
             for _ in range(chosen.runs):
                 raw_s = raw_seconds(spark, history)

@@ -15,13 +15,15 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from statistics import median
 
 import psutil
 
-from connectors.spark.audit import AuditOptions, AuditResult, Following
+from connectors.spark.audit import AuditResult, Following
 from connectors.spark.common.session import open_session
 from delay_devtools.cluster import EmbeddedCluster
+from tests.spark.audits import audit_options
 from tests.spark.made_history import DAY_MS, MadeHistory
 
 PARTITIONS = 4
@@ -95,14 +97,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as out,
     ):
         write_pending(history, chosen.pending)
-        options = AuditOptions(
-            history.client,
-            out,
-            checkpoint=history.checkpoint,
-            dead_letter=history.dead_letter,
-            outcomes=history.outcomes,
-            allow=tuple(history.allow),
-        )
+        options = audit_options(history, Path(out))
         spark = open_session("follow bench", master=chosen.master)
         following = Following(spark, options)
         first = following.step()

@@ -18,6 +18,7 @@ from connectors.spark.audit import AuditOptions, AuditResult, audit
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import DelayServiceError
 from tests.integration.bench import await_true
+from tests.spark.audits import audit_options
 from tests.spark.made_history import MadeHistory
 
 MINUTE = 60_000
@@ -31,15 +32,7 @@ def history(cluster: EmbeddedCluster) -> Iterator[MadeHistory]:
 
 
 def options(h: MadeHistory, out: Path) -> AuditOptions:
-    return AuditOptions(
-        client=h.client,
-        out=str(out),
-        checkpoint=h.checkpoint,
-        dead_letter=h.dead_letter,
-        outcomes=h.outcomes,
-        allow=tuple(h.allow),
-        overdue_ms=None,
-    )
+    return audit_options(h, out, overdue_ms=None)
 
 
 def written(spark: SparkSession, h: MadeHistory, path: Path, *, values: bool = False) -> Batch:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,9 @@ from connectors.spark.common.log_times import first_times
 from connectors.spark.common.topics import Span
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
-from delayservice.contract.codec import Payload
 from delayservice.contract.names import DELAY_SETTLES
-from delayservice.contract.requeue import write_copy
 from tests.integration.bench import Reader
+from tests.spark.audits import audit_options, requeued
 from tests.spark.made_history import MadeHistory
 
 PLAIN = 20
@@ -41,16 +40,7 @@ class Defects:
     copied: int
 
     def options(self, out: Path, **more: object) -> AuditOptions:
-        h = self.made
-        options = AuditOptions(
-            client=h.client,
-            out=str(out),
-            checkpoint=h.checkpoint,
-            dead_letter=h.dead_letter,
-            outcomes=h.outcomes,
-            allow=tuple(h.allow),
-        )
-        return replace(options, **more)  # type: ignore[arg-type]  # a test's own
+        return audit_options(self.made, out, **more)
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +51,7 @@ def defects(cluster: EmbeddedCluster) -> Iterator[Defects]:
         lost, early = h.source(due_ms), h.source(due_ms)
         delivery = h.delivery(early, due_ms, at_ms=due_ms - 7)
         copied = h.source(due_ms, ("delay-id", b"a"))
-        origin = f"{h.delay}:0:{copied}".encode()
-        payload: Payload = (h.target, -1, None, b"value", [], due_ms, (None, origin, 1, None))
-        _, _, headers = write_copy(
-            *(h.delay, 0, b"secret"),
-            settles=copied,
-            source=origin,
-            base=copied + 1,
-            at_ms=due_ms,
-            payload=payload,
-        )
-        copy = h.write(h.delay, [(name, value or b"") for name, value in headers])
+        copy = h.write(h.delay, requeued(h, copied, due_ms, b"secret"))
         h.delivery_of_copy(copied, copy, due_ms)
         h.write(h.target, [("own", b"1")])
         h.settled(h.now_ms)
@@ -157,15 +137,7 @@ def test_what_retention_has_taken_is_not_lost(
         admin = AdminClient({**h.client})
         for future in admin.delete_records(gone).values():
             future.result(30)
-        audited = AuditOptions(
-            client=h.client,
-            out=str(tmp_path),
-            checkpoint=h.checkpoint,
-            dead_letter=h.dead_letter,
-            outcomes=h.outcomes,
-            allow=tuple(h.allow),
-        )
-        result = audit(spark, audited)
+        result = audit(spark, audit_options(h, tmp_path))
     assert found_in(spark, result) == {("lost", h.delay, 0, lost)}
     assert result.counts["not_checkable"] == 1
 

@@ -16,10 +16,9 @@ from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
 from connectors.spark.common import cut
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base import faults
-from delayservice.contract.codec import Payload
-from delayservice.contract.requeue import write_copy
 from tests.integration.bench import Reader
-from tests.spark.made_history import Header, MadeHistory
+from tests.spark.audits import audit_options, requeued
+from tests.spark.made_history import MadeHistory
 
 MINUTE = 60_000
 
@@ -31,16 +30,7 @@ def history(cluster: EmbeddedCluster) -> Iterator[MadeHistory]:
 
 
 def options(h: MadeHistory, out: Path, **more: object) -> AuditOptions:
-    return AuditOptions(
-        client=h.client,
-        out=str(out),
-        checkpoint=h.checkpoint,
-        dead_letter=h.dead_letter,
-        outcomes=h.outcomes,
-        allow=tuple(h.allow),
-        overdue_ms=None,
-        **more,  # type: ignore[arg-type]  # a test's own
-    )
+    return audit_options(h, out, overdue_ms=None, **more)
 
 
 def found_in(spark: SparkSession, out: Path) -> list[tuple[str, int]]:
@@ -271,7 +261,7 @@ def test_a_copy_that_nobody_can_verify_waits_until_h_has_passed_it(
     records = [h.source(due_ms) for _ in range(2)]
     for record in records:
         h.delivery(record, due_ms)
-    signed = [forged(h, record, due_ms) for record in records]
+    signed = [requeued(h, record, due_ms, b"a stranger's") for record in records]
     copies = [h.write(h.delay, headers) for headers in signed]
     h.settled(h.now_ms, [copies[0]])
     following = Following(spark, options(h, tmp_path))
@@ -282,18 +272,3 @@ def test_a_copy_that_nobody_can_verify_waits_until_h_has_passed_it(
     assert step(following).findings == {"duplicated": 1}
     assert found_in(spark, tmp_path) == [("duplicated", records[1])]
     assert audit(spark, options(h, tmp_path / "once")).findings == {"duplicated": 1}
-
-
-def forged(h: MadeHistory, settles: int, due_ms: int) -> list[Header]:
-    """The headers of a copy that a stranger has signed."""
-    origin = f"{h.delay}:0:{settles}".encode()
-    payload: Payload = (h.target, -1, None, b"value", [], due_ms, (None, origin, 1, None))
-    _, _, said = write_copy(
-        *(h.delay, 0, b"a stranger's"),
-        settles=settles,
-        source=origin,
-        base=settles + 1,
-        at_ms=due_ms,
-        payload=payload,
-    )
-    return [(name, value or b"") for name, value in said]

@@ -11,9 +11,10 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from connectors.spark.audit import AuditOptions, AuditResult, audit
+from connectors.spark.audit import AuditResult, audit
 from connectors.spark.common import cut
 from delay_devtools.cluster import EmbeddedCluster
+from tests.spark.audits import audit_options
 from tests.spark.made_history import MadeHistory
 
 
@@ -25,16 +26,7 @@ def history(cluster: EmbeddedCluster) -> Iterator[MadeHistory]:
 
 def audited(spark: SparkSession, h: MadeHistory, out: Path, **more: object) -> AuditResult:
     h.flush()
-    options = AuditOptions(
-        client=h.client,
-        out=str(out),
-        checkpoint=h.checkpoint,
-        dead_letter=h.dead_letter,
-        outcomes=h.outcomes,
-        allow=tuple(h.allow),
-        **more,  # type: ignore[arg-type]  # a test's own
-    )
-    return audit(spark, options)
+    return audit(spark, audit_options(h, out, **more))
 
 
 def emptied(h: MadeHistory, *places: tuple[str, int]) -> None:

@@ -23,7 +23,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import EARLIEST, offsets_of
 from connectors.spark.audit.carried_state import CarriedState
 from connectors.spark.audit.evidence import Evidence
@@ -54,10 +53,11 @@ from connectors.spark.audit.sieve import (
 )
 from connectors.spark.audit.state import KEY, StoredRun
 from connectors.spark.audit.verdicts import FOUND, LOST, UNJUDGED, UNKNOWN_SOURCE
+from connectors.spark.common.clients import admin_of
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.frames import kept, or_false, table
 from connectors.spark.common.log_times import first_times
-from connectors.spark.common.topics import TASK_RECORDS, Place, Span, native_options, read_topic
+from connectors.spark.common.topics import Place, Span, read_topic
 from connectors.spark.ledger.facts import DELIVERED, NEVER_MS, OUTCOME, SOURCE
 from connectors.spark.ledger.native import (
     classified_deliveries,
@@ -70,7 +70,6 @@ from delayservice.contract import names
 
 # Number of records up to which planning, and starting tasks, take most of the time of a step.
 SMALL: Final = 200_000
-_TASKS_MIN: Final = 8
 
 
 class Logs(Protocol):
@@ -93,13 +92,13 @@ class KafkaLogs:
     evidence: Evidence
 
     def records(self, spans: Mapping[Place, Span]) -> DataFrame:
-        count = sum(span.end - span.start for span in spans.values())
-        tasks = max(_TASKS_MIN if count > SMALL else 1, count // TASK_RECORDS + 1)
-        return read_topic(self.spark, self.client, spans, tasks)
+        if self.evidence.offsets > SMALL:
+            return read_topic(self.spark, self.client, spans)
+        return read_topic(self.spark, self.client, spans, tasks_min=1)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         spans = self.evidence.spans
-        starts = offsets_of(admin_client(native_options(self.client)), spans.keys(), EARLIEST)
+        starts = offsets_of(admin_of(self.client), spans.keys(), EARLIEST)
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
         if not moved:
             return decided
@@ -177,8 +176,7 @@ class Engine:
         odd = odd.unionByName(apart(rows))
         if held is not None and usual.unmatched:
             odd = _with_earlier(odd, held, matched)
-        offsets = sum(span.end - span.start for span in self.evidence.spans.values())
-        known = passed(matched, offsets, even) if usual.has_ids else PassedTimes()
+        known = passed(matched, self.evidence.offsets, even) if usual.has_ids else PassedTimes()
         judged = judge_records(odd, self.rules, known, keeps=held is not None)
         judged = self._kept("judged", judged, "verdict")
         sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))

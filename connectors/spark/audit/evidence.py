@@ -59,6 +59,11 @@ class Evidence:
     complete_ms: Mapping[Place, int]
     policies: Mapping[str, Policy]
 
+    @property
+    def offsets(self) -> int:
+        """Number of offsets that are read at this cut."""
+        return sum(span.end - span.start for span in self.spans.values())
+
 
 def all_of(cut: Cut) -> Evidence:
     """Return evidence, unchecked, that all logs are whole and no target is compacted."""

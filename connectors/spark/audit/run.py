@@ -213,7 +213,7 @@ class Following:
 def _planned_for(spark: SparkSession, evidence: Evidence) -> Iterator[None]:
     # Adaptive planning starts a job for each shuffle and each broadcast.
     few = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "2"}
-    if sum(span.end - span.start for span in evidence.spans.values()) > SMALL:
+    if evidence.offsets > SMALL:
         few = {}
     before = {name: str(spark.conf.get(name)) for name in few}
     try:

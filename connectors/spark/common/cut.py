@@ -33,7 +33,7 @@ from connectors.spark.common.clients import admin_of, read_logs
 from connectors.spark.common.topics import Place, Span
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
-from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint
+from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint_of
 from delayservice.engine.claims import slice_no_of
 from delayservice.engine.cursor import Cursor
 
@@ -321,17 +321,9 @@ class _CheckpointReader:
                 continue  # it is none of the service's
             if slice_no not in known and message.value() is not None:
                 values[slice_no] = message.value()
-        return {slice_no: _decoded(slice_no, value) for slice_no, value in values.items()}
-
-
-def _decoded(slice_no: int, value: bytes) -> Checkpoint:
-    checkpoint = decode_checkpoint(value)
-    if checkpoint.slice_no != slice_no:
-        raise KafkaEdgeError(
-            f"the checkpoint of slice {slice_no} is of slice {checkpoint.slice_no}; something else "
-            "writes to the checkpoint topic: find it, and restrict the topic to the delay service"
-        )
-    return checkpoint
+        return {
+            slice_no: decode_checkpoint_of(slice_no, value) for slice_no, value in values.items()
+        }
 
 
 def _settled(admin: KafkaAdmin, places: Collection[Place]) -> dict[Place, Span]:

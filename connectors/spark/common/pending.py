@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.spark.common.decode import ShardReader, rows_of, runs
 from connectors.spark.common.frames import batch_of
-from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
+from connectors.spark.common.topics import Place, Span, read_topic
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, SCHEDULE, Entry
 from delayservice.contract.times import DUE_STOP_MS
@@ -102,9 +102,8 @@ def sift(
         ``facts``. ``key_ms`` (epoch ms) is null for records that are not pending, and are returned
         only as they may cancel others.
     """
-    tasks = sum(part.stop - part.start for part in parts.values()) // TASK_RECORDS + 1
     spans = {place: Span(part.start, part.stop) for place, part in parts.items()}
-    records = read_topic(spark, client, spans, max(min_partitions, tasks))
+    records = read_topic(spark, client, spans, min_partitions)
     sieve = _PendingSieve(dict(parts), facts, tuple(secrets))
     return records.mapInArrow(sieve.sift, from_arrow_schema(facts.whole))
 

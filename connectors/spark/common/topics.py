@@ -19,6 +19,7 @@ Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
 # Approximate largest number of records that one Spark task reads.
 TASK_RECORDS: Final = 1_000_000
+_TASKS_MIN: Final = 8
 
 _FETCH: Final = {
     "kafka.isolation.level": "read_committed",
@@ -81,10 +82,13 @@ class Span:
 
 
 def read_topic(
-    spark: SparkSession, client: Mapping[str, str], spans: Mapping[Place, Span], min_partitions: int
+    spark: SparkSession,
+    client: Mapping[str, str],
+    spans: Mapping[Place, Span],
+    tasks_min: int = _TASKS_MIN,
 ) -> DataFrame:
-    """Return the committed records at the offsets ``spans``, in at least ``min_partitions`` tasks.
-    Records that retention deletes meanwhile are left out.
+    """Return the committed records at the offsets ``spans``, in at least ``tasks_min`` tasks of
+    about ``TASK_RECORDS`` records at most. Records that retention deletes meanwhile are left out.
 
     Returns:
         ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long (epoch ms),
@@ -94,13 +98,14 @@ def read_topic(
     filled = {place: span for place, span in spans.items() if span.start < span.end}
     if not filled:
         return table(spark, ROW_SCHEMA)
+    count = sum(span.end - span.start for span in filled.values())
     options = {
         **java_options(client),
         **_FETCH,
         "assign": _by_topic({place: place[1] for place in filled}, as_list=True),
         "startingOffsets": _by_topic({place: span.start for place, span in filled.items()}),
         "endingOffsets": _by_topic({place: span.end for place, span in filled.items()}),
-        "minPartitions": str(min_partitions),
+        "minPartitions": str(max(tasks_min, count // TASK_RECORDS + 1)),
         "includeHeaders": "true",
         "failOnDataLoss": "false",  # retention may delete records meanwhile
     }

@@ -24,7 +24,7 @@ from connectors.spark.common.frames import arrow_schema, kept, last_header
 from connectors.spark.common.log_times import offsets_at
 from connectors.spark.common.pending import LogPart, PendingColumns, sift, uncancelled
 from connectors.spark.common.progress import Say
-from connectors.spark.common.topics import TASK_RECORDS, Span, read_topic
+from connectors.spark.common.topics import Span, read_topic
 from connectors.spark.report.page import (
     DELAY_BOUNDS,
     DELAY_LONGER,
@@ -153,8 +153,7 @@ class _Logs:
         if since_ms is not None and spans:
             later = offsets_at(client, spans.keys(), since_ms)
             spans = {p: Span(max(s.start, later.get(p, s.end)), s.end) for p, s in spans.items()}
-        records = sum(span.end - span.start for span in spans.values())
-        return read_topic(self.spark, client, spans, max(_TASKS_MIN, records // TASK_RECORDS + 1))
+        return read_topic(self.spark, client, spans)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
         since_ms, until_ms = self.options.since_ms, self.options.until_ms
