@@ -88,6 +88,7 @@ NOT_TYPED: Final = (
     Listed("docs/spark.md", "kubectl", _KUBERNETES),
     Listed(_ON_SPARK, "apt-get", _IMAGE_STEPS),
     Listed(_ON_SPARK, "/opt/delayservice/bin/", _IMAGE_STEPS),
+    Listed(_ON_SPARK, "sh connectors/spark/common/install_jars.sh", _IMAGE_STEPS),
     Listed(_ON_SPARK, "install -m", _SYSTEMD),
     Listed(_ON_SPARK, "systemctl", _SYSTEMD),
     Listed(_ON_SPARK, "spark-submit", _SUBMIT),
