@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from pyspark.sql import SparkSession
 
-from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
+from connectors.kafka.clients import admin_client
+from connectors.spark.audit import AuditOptions, AuditResult, Following, audit, local, run
+from connectors.spark.audit.engine import FoundRows, StepResult
+from connectors.spark.audit.evidence import Evidence, gather
 from connectors.spark.common import cut
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base import faults
@@ -41,6 +46,18 @@ def found_in(spark: SparkSession, out: Path) -> list[tuple[str, int]]:
 def step(following: Following) -> AuditResult:
     """One step, by an audit that was started again: it has nothing but its state."""
     return Following(following._spark, following._options).step()
+
+
+@pytest.fixture(params=["here", "on Spark", "in turns"], autouse=True)
+def _where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who judges the steps: this process, Spark, or each in its turn on the other's state."""
+    judged_here, turns = local.judged_here, itertools.count()
+
+    def judged(*given: Any) -> StepResult[FoundRows] | None:
+        is_here = request.param == "here" or (request.param == "in turns" and next(turns) % 2)
+        return judged_here(*given) if is_here else None
+
+    monkeypatch.setattr(run, "judged_here", judged)
 
 
 def test_what_is_pending_is_carried_until_it_is_settled(
@@ -272,3 +289,24 @@ def test_a_copy_that_nobody_can_verify_waits_until_h_has_passed_it(
     assert step(following).findings == {"duplicated": 1}
     assert found_in(spark, tmp_path) == [("duplicated", records[1])]
     assert audit(spark, options(h, tmp_path / "once")).findings == {"duplicated": 1}
+
+
+@pytest.mark.parametrize("_where", ["here"], indirect=True)
+def test_a_step_whose_records_retention_deletes_meanwhile_is_judged_by_spark(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = history
+    records = [h.source(h.now_ms - MINUTE) for _ in range(4)]
+    h.delivery(records[3], h.now_ms - MINUTE)
+    h.settled(h.now_ms)
+
+    def gathered(*given: Any) -> Evidence:
+        evidence = gather(*given)
+        (deleted,) = admin_client(h.client).delete_records([TopicPartition(h.delay, 0, 2)]).values()
+        deleted.result(30)
+        return evidence
+
+    monkeypatch.setattr("connectors.spark.audit.run.gather", gathered)
+    found = Following(spark, options(h, tmp_path)).step()
+    assert (found.findings, found.counts["delivered"]) == ({"lost": 1}, 1)
+    assert found_in(spark, tmp_path) == [("lost", records[2])]

@@ -29,7 +29,7 @@ def drilled(spark: SparkSession, options: DrillOptions) -> None:
 @pytest.mark.timeout(600)
 def test_a_small_drill_finds_one_defect_of_each_kind(spark: SparkSession) -> None:
     assert len(KINDS) >= 60
-    drilled(spark, DrillOptions(records=1_000, defects=len(KINDS)))
+    drilled(spark, DrillOptions(1_000, len(KINDS), follow=True))
 
 
 @pytest.mark.night

@@ -11,23 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
-from connectors.spark.audit.row_judges import COUNT, PassedTimes, RowJudge
+from connectors.spark.audit.local import counts_of, judge_all, told_by
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.verdicts import FOUND, SETTLED, UNJUDGED
-from connectors.spark.common.frames import batch_of
+from connectors.spark.audit.verdicts import FOUND, UNJUDGED
 from connectors.spark.common.session import exit_status
-from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME, SOURCE, SOURCES
+from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import (
-    COUNTED,
-    FOREIGN,
-    MALFORMED,
-    NO_SHARD,
-    SCHEMA,
-    UNMARKED,
     Ledger,
     LedgerRow,
     name_hash,
@@ -266,14 +258,13 @@ class World:
             lag_ms=30_000,
         )
         rules = replace(rules, **self.rules)
-        judged, certain = verdicts(self._rows(contracts, at_home), rules)
+        told, counts = verdicts(self._rows(contracts, at_home), rules)
         findings = sorted(
             (r["kind"], r["target_offset"] if r["offset"] is None else _number(r))
-            for r in certain
+            for r in told
             if r["verdict"] == FOUND
         )
-        unjudged = Counter(r["kind"] for r in certain if r["verdict"] == UNJUDGED)
-        counts = {r["kind"]: r["number"] for r in judged if r["verdict"] == COUNT}
+        unjudged = Counter(r["kind"] for r in told if r["verdict"] == UNJUDGED)
         return Found(findings, unjudged, counts, exit_status(len(findings), len(unjudged)))
 
     def _rows(self, contracts: Contracts, at_home: Contracts) -> list[pa.RecordBatch]:
@@ -303,47 +294,12 @@ class World:
 
 def verdicts(
     ledger: Iterable[pa.RecordBatch], rules: Rules
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of the judge: all, and those that are no counts. Spark would give it the rows sorted,
-    and the times by which H had passed a block from records that were settled without errors.
-    """
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What users are told of some ledger rows, and counts."""
     rows = [LedgerRow(*one.values()) for batch in ledger for one in batch.to_pylist()]
-    families = _families(rows)
-    told = sorted(
-        ((*row, families[row[:2]]) for row in rows if row.shard != NO_SHARD),
-        key=lambda row: (row[0], row[-1], row[1], row[2] not in SOURCES, row[6], row[10]),
-    )
-    batches = [batch_of(told, _SORTED)] if told else []
-    judged = _dicts(RowJudge(rules, PassedTimes()).judge(batches))
-    with_ids = {row[:2] for row in rows if row.role == SOURCE and row.id_hash}
-    plain = [row for row in judged if (row["shard"], row["offset"]) not in with_ids]
-    blocks = [(r["shard"], r["offset"] >> 8, _at_ms(r)) for r in plain if _at_ms(r)]
-    judged = _dicts(RowJudge(rules, PassedTimes(8, blocks)).judge(batches))
-    judged += [_of_no_shard(row, rules) for row in rows if row.shard == NO_SHARD]
-    return judged, [row for row in judged if row["verdict"] != COUNT]
-
-
-def _of_no_shard(row: LedgerRow, rules: Rules) -> dict[str, Any]:
-    """What Spark's column expressions make of such a row."""
-    made: dict[str, Any] = {"shard": None, "offset": None}
-    if row.offset in (UNMARKED, FOREIGN):
-        return {**made, "verdict": COUNT, "kind": COUNTED[row.offset], "number": row.place}
-    kind = "malformed" if row.offset == MALFORMED else "unknown_source"
-    made |= {
-        "target": rules.topics[row.topic],
-        "target_partition": row.partition,
-        "target_offset": row.place,
-    }
-    return {**made, "verdict": FOUND, "kind": kind}
-
-
-_SORTED = SCHEMA.append(pa.field("family", pa.int64()))
-
-
-def _families(rows: Sequence[LedgerRow]) -> dict[tuple[int, int], int]:
-    """What ``match.family`` makes, by shard and offset."""
-    ids = {row[:2]: row.id_hash for row in rows if row.role in SOURCES}
-    return {row[:2]: ids.get(row[:2]) or hash(row[:2]) for row in rows}
+    judge, found = judge_all(rows, rules)
+    told = told_by(judge, found, rows)
+    return told, counts_of(told, judge)
 
 
 def batch_of_records(
@@ -380,18 +336,6 @@ def _number(row: dict[str, Any]) -> int:
     """The offset that a finding is about, told apart by shard."""
     number: int = row["offset"] + AT_HOME * (row["shard"] == SHARDS[DELAY, 1])
     return number
-
-
-def _at_ms(row: dict[str, Any]) -> int:
-    """Return when a record was delivered; 0: it was not."""
-    if row["verdict"] != SETTLED:
-        return 0
-    settled = LedgerRow(*msgspec.msgpack.decode(row["packed"]))
-    return settled.at_ms if settled.kind == DELIVERED else 0
-
-
-def _dicts(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
-    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def deleted(topic: str) -> dict[str, Any]:

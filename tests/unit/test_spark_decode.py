@@ -58,7 +58,7 @@ def test_a_batch_is_parted_by_the_partition_that_records_come_from() -> None:
     parts = [batch_of([(n, 0, None, None, None)], t, p) for n, t, p in [(1, "a", 0), (2, "b", 0)]]
     parts.append(batch_of([(3, 0, None, None, None), (4, 0, None, None, None)], "b", 70_000))
     joined = pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-    found = [(run.topic, run.partition, run.batch.num_rows) for run in runs(joined)]
+    found = [(*place, run.num_rows) for place, run in runs(joined)]
     assert found == [("a", 0, 1), ("b", 0, 1), ("b", 70_000, 2)]
 
 

@@ -394,7 +394,7 @@ def decided(source: SourceRow, *outputs: OutputRow, rules: Rules = RULES) -> set
     rows = [row(source), *[delivered(source.offset, one) for one in outputs]]
     return {
         (one["kind"], one["verdict"])
-        for one in verdicts([batch_of(rows, SCHEMA)], rules)[1]
+        for one in verdicts([batch_of(rows, SCHEMA)], rules)[0]
         if one["verdict"] in (FOUND, UNJUDGED)
     }
 

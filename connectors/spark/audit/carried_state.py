@@ -30,7 +30,7 @@ from connectors.spark.audit.state import PENDING as PLAIN
 from connectors.spark.audit.verdicts import CARRIED, SETTLED
 from connectors.spark.common.frames import kept
 from connectors.spark.ledger.facts import SOURCE
-from connectors.spark.ledger.rows import COLUMNS, LEDGER, NO_ID
+from connectors.spark.ledger.rows import COLUMNS, LEDGER, NO_ID, LedgerRow
 
 _ROW: Final = [*KEY, "role", "topic", "partition", "place"]
 _ID: Final = ["shard", "id_hash"]
@@ -48,15 +48,15 @@ class CarriedState:
         rules: Rules,
         work: str,
     ) -> None:
-        self._state = state
-        self._number = before.number + 1
-        self._taken_ms = taken_ms
-        self._grace_ms = rules.grace_ms
+        self.state = state
+        self.number = before.number + 1
+        self.taken_ms = taken_ms
+        self.grace_ms = rules.grace_ms
         self._work = work
-        self._after_ms = before.due_ms
+        self.after_ms = before.due_ms
         k_ms = [own.later.key[0] for own in rules.shards.values()]
         self.due_ms = max(before.due_ms, rules.overdue_since_ms, *k_ms)
-        self._runs = list(runs)
+        self.runs = list(runs)
         self._found = state.read(())
 
     def beside(self, new: DataFrame) -> DataFrame:
@@ -64,25 +64,25 @@ class CarriedState:
         step handed on to be judged again, records that may be settled by now, and pending records
         whose id is in a new row.
         """
-        opened = self._state.read(run for run in self._runs if run.kind == OPEN)
-        due = self._state.live(self._runs, self._after_ms, self.due_ms)
-        if any(run.kind == IDENTIFIED for run in self._runs):
-            pending = self._state.live(self._runs, self.due_ms, kinds=[IDENTIFIED])
+        opened = self.state.read(run for run in self.runs if run.kind == OPEN)
+        due = self.state.live(self.runs, self.after_ms, self.due_ms)
+        if any(run.kind == IDENTIFIED for run in self.runs):
+            pending = self.state.live(self.runs, self.due_ms, kinds=[IDENTIFIED])
             ids = new.where(sf.col("id_hash") != NO_ID).select(*_ID).distinct()
             self._found = kept(pending.join(ids, _ID, "left_semi"), f"{self._work}/identified")
         return opened.unionByName(due).unionByName(self._found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
         """Return the stored rows of the records ``keys`` that ``beside`` has not returned."""
-        pending = self._state.live(self._runs, self.due_ms).join(keys, KEY, "left_semi")
+        pending = self.state.live(self.runs, self.due_ms).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)
         late = keys.join(early, KEY, "left_anti")
-        rows = self._state.read(run for run in self._runs if run.kind in (RECENT, SPECIAL))
+        rows = self.state.read(run for run in self.runs if run.kind in (RECENT, SPECIAL))
         newest = kept(
             rows.join(late, KEY, "left_semi").transform(newest_of_each), f"{self._work}/newest"
         )
-        older = self._state.judged(self._runs, late.join(newest, KEY, "left_anti"))
+        older = self.state.judged(self.runs, late.join(newest, KEY, "left_anti"))
         return early.unionByName(newest).unionByName(older)
 
     def keep(self, matched: DataFrame, decided: DataFrame) -> tuple[StoredRun, ...]:
@@ -97,26 +97,34 @@ class CarriedState:
         settled = paired.unionByName(self._packed(decided, SETTLED))
         moved = settled.select(*KEY).unionByName(again.select(*KEY))
         gone = self._found.join(moved, KEY, "left_semi").withColumn("stored", sf.lit(GONE))
-        settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
+        settled = settled.withColumn("due_ms", sf.lit(self.number).cast("long"))
         is_plain = sf.col("more").isNull()
         special = settled.where(~is_plain).withColumn("stored", sf.lit(SPECIAL))
         recent = settled.where(is_plain).withColumn("stored", sf.lit(RECENT))
         rows = self._by_due(still.unionByName(carried))
         rows = rows.unionByName(again.withColumn("stored", sf.lit(OPEN)))
         rows = rows.unionByName(gone).unionByName(special)
-        since_ms = self._taken_ms - self._grace_ms
-        held = [r for r in self._runs if r.kind != OPEN and not r.is_passed(self.due_ms)]
-        if self._grace_ms:
-            # Records are kept as rows for the grace time of at_least_once, and then as bitmaps.
+        left, old = self.left()
+        past = self.state.read(old)
+        if self.grace_ms:
             rows = rows.unionByName(recent)
-            old = [run for run in held if run.kind == RECENT and run.taken_ms < since_ms]
-            held = [run for run in held if run not in old]
-            recent = self._state.read(old)
-        new = self._state.write(rows, self._number, self._taken_ms)
-        new += self._state.write(
-            self._state.folded(recent), self._number, self._taken_ms, f"-{JUDGED}"
-        )
-        return tuple(self._state.merged(held + new, self._number, self.due_ms))
+        else:
+            past = past.unionByName(recent.drop("stored"))
+        new = self.state.write(rows, self.number, self.taken_ms)
+        new += self.state.write(self.state.folded(past), self.number, self.taken_ms, f"-{JUDGED}")
+        return self.merged(left + new)
+
+    def left(self) -> tuple[list[StoredRun], list[StoredRun]]:
+        """Return the stored runs that the next step reads, and those that become bitmaps: records
+        are kept as rows for the grace time of at_least_once.
+        """
+        since_ms = self.taken_ms - self.grace_ms
+        held = [r for r in self.runs if r.kind != OPEN and not r.is_passed(self.due_ms)]
+        old = [run for run in held if run.kind == RECENT and run.taken_ms < since_ms]
+        return [run for run in held if run not in old], old
+
+    def merged(self, runs: Sequence[StoredRun]) -> tuple[StoredRun, ...]:
+        return tuple(self.state.merged(runs, self.number, self.due_ms))
 
     def _by_due(self, rows: DataFrame) -> DataFrame:
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self.due_ms)
@@ -127,6 +135,13 @@ class CarriedState:
     def _packed(decided: DataFrame, verdict: int) -> DataFrame:
         rows = decided.where(sf.col("verdict") == verdict).select("packed")
         return rows.mapInArrow(ledger_rows, LEDGER)
+
+
+def waiting_kind(row: LedgerRow, due_ms: int) -> str:
+    """Return the kind of stored rows of which a row that is not settled is."""
+    if row.role != SOURCE or row.key_ms <= due_ms:
+        return OPEN
+    return PLAIN if row.id_hash == NO_ID else IDENTIFIED
 
 
 def newest_of_each(rows: DataFrame) -> DataFrame:

@@ -15,9 +15,9 @@ bounded. The work grows with the number of new and due records, not with that of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -139,12 +139,16 @@ class KafkaLogs:
         )
 
 
+FoundRows: TypeAlias = Sequence[Mapping[str, Any]]
+FoundT = TypeVar("FoundT", DataFrame, FoundRows)
+
+
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Generic[FoundT]):
     """Findings and unjudged records (``verdicts.FINDING``), counts, and the stored folders."""
 
-    found: DataFrame
-    unjudged: DataFrame
+    found: FoundT
+    unjudged: FoundT
     counts: Mapping[str, int]
     runs: tuple[StoredRun, ...] = ()
 
@@ -162,7 +166,7 @@ class Engine:
     ledger: Ledger
     counts: Counter[str] = field(default_factory=Counter)
 
-    def run(self, held: CarriedState | None = None) -> StepResult:
+    def run(self, held: CarriedState | None = None) -> StepResult[DataFrame]:
         """Judge all records of this step; ``held``: None if the audit has only this step."""
         if held is None:
             rows, matched, even = self._sieved()

@@ -15,7 +15,7 @@ from connectors.spark.audit.evidence import Evidence, Strictness, all_of, rules_
 from connectors.spark.audit.match import ODD, SOUND, UNMATCHED, family, match, unpaired
 from connectors.spark.audit.row_judges import PassedTimes, judge_records
 from connectors.spark.audit.sieve import BLOCK_BITS, sift
-from connectors.spark.audit.verdicts import FOUND, UNJUDGED, with_ids
+from connectors.spark.audit.verdicts import ABOUT, FOUND, UNJUDGED, with_ids
 from connectors.spark.common.cut import Cut
 from connectors.spark.ledger.facts import NAMED
 from connectors.spark.ledger.rows import COLUMNS, NO_SHARD
@@ -78,10 +78,7 @@ def findings_of(judged: DataFrame) -> DataFrame:
     told = judged.where(sf.col("verdict").isin(FOUND, UNJUDGED))
     return told.select(
         "kind",
-        *(
-            sf.coalesce(name, f"target{suffix}").alias(name)
-            for name, suffix in (("topic", ""), ("partition", "_partition"), ("offset", "_offset"))
-        ),
+        *(sf.coalesce(record, output).alias(record) for record, output in ABOUT.items()),
         *("source", "target", "target_partition", "target_offset", "due_ms", "at_ms", "detail"),
         "verdict",
     ).transform(with_ids)

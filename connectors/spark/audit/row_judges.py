@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.group import (
@@ -60,7 +60,6 @@ from connectors.spark.ledger.rows import (
     COLUMNS,
     COUNTED,
     NO_SHARD,
-    NOWHERE,
     UNMARKED,
     LedgerRow,
     batch_of,
@@ -89,6 +88,7 @@ ID_RECORDS_MAX: Final = 500_000
 """Largest number of records of one id that are judged against each other."""
 
 _SCHEMA: Final = frames.arrow_schema(JUDGED)
+JUDGED_NAMES: Final = tuple(_SCHEMA.names)
 # Largest number of verdicts that are held as Python objects before they become an Arrow batch.
 _BATCH_ROWS: Final = 10_000
 
@@ -104,43 +104,16 @@ def judge_records(rows: DataFrame, rules: Rules, passed: PassedTimes, *, keeps: 
             and all records of an id share.
         keeps: whether to return the verdicts that the next cut needs, besides those for users.
     """
+    judge = RowJudge(rules, passed, keeps=keeps)
     is_output = ~sf.col("role").isin(*SOURCES)
-    told = rows.where(sf.col("shard") != NO_SHARD)
+    told, is_of_shard = rows.select(*COLUMNS, "family"), sf.col("shard") != NO_SHARD
     judged = (
-        told.select(*COLUMNS, "family")
+        told.where(is_of_shard)
         .repartition("shard", "family")
         .sortWithinPartitions("shard", "family", "offset", is_output, "at_ms", "place")
-        .mapInArrow(RowJudge(rules, passed, keeps=keeps).judge, JUDGED)
+        .mapInArrow(judge.judge, JUDGED)
     )
-    return judged.unionByName(_of_no_shard(rows, rules), allowMissingColumns=True)
-
-
-def _of_no_shard(rows: DataFrame, rules: Rules) -> DataFrame:
-    shardless = rows.where(sf.col("shard") == NO_SHARD)
-    what = sf.col("offset")
-    counted = sf.when(what == UNMARKED, COUNTED[0]).otherwise(COUNTED[1])
-    counts = shardless.where(what.isin(UNMARKED, FOREIGN_ROW)).select(
-        counted.alias("kind"),
-        sf.lit(COUNT).cast("byte").alias("verdict"),
-        sf.col("place").alias("number"),
-    )
-    is_malformed = what == MALFORMED_ROW
-    found = shardless.where(what.isin(MALFORMED_ROW, NOWHERE)).select(
-        sf.when(is_malformed, MALFORMED).otherwise(UNKNOWN_SOURCE).alias("kind"),
-        sf.lit(FOUND).cast("byte").alias("verdict"),
-        "shard",
-        _topic_name(rules).alias("target"),
-        sf.col("partition").alias("target_partition"),
-        sf.col("place").alias("target_offset"),
-        "at_ms",
-        sf.coalesce(sf.decode("more", "UTF-8"), sf.lit("")).alias("detail"),
-    )
-    return counts.unionByName(found, allowMissingColumns=True)
-
-
-def _topic_name(rules: Rules) -> Column:
-    pairs = [sf.lit(one) for pair in rules.topics.items() for one in pair]
-    return sf.create_map(*pairs)[sf.col("topic")]
+    return judged.unionByName(told.where(~is_of_shard).mapInArrow(judge.shardless, JUDGED))
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -159,27 +132,52 @@ class _OfId:
 
 
 class RowJudge:
+    """Judge of ledger rows, in this process or on the executors; ``counts``: records by what became
+    of them.
+    """
+
     def __init__(self, rules: Rules, passed: PassedTimes, *, keeps: bool = True) -> None:
         self._rules = rules
         self._passed = passed
         names = {shard: own.name.rpartition(":") for shard, own in rules.shards.items()}
         self._places = {shard: (name[0], int(name[2])) for shard, name in names.items()}
         self._keeps = keeps
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield verdicts, and at the end counts. ``batches``: ledger rows with their family, sorted
         by shard, family and offset; rows of source records before those of outputs.
         """
         with without_collector():
-            families = groupby(_rows_of(batches), lambda row: (row[1].shard, row[0]))
-            yield from _batches(
-                self._columns(one)
-                for (shard, _), rows in families
-                for one in self._of_family(shard, (row for _, row in rows))
-                if self._keeps or one.verdict <= UNJUDGED
-            )
-        yield from _batches(_count(kind, number) for kind, number in self._counts.items())
+            found = self.verdicts(_rows_of(batches))
+            wanted = (one for one in found if self._keeps or one.verdict <= UNJUDGED)
+            yield from _batches(map(self.columns, wanted))
+        yield from _batches(_count(kind, number) for kind, number in self.counts.items())
+
+    def shardless(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As ``judge``, for rows of ``NO_SHARD``, in any order."""
+        yield from _batches(self.of_no_shard(row) for _, row in _rows_of(batches))
+
+    def verdicts(self, rows: Iterable[tuple[int, LedgerRow]]) -> Iterator[RecordVerdict]:
+        """As ``judge``; ``rows``: pairs of family and row."""
+        for (shard, _), family in groupby(rows, lambda row: (row[1].shard, row[0])):
+            yield from self._of_family(shard, (row for _, row in family))
+
+    def of_no_shard(self, row: LedgerRow) -> tuple[Any, ...]:
+        """Return the columns ``JUDGED`` of a row of ``NO_SHARD``."""
+        if row.offset in (UNMARKED, FOREIGN_ROW):
+            return _count(COUNTED[row.offset], row.place)
+        told = dict.fromkeys(_SCHEMA.names) | {
+            "kind": MALFORMED if row.offset == MALFORMED_ROW else UNKNOWN_SOURCE,
+            "shard": NO_SHARD,
+            "target": self._rules.topics.get(row.topic),
+            "target_partition": row.partition,
+            "target_offset": row.place,
+            "at_ms": row.at_ms,
+            "detail": (row.more or b"").decode(),
+            "verdict": FOUND,
+        }
+        return tuple(told.values())
 
     def _of_family(self, shard: int, rows: Iterable[LedgerRow]) -> Iterator[RecordVerdict]:
         ids: dict[bytes, _OfId] = {}
@@ -196,8 +194,8 @@ class RowJudge:
 
     def _of_record(self, whole: Group, ids: dict[bytes, _OfId]) -> Iterator[RecordVerdict]:
         group = without_undecided(whole, self._rules.may_be_refused)
-        self._counts["outputs"] += len(group.settling) + len(group.successors)
-        found = list(judge(group, self._rules, self._counts))
+        self.counts["outputs"] += len(group.settling) + len(group.successors)
+        found = list(judge(group, self._rules, self.counts))
         for one in found:
             if one.when == CERTAIN:
                 yield one
@@ -228,7 +226,8 @@ class RowJudge:
             if number not in wrong and _may_matter(line, own, is_hidden=of_id.is_hidden):
                 yield named_row(shard, line, record_id)
 
-    def _columns(self, one: RecordVerdict) -> tuple[Any, ...]:
+    def columns(self, one: RecordVerdict) -> tuple[Any, ...]:
+        """Return the columns ``JUDGED`` of a verdict."""
         output: tuple[Any, ...] = (None,) * 3
         if one.output is not None:
             topic, partition, place = place_of(one.output)

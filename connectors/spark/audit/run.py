@@ -10,16 +10,18 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.carried_state import CarriedState
-from connectors.spark.audit.engine import SMALL, Engine, KafkaLogs, Logs, StepResult
+from connectors.spark.audit.engine import SMALL, Engine, FoundRows, KafkaLogs, Logs, StepResult
 from connectors.spark.audit.evidence import (
     NO_PAST,
     EarlierCut,
@@ -28,13 +30,14 @@ from connectors.spark.audit.evidence import (
     overdue_since_ms,
     rules_of,
 )
+from connectors.spark.audit.local import judged_here
 from connectors.spark.audit.options import SAMPLE_ROWS, AuditOptions, AuditResult, OffsetRange
 from connectors.spark.audit.rules import OPEN
-from connectors.spark.audit.state import AuditManifest, LogPosition, State
+from connectors.spark.audit.state import AuditManifest, LogPosition, State, StoredRun
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
-from connectors.spark.common.files import delete, read_text, write_text
-from connectors.spark.common.frames import counts_by, kept
+from connectors.spark.common.files import delete, read_text, write_parquet, write_text
+from connectors.spark.common.frames import arrow_schema, counts_by, kept
 from connectors.spark.common.sink import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.base import faults
@@ -98,14 +101,15 @@ def audited(
     ledger = Ledger.of(cut, options.secrets)
     with _planned_for(spark, evidence):
         step = Engine(spark, logs, work, cut, evidence, rules, ledger).run()
-        found = kept(_in_ranges(step.found, options), options.path("findings"))
-        unjudged = kept(_in_ranges(step.unjudged, options), options.path("unjudged"))
-        result = _result(options, cut, evidence, NO_PAST, step, found, unjudged, began_s)
+        found = _written(_in_ranges(step.found, options), options.path("findings"))
+        unjudged = _written(_in_ranges(step.unjudged, options), options.path("unjudged"))
+        result = _result(options, cut, evidence, NO_PAST, step.counts, found, unjudged, began_s)
     delete(work)
     write_text(result.summary_path, _text(result))
     if options.topic is not None:
         sender = (name_for("audit", options.out), None)
-        publish(options.client, options.topic, sender, ("finding", found), result.to_json())
+        rows = spark.read.schema(FINDING).parquet(result.findings_path)
+        publish(options.client, options.topic, sender, ("finding", rows), result.to_json())
     return result
 
 
@@ -171,18 +175,20 @@ class Following:
         if gone := [name_hash(name) for name in before.deleted(cut)]:
             runs, dropped = self._state.without(runs, gone, number, before.due_ms)
         held = CarriedState(self._state, runs, before, cut.taken_ms, rules, work)
-        logs = KafkaLogs(self._spark, self._options.client, evidence)
         ledger = Ledger.of(cut, self._options.secrets)
-        with _planned_for(self._spark, evidence):
+        step: StepResult[DataFrame] | StepResult[FoundRows] | None
+        step = judged_here(self._options.client, evidence, rules, ledger, held)
+        if step is None:
+            logs = KafkaLogs(self._spark, self._options.client, evidence)
             step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
-            found = kept(step.found, self._of_interval("findings", number))
-            unjudged = kept(step.unjudged, self._of_interval("unjudged", number))
-            result = _result(
-                self._options, cut, evidence, past, step, found, unjudged, began_s, dropped
-            )
+        found = _written(step.found, self._of_interval("findings", number))
+        unjudged = _written(step.unjudged, self._of_interval("unjudged", number))
+        result = _result(
+            self._options, cut, evidence, past, step.counts, found, unjudged, began_s, dropped
+        )
         delete(work)
         faults.point("audit_judged")
-        manifest = _manifest(before, cut, evidence, self._options, step, result, held.due_ms)
+        manifest = _manifest(before, cut, evidence, self._options, step.runs, result, held.due_ms)
         write_text(self._state.summary_path(number), _text(result))
         self._state.commit(manifest, before)
         faults.point("audit_committed")
@@ -240,7 +246,7 @@ def _manifest(
     cut: Cut,
     evidence: Evidence,
     options: AuditOptions,
-    step: StepResult,
+    runs: tuple[StoredRun, ...],
     result: AuditResult,
     due_ms: int,
 ) -> AuditManifest:
@@ -263,7 +269,7 @@ def _manifest(
         overdue_ms=overdue_since_ms(cut, options.strictness),
         due_ms=due_ms,
         logs=logs,
-        runs=step.runs,
+        runs=runs,
         findings=dict(Counter(before.findings) + Counter(result.findings)),
         unjudged=dict(Counter(final) + Counter(result.unjudged)),
         audit=before.audit or uuid.uuid4().hex,
@@ -295,35 +301,29 @@ def _result(
     cut: Cut,
     evidence: Evidence,
     past: EarlierCut,
-    step: StepResult,
-    found: DataFrame,
-    unjudged: DataFrame,
+    counts: Mapping[str, int],
+    found: _Written,
+    unjudged: _Written,
     began_s: float,
     dropped: int = 0,
 ) -> AuditResult:
     judged = tuple(_judged_ranges(cut, evidence, past, options))
-    found_by_kind, unjudged_by_kind = counts_by("kind", found), counts_by("kind", unjudged)
-    sample, unjudged_sample = (
-        _sample(rows) if counts else ()
-        for counts, rows in ((found_by_kind, found), (unjudged_by_kind, unjudged))
-    )
-    unjudged_by_kind |= _unread(cut, evidence, past, judged, dropped)
     seconds = time.monotonic() - began_s
-    records = step.counts.get("sources", 0)
+    records = counts.get("sources", 0)
     return AuditResult(
-        findings=found_by_kind,
-        unjudged=unjudged_by_kind,
+        findings=found.by_kind,
+        unjudged={**unjudged.by_kind, **_unread(cut, evidence, past, judged, dropped)},
         judged=judged,
-        counts=step.counts,
+        counts=counts,
         records=records,
-        outputs=step.counts.get("outputs", 0),
+        outputs=counts.get("outputs", 0),
         seconds=seconds,
         rows_per_s=records / seconds,
         findings_path=options.path("findings"),
         unjudged_path=options.path("unjudged"),
         summary_path=options.path("summary.json"),
-        sample=sample,
-        unjudged_sample=unjudged_sample,
+        sample=found.sample,
+        unjudged_sample=unjudged.sample,
         cut=cut,
         ranges=tuple(options.ranges),
     )
@@ -362,6 +362,22 @@ def _unread(
     return found
 
 
-def _sample(found: DataFrame) -> tuple[Mapping[str, object], ...]:
-    rows = found.orderBy("topic", "partition", "offset").limit(SAMPLE_ROWS).collect()
-    return tuple(row.asDict() for row in rows)
+class _Written(NamedTuple):
+    """What was written: the number of rows by kind, and the first ones."""
+
+    by_kind: Mapping[str, int]
+    sample: tuple[Mapping[str, Any], ...]
+
+
+def _written(rows: DataFrame | FoundRows, path: str) -> _Written:
+    """Write findings or unjudged records as Parquet, in place of what is there."""
+    place = ("topic", "partition", "offset")
+    if isinstance(rows, Sequence):
+        write_parquet(path, pa.Table.from_pylist(list(rows), arrow_schema(FINDING)))
+        by_kind = Counter(row["kind"] for row in rows)
+        first = sorted(rows, key=itemgetter(*place))[:SAMPLE_ROWS]
+        return _Written(dict(sorted(by_kind.items())), tuple(first))
+    found = kept(rows, path)
+    counts = counts_by("kind", found)
+    sample = found.orderBy(*place).limit(SAMPLE_ROWS).collect() if counts else ()
+    return _Written(counts, tuple(row.asDict() for row in sample))

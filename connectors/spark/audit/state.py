@@ -12,7 +12,7 @@ gone        records of these kinds that were settled before they were due
 open        rows to judge again at the next cut; each cut replaces them
 recent      judged records (``REMEMBERED``) that may be delivered again after a crash
 special     judged records, with details to compare later outputs with
-judged      all other judged records: bitmaps of offsets, by settlement (``_JUDGED_ROWS``)
+judged      all other judged records: bitmaps of offsets, by settlement (``JUDGED_ROWS``)
 ==========  =======================================================================================
 
 A cut takes up the pending records that became due since the one before: those with a key after the
@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -39,6 +40,7 @@ from connectors.spark.common.files import (
     names_in,
     parquet_range,
     read_text,
+    write_parquet,
     write_text,
 )
 from connectors.spark.common.frames import table
@@ -62,8 +64,9 @@ _KINDS: Final = (*BY_KEY, OPEN, RECENT, SPECIAL, JUDGED)
 
 # Columns of stored rows of kind judged: kind and topic as in a REMEMBERED row, block and offsets
 # from Spark's bitmap_bucket_number and bitmap_construct_agg.
-_JUDGED_ROWS: Final = "shard long, kind byte, topic long, block long, offsets binary"
+JUDGED_ROWS: Final = "shard long, kind byte, topic long, block long, offsets binary"
 _BLOCK_BITS: Final = 15
+BITMAP_BITS: Final = 1 << _BLOCK_BITS
 # Sizes as powers of 2: a bitmap of offsets has 2**15 bits, a byte 2**3.
 _BYTE_BITS: Final = 3
 
@@ -216,8 +219,11 @@ class State:
             if number.isdecimal() and int(number) not in kept:
                 delete(f"{self._path}/{name}")
 
+    def path_of(self, run: StoredRun) -> str:
+        return f"{self._path}/{run.folder}"
+
     def read(self, runs: Iterable[StoredRun], schema: str = LEDGER) -> DataFrame:
-        paths = [f"{self._path}/{run.folder}" for run in runs]
+        paths = list(map(self.path_of, runs))
         if not paths:
             return table(self._spark, schema)
         return self._spark.read.schema(schema).parquet(*paths)
@@ -237,8 +243,14 @@ class State:
         made = [StoredRun(number, kind, 0, taken_ms, part=part) for kind in kinds]
         return [self._counted(run) for run in made]
 
+    def write_table(self, kind: str, rows: pa.Table, number: int, taken_ms: int) -> StoredRun:
+        """As ``write``, for rows of one kind, without Spark."""
+        run = StoredRun(number, kind, 0, taken_ms)
+        write_parquet(self.path_of(run), rows)
+        return self._counted(run)
+
     def _counted(self, run: StoredRun) -> StoredRun:
-        rows, first_ms, last_ms = parquet_range(f"{self._path}/{run.folder}", "key_ms")
+        rows, first_ms, last_ms = parquet_range(self.path_of(run), "key_ms")
         return msgspec.structs.replace(run, rows=rows, first_ms=first_ms, last_ms=last_ms)
 
     def live(
@@ -267,8 +279,8 @@ class State:
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
         """Return ``REMEMBERED`` rows for those of ``keys`` that the stored bitmaps contain."""
-        held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
-        bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
+        held = self.read((run for run in runs if run.kind == JUDGED), JUDGED_ROWS)
+        bit = sf.col("offset").bitwiseAND(BITMAP_BITS - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))
         number = sf.conv(sf.hex(byte), 16, 10).cast("long")
         mask = bit.bitwiseAND((1 << _BYTE_BITS) - 1).cast("int")
@@ -298,7 +310,7 @@ class State:
         return left, pending
 
     def _of_kind(self, kind: str, runs: Sequence[StoredRun]) -> DataFrame:
-        schema = _JUDGED_ROWS if kind == JUDGED else LEDGER
+        schema = JUDGED_ROWS if kind == JUDGED else LEDGER
         return self.read(runs, schema).withColumn("stored", sf.lit(kind))
 
     def merged(self, runs: Sequence[StoredRun], number: int, due_ms: int) -> list[StoredRun]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from connectors.spark.common.frames import arrow_schema
 from connectors.spark.ledger.facts import OutputRow, SourceRow
 from connectors.spark.ledger.rows import LedgerRow
 
@@ -73,6 +77,11 @@ FINDING: Final = (
 )
 """Columns of a finding, as a Spark schema; ``docs/internals/audit-method.md`` describes each."""
 
+FINDING_NAMES: Final = tuple(arrow_schema(FINDING).names)
+
+ABOUT: Final = {"topic": "target", "partition": "target_partition", "offset": "target_offset"}
+"""Columns that say what a finding is about; and, for one that is about no record, those of the
+output that it is about."""
 
 _NAMES_IT: Final = (
     "kind",
@@ -90,6 +99,13 @@ def with_ids(found: DataFrame) -> DataFrame:
     """Return findings with ``id``, a hash in hex that the same error has in every audit."""
     text = sf.to_json(sf.struct(*_NAMES_IT))
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
+
+
+def with_id(found: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``with_ids``, for one finding."""
+    named = {name: found[name] for name in _NAMES_IT if found[name] is not None}
+    text = json.dumps(named, separators=(",", ":"), ensure_ascii=False)
+    return {"id": hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS], **found}
 
 
 class RecordVerdict(NamedTuple):

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.spark.common.frames import header_lists
+from connectors.spark.common.topics import Place
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import COPY_FORGED
@@ -61,12 +62,6 @@ class HashedValue(bytes):
     """Hash of a value (8 bytes, ``ledger.rows.value_hash``), where only the hash was kept."""
 
 
-class PartitionBatch(NamedTuple):
-    topic: str
-    partition: int
-    batch: pa.RecordBatch
-
-
 @contextmanager
 def without_collector() -> Iterator[None]:
     """Disable the collector of reference cycles within the block: it would examine the many tuples
@@ -81,7 +76,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
+def runs(batch: pa.RecordBatch) -> Iterator[tuple[Place, pa.RecordBatch]]:
     """Yield runs of rows from one partition; usually one, as a task reads one partition."""
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
@@ -91,7 +86,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
     for start, stop in pairwise(bounds):
         if start < stop:
             at = int(place[start])
-            yield PartitionBatch(names[at >> 32], at & 0xFFFFFFFF, batch.slice(start, stop - start))
+            yield (names[at >> 32], at & 0xFFFFFFFF), batch.slice(start, stop - start)
 
 
 def rows_of(batch: pa.RecordBatch) -> list[PolledRecord]:

@@ -6,10 +6,12 @@ Connect). A path without a scheme such as ``s3://`` is local.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
+from pyarrow import dataset, fs
 
 from delayservice.base.errors import DelayServiceError
 
@@ -80,6 +82,32 @@ def parquet_range(path: str, column: str) -> tuple[int, int, int]:
     ]
     first = min((one.min for one in told), default=0)
     return rows, first, max((one.max for one in told), default=0)
+
+
+def read_parquet(
+    paths: Sequence[str],
+    schema: pa.Schema,
+    where: dataset.Expression | None = None,
+    limit: int | None = None,
+) -> pa.Table:
+    """Return the rows of some Parquet folders, or ``limit`` of them."""
+    files = [
+        f"{path}/{name}" for path in paths for name in names_in(path) if name.endswith(".parquet")
+    ]
+    if not files:
+        return schema.empty_table()
+    system, _ = _located(files[0])
+    places = [_located(file)[1] for file in files]
+    read = dataset.dataset(places, schema=schema, format="parquet", filesystem=system)
+    return read.to_table(filter=where) if limit is None else read.head(limit, filter=where)
+
+
+def write_parquet(path: str, rows: pa.Table) -> None:
+    """Write rows to a Parquet folder, in place of what is there."""
+    delete(path)
+    system, place = _located(path)
+    system.create_dir(place, recursive=True)
+    pq.write_table(rows, f"{place}/part-00000.parquet", filesystem=system)
 
 
 def is_replaceable(path: str) -> bool:

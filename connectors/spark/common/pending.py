@@ -161,8 +161,8 @@ class _PendingSieve:
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
-            for topic, partition, rows in runs(batch):
-                place, part = (topic, partition), self.parts[topic, partition]
+            for place, rows in runs(batch):
+                part = self.parts[place]
                 if place not in readers:
                     readers[place] = ShardReader(*place, part.contracts, self.secrets)
                 entries = readers[place].read(rows_of(rows))

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    PartitionBatch,
     claim_of,
     envelope_of,
     key_hash,
@@ -193,23 +192,23 @@ class OutputRows:
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         with without_collector():
             for batch in batches:
-                for run in runs(batch):
-                    yield batch_of(_Outputs(self.ledger, run).rows())
+                for place, run in runs(batch):
+                    yield batch_of(OutputReader(self.ledger, place).rows(rows_of(run)))
 
 
-class _Outputs:
-    """Reader of the outputs in one batch of one partition. Any producer may have written them."""
+class OutputReader:
+    """Reader of the outputs in one partition. Any producer may have written them."""
 
-    def __init__(self, ledger: Ledger, run: PartitionBatch) -> None:
+    def __init__(self, ledger: Ledger, place: Place) -> None:
+        topic, self._partition = place
         self._ledger = ledger
-        self._batch = run.batch
-        self._role = ledger.roles.get(run.topic, DELIVERED)
-        self._topic = ledger.topics[run.topic]
-        self._partition = run.partition
+        self._role = ledger.roles.get(topic, DELIVERED)
+        self._topic = ledger.topics[topic]
 
-    def rows(self) -> Iterator[LedgerRow]:
+    def rows(self, rows: Iterable[PolledRecord]) -> Iterator[LedgerRow]:
+        """Yield the ledger rows of some records."""
         counts: Counter[int] = Counter()
-        for row in rows_of(self._batch):
+        for row in rows:
             told = dict(row[4] or ())
             if names.DELAY_SETTLES in told:
                 yield from self._of_marked(row, told, counts)

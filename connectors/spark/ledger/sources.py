@@ -6,7 +6,7 @@ outputs, as these settle other records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    PartitionBatch,
     ShardReader,
     envelope_of,
     key_hash,
@@ -23,6 +22,7 @@ from connectors.spark.common.decode import (
     waiting,
     without_collector,
 )
+from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import SOURCE, WAITING, SourceFacts
 from connectors.spark.ledger.outputs import said_by
 from connectors.spark.ledger.rows import (
@@ -60,36 +60,42 @@ class SourceRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        reading = {
-            place: ShardReader(*place, contracts, self.ledger.secrets)
-            for place, contracts in self.ledger.contracts.items()
-        }
+        reader = SourceReader(self.ledger)
         with without_collector():
             for batch in batches:
-                for run in runs(batch):
-                    reader = reading.get((run.topic, run.partition))
-                    if reader is not None:
-                        yield batch_of(self._of_run(run, reader))
+                for place, run in runs(batch):
+                    yield batch_of(reader.rows(place, rows_of(run)))
 
-    def _of_run(self, run: PartitionBatch, reader: ShardReader) -> Iterator[LedgerRow]:
-        place = (run.topic, run.partition)
-        shard = self.ledger.shards.get(place)
-        rows = rows_of(run.batch)
+
+class SourceReader:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._readers = {
+            place: ShardReader(*place, contracts, ledger.secrets)
+            for place, contracts in ledger.contracts.items()
+        }
+
+    def rows(self, place: Place, rows: Sequence[PolledRecord]) -> Iterator[LedgerRow]:
+        """Yield the ledger rows of some records of one partition."""
+        reader = self._readers.get(place)
+        if reader is None:
+            return
+        shard = self._ledger.shards.get(place)
         if shard is None:
             rows = [row for row in rows if _is_claimed(row)]
         for row, entry in zip(rows, reader.read(rows), strict=True):
             is_verified = row[0] not in reader.believed
             if shard is not None:
-                yield self._source(shard, run.topic, row, entry, is_verified=is_verified)
+                yield self._source(shard, place[0], row, entry, is_verified=is_verified)
             if entry[1] == COPY or envelope_of(row) is not None:
-                yield from said_by(self.ledger, place, row, is_verified=is_verified)
+                yield from said_by(self._ledger, place, row, is_verified=is_verified)
 
     def _source(
         self, shard: int, topic: str, row: PolledRecord, entry: Entry, *, is_verified: bool
     ) -> LedgerRow:
         offset, kind, key_ms, record_id, _, _ = entry
         target, partition, key, value, own, due_ms, _ = _described(entry, topic)
-        number = self.ledger.topics.get(target, NO_TOPIC)
+        number = self._ledger.topics.get(target, NO_TOPIC)
         is_simple = is_verified and _is_simple(entry, number)
         return LedgerRow(
             shard,
@@ -131,7 +137,7 @@ class SourceRows:
             expires_ms=expires_ms,
             attempt=attempt,
             is_armed=recurrence is None or bool(recurrence.number),
-            target="" if payload[0] in self.ledger.topics else payload[0],
+            target="" if payload[0] in self._ledger.topics else payload[0],
             recur=packed_recurrence(payload[6]) or b"",
             is_verified=is_verified,
         )
