@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
+from connectors.spark.common.frames import table
 from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.topics import ROW_SCHEMA, Span, read_topic
 from connectors.spark.ledger.expressions import COMPLETE, DOUBTFUL, HASHED, ORDINARY
@@ -96,6 +98,25 @@ def test_outcomes(spark: SparkSession) -> None:
     assert min(readings[n] for n in (COMPLETE, DOUBTFUL, ORDINARY)) > RECORDS // 50
     made = rows_of(completed(classified, LEDGER))
     assert_same(settling(made), settling(read(OutputRows(LEDGER).of(batches(rows)))))
+
+
+def test_java_compiles_what_reads_the_records(spark: SparkSession) -> None:
+    """Beyond 8,000 bytes of a method, it interprets them, which takes twice as long."""
+    adaptive = "spark.sql.adaptive.enabled"
+    usual = str(spark.conf.get(adaptive))
+    spark.conf.set(adaptive, value=False)  # else the code of joins is made while they run
+    made = cast("Any", spark._jvm).org.apache.spark.sql.execution.debug.package
+    schema = f"{ROW_SCHEMA}, value_hash long"
+    archived = table(spark, schema, [(DELAY, 0, 0, T, None, None, None, None)]).repartition(2)
+    try:
+        for classified in (classified_sources, classified_deliveries, classified_outcomes):
+            plan = classified(archived, LEDGER)._jdf.queryExecution().executedPlan()
+            text = made.codegenString(plan)
+            sizes = [int(size) for size in re.findall(r"maxMethodCodeSize:(\d+)", text)]
+            assert sizes
+            assert max(sizes) < 8_000, classified.__name__
+    finally:
+        spark.conf.set(adaptive, usual)
 
 
 def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(

@@ -33,29 +33,12 @@ def sink(cluster: EmbeddedCluster, make_topic: MakeTopic) -> TopicSink:
 
 
 def records(*ids: bytes, size: int = 1) -> list[Record]:
-    return [(one, b"x" * size, [("delay-after", b"1000"), ("none", None)]) for one in ids]
+    return [(one, b"x" * size, [("none", None)]) for one in ids]
 
 
 def written(sink: TopicSink) -> list[bytes | None]:
     with Reader(sink.client["bootstrap.servers"], [sink.topic]) as reader:
         return sorted((seen.key for seen in reader.to_end()), key=str)
-
-
-def test_a_part_finds_the_mark_that_was_committed_with_its_records(sink: TopicSink) -> None:
-    sink.begin()
-    assert sink.fence() == [0, 0]
-    part = _Part(sink, 1)
-    assert part.mark == 0
-    part.write(records(b"a", b"b"), mark_of(4, 2))
-    part.write(records(b"c"), mark_of(4, 3))
-    assert sink.fence() == [0, mark_of(4, 3)]
-    assert written(sink) == [b"a", b"b", b"c"]
-    with Reader(sink.client["bootstrap.servers"], [sink.topic]) as reader:
-        assert reader.to_end()[0].headers == [("delay-after", b"1000"), ("none", None)]
-
-
-def test_a_name_that_was_never_used_and_one_that_expired_have_no_marks(sink: TopicSink) -> None:
-    assert sink.fence() == [None, None]
 
 
 def test_who_was_fenced_writes_nothing_more_and_says_so(sink: TopicSink) -> None:

@@ -59,7 +59,7 @@ from connectors.spark.ledger.outputs import OutputReader
 from connectors.spark.ledger.rows import NO_ID, NO_SHARD, SCHEMA, Ledger, LedgerRow, batch_of
 from connectors.spark.ledger.sources import SourceReader
 
-ROWS_MAX: Final = 100_000
+ROWS_MAX: Final = 200_000
 """Largest number of new offsets, and of stored rows, of a step without Spark."""
 
 _AT_ONCE: Final = 1_000

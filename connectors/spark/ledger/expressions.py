@@ -27,7 +27,7 @@ RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value",
 _DIGITS_MAX: Final = 18
 # Characters of header names for which the service refuses a record; Java puts the second in place
 # of bytes that are not UTF-8.
-_ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
+ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
@@ -55,7 +55,7 @@ def id_hash(record_id: Column) -> Column:
 def has_readable_names() -> Column:
     """Return a column: whether the service reads every header name of a record as Java does."""
     joined = sf.array_join("headers.key", "")
-    odd = [sf.contains(joined, sf.lit(text)) for text in _ODD_IN_NAMES]
+    odd = [sf.contains(joined, sf.lit(text)) for text in ODD_IN_NAMES]
     return ~or_false(odd[0] | odd[1])
 
 
@@ -68,23 +68,30 @@ def row_with(*kept: str, **given: Column) -> list[Column]:
 
 
 def classified(
-    read: DataFrame, *, of_sources: bool, key: Column, is_doubtful: Column, **columns: Column
+    read: DataFrame,
+    *,
+    of_sources: bool,
+    key: Column,
+    is_doubtful: Column,
+    content: Column | None = None,
+    **columns: Column,
 ) -> DataFrame:
     """Return one row for each record in ``read``, with the ledger's columns, ``reading``,
-    ``of_sources``, ``key`` and ``record`` (JSON). The ledger's columns are null where ``reading``
-    is ``DOUBTFUL`` or ``ORDINARY``.
+    ``of_sources``, ``key`` and ``record`` (JSON). The ledger's columns mean nothing where
+    ``reading`` is ``DOUBTFUL`` or ``ORDINARY``.
 
     Args:
         read: records, with the column ``reading``.
         key: becomes the column ``key`` where ``reading`` is ``HASHED``.
         is_doubtful: whether to keep the whole record in the column ``record``; else it is null.
-        columns: expressions for the ledger's columns by name, except ``at_ms``.
+        content, columns: expressions for the ledger's columns by name, except ``at_ms``.
     """
     record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
-    is_read = sf.col("reading") <= HASHED
-    row = row_with(at_ms=sf.col("timestamp_ms"), **columns)
+    # Without a condition on each: Java compiles no method that is longer than 8,000 bytes.
+    if content is not None:
+        columns["content"] = sf.when(sf.col("reading") <= HASHED, content)
     return read.select(
-        *(sf.when(is_read, told).alias(name) for name, told in zip(COLUMNS, row, strict=True)),
+        *row_with(at_ms=sf.col("timestamp_ms"), **columns),
         "reading",
         sf.lit(of_sources).alias("of_sources"),
         sf.when(sf.col("reading") == HASHED, key).cast("binary").alias("key"),

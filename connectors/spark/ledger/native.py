@@ -9,6 +9,8 @@ and ``outputs``. Both ways make the same rows (``tests/spark/test_readers.py``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -19,6 +21,7 @@ from connectors.spark.ledger.expressions import (
     COMPLETE,
     DOUBTFUL,
     HASHED,
+    ODD_IN_NAMES,
     ORDINARY,
     classified,
     content,
@@ -31,19 +34,17 @@ from connectors.spark.ledger.rows import NO_SHARD, Ledger
 from delayservice.contract import names
 from delayservice.contract.contracts import MAX_DELAY_MS_MAX, PAST_DUE_DELIVER, Contract
 from delayservice.contract.entry import CANCEL, SCHEDULE
-from delayservice.contract.input_headers import CANCEL_OP, KNOWN
+from delayservice.contract.input_headers import CANCEL_OP
 from delayservice.contract.names import is_reserved
 from delayservice.contract.record import PARTITION_BY_KEY, PLAIN_DIGITS_MAX
 from delayservice.contract.times import DUE_STOP_MS, SURELY_MS
 
-_SPECIAL: Final = sorted(KNOWN | names.HOME_NAMES)
 # Headers of the service that have a meaning in records that this module reads.
 _TOLD: Final = (
     names.DELAY_AT,
     names.DELAY_AFTER,
     names.DELAY_TARGET_TOPIC,
     names.DELAY_ID,
-    names.DELAY_OP,
 )
 _ID_AND_OP: Final = 2
 
@@ -57,14 +58,16 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
         ``COMPLETE``, ``HASHED`` or ``DOUBTFUL``; ``of_sources``, true; ``key``, where Python must
         hash it; ``record``, the whole record, where Python must or may have to read it; else null.
     """
-    since_ms = sf.when(sf.col("is_after"), sf.col("timestamp_ms")).otherwise(0)
+    # null, as all that is computed with it, where a sum might not be in range
+    written_ms = sf.when(
+        sf.col("timestamp_ms").between(1, MAX_DELAY_MS_MAX - 1), sf.col("timestamp_ms")
+    )
+    told_ms = exact_number(sf.col("time"), PLAIN_DIGITS_MAX)
+    due_ms = sf.when(sf.col("is_after"), told_ms + written_ms).otherwise(told_ms)
     shards = table(records.sparkSession, _SHARD, _shards(ledger))
     read = (
         _parted(records)
-        .withColumns(
-            {"since_ms": since_ms, "told_ms": exact_number(sf.col("time"), PLAIN_DIGITS_MAX)}
-        )
-        .withColumn("due_ms", sf.greatest(sf.try_add("told_ms", "since_ms"), sf.lit(1)))
+        .withColumns({"delay_ms": due_ms - written_ms, "due_ms": sf.greatest(due_ms, sf.lit(1))})
         .withColumn("shard", sf.xxhash64(sf.concat_ws(":", "topic", "partition")))
         .join(sf.broadcast(shards), "shard", "left")
     )
@@ -99,67 +102,69 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
 def _kind_of_source(targets: Sequence[str]) -> Column:
     # null where column expressions can't read the record
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
-    is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
+    is_read = sf.col("offset") >= sf.col("first")
     is_schedule = (
-        _has_no_special("own")
+        _are_usual("own")
         & (has_id | (sf.col("id_at") == 0))
-        & sf.col("told_ms").isNotNull()
         & sf.col("target").isin(*targets)
-        & sf.col("timestamp_ms").between(0, MAX_DELAY_MS_MAX - 1)
-        & ((sf.col("due_ms") >= SURELY_MS) | (sf.col("since_ms") > 0))
-        & sf.try_subtract("due_ms", "timestamp_ms").between(sf.col("min_ms"), sf.col("max_ms"))
+        & ((sf.col("due_ms") >= SURELY_MS) | sf.col("is_after"))
+        & sf.col("delay_ms").between(sf.col("min_ms"), sf.col("max_ms"))
         & is_read
     )
-    is_cancel = (sf.size("headers") == _ID_AND_OP) & (sf.col("op") == CANCEL_OP) & has_id & is_read
+    other = sf.get("headers", _ID_AND_OP - sf.col("id_at"))
+    is_cancel = (
+        (sf.size("headers") == _ID_AND_OP)
+        & (other["key"] == names.DELAY_OP)
+        & (other["value"].cast("string") == CANCEL_OP)
+        & has_id
+        & is_read
+    )
     return sf.when(or_false(is_schedule), SCHEDULE).when(or_false(is_cancel), CANCEL)
 
 
 def _parted(records: DataFrame) -> DataFrame:
-    """Return records with the values of their time, target, id and operation headers as columns
-    ``time``, ``target``, ``id`` and ``op``; with the places of these headers, from 1 on, as
-    ``time_at`` and so on; with ``is_after``, and with ``own``, all other headers of a schedule.
+    """Return records with the values of their time, target and id headers as columns ``time``,
+    ``target`` and ``id``; with the places of these headers, from 1 on, as ``time_at`` and so on;
+    with ``is_after``, and with ``own``, all other headers of a schedule.
 
     It uses positions and slices of arrays only: Spark would interpret a function of each header.
     """
     at = {name: sf.array_position(sf.col("headers.key"), name).cast("int") for name in _TOLD}
     time_at = sf.greatest(at[names.DELAY_AT], at[names.DELAY_AFTER])
     found = {"time_at": time_at, "is_after": at[names.DELAY_AFTER] > 0}
-    named = {"target": names.DELAY_TARGET_TOPIC, "id": names.DELAY_ID, "op": names.DELAY_OP}
+    named = {"target": names.DELAY_TARGET_TOPIC, "id": names.DELAY_ID}
     found |= {f"{short}_at": at[name] for short, name in named.items()}
     values = {
         short: sf.get("headers", sf.col(f"{short}_at") - 1)["value"] for short in (*named, "time")
     }
-    texts = {short: values[short].cast("string") for short in ("target", "op", "time")}
+    texts = {short: values[short].cast("string") for short in ("target", "time")}
+    none = sf.array().cast("array<struct<key: string, value: binary>>")
+    records = records.withColumn("headers", sf.coalesce("headers", none))
     return records.withColumns(found).withColumns({**values, **texts, "own": _own()})
 
 
 def _own() -> Column:
-    count = sf.size("headers")
+    # null if the others don't stand together.
     target_at, time_at, id_at = (sf.col(f"{name}_at") for name in ("target", "time", "id"))
-    last_at = sf.when(id_at > 0, id_at).otherwise(count + 1)
-    first, third = sf.least(target_at, time_at, last_at), sf.greatest(target_at, time_at, last_at)
-    second = target_at + time_at + last_at - first - third
-    between = [
-        sf.slice("headers", start, sf.greatest(stop - start, sf.lit(0)))
-        for start, stop in (
-            (sf.lit(1), first),
-            (first + 1, second),
-            (second + 1, third),
-            (third + 1, count + 1),
-        )
-    ]
     told = sf.when(id_at > 0, 3).otherwise(2)
-    is_first = (first == 1) & (second == 2) & ((id_at == 0) | (third == 3))  # noqa: PLR2004
-    own = sf.when(is_first, sf.slice("headers", told + 1, count)).otherwise(sf.concat(*between))
-    return sf.when((target_at > 0) & (time_at > 0), own)
+    first = sf.least(target_at, time_at, sf.nullif(id_at, sf.lit(0)))
+    is_together = sf.greatest(target_at, time_at, id_at) - first == told - 1
+    behind = sf.slice("headers", first + told, sf.size("headers"))
+    own = sf.when(first == 1, behind).otherwise(
+        sf.concat(sf.slice("headers", sf.lit(1), first - 1), behind)
+    )
+    return sf.when((target_at > 0) & (time_at > 0) & is_together, own)
 
 
-def _has_no_special(headers: str) -> Column:
-    names_of = sf.col(f"{headers}.key")
-    alone = ~sf.get(names_of, sf.lit(0)).isin(*_SPECIAL)
-    several = ~sf.arrays_overlap(names_of, sf.array(*map(sf.lit, _SPECIAL)))
-    count = sf.size(headers)
-    return sf.when(count == 0, sf.lit(1) == 1).when(count == 1, alone).otherwise(several)
+# Parts of names, of which one is in each name that has a meaning; and characters for which the
+# service can't read a name.
+_MARKS: Final = ("delay-", "DEL", "UNIQ_KEY", "schedule", *ODD_IN_NAMES)
+
+
+def _are_usual(headers: str) -> Column:
+    joined = sf.array_join(f"{headers}.key", "")
+    marked = [sf.contains(joined, sf.lit(mark)) for mark in _MARKS]
+    return ~reduce(or_, marked)
 
 
 # Columns with limits for the records of a shard from the source offset first on, to which its
