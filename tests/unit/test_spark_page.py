@@ -9,15 +9,12 @@ from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.page import HEIGHT, Bars, number
 from connectors.spark.common.topics import Span
 from connectors.spark.report.page import (
-    DELAYS,
-    LATENESS_BOUNDS_MS,
     NOTHING_LATE,
     Count,
     Lateness,
     LoadStep,
     PendingTotals,
     ReportFacts,
-    class_names,
     page,
 )
 from delayservice.contract.contracts import Contract, Contracts
@@ -26,24 +23,11 @@ from delayservice.engine.cursor import Cursor
 HOUR_MS = 3_600_000
 NOW_MS = 1_795_000_000_000 // HOUR_MS * HOUR_MS
 HOSTILE = "<script>alert(1)</script>&\"'"
-CLASSES = len(LATENESS_BOUNDS_MS) + 1
 
 
 def group(name: str | int, records: int = 1_000, p99_ms: int = 90) -> Lateness:
-    counts = [0] * CLASSES
-    counts[5:9] = [records // 4] * 4
-    return Lateness(
-        name,
-        records,
-        records * 100,
-        0,
-        0,
-        p99_ms // 4,
-        p99_ms // 2,
-        p99_ms,
-        p99_ms * 3,
-        tuple(counts),
-    )
+    quantiles_ms = (p99_ms // 4, p99_ms // 2, p99_ms, p99_ms * 3)
+    return Lateness(name, records, records * 100, 0, 0, *quantiles_ms)
 
 
 def made(**changed: object) -> ReportFacts:
@@ -63,7 +47,6 @@ def made(**changed: object) -> ReportFacts:
         "targets": (group("orders"), group(HOSTILE, 500), group("a" * 249, 3)),
         "targets_total": 5,
         "hours": tuple(group(NOW_MS - n * HOUR_MS, 100, 50 + n) for n in range(24, 0, -1)),
-        "delays": tuple(group(name, 100, 40 + 30 * n) for n, name in enumerate(DELAYS)),
         "waiting": PendingTotals(12_345, 1_234_500, 3, 10, NOW_MS + 9 * HOUR_MS),
         "horizon_ms": 24 * HOUR_MS,
         "step_ms": 60_000,
@@ -120,7 +103,7 @@ def test_the_two_charts_have_a_label_and_their_numbers_stand_in_tables(found: Ta
     figures = [attributes for tag, attributes in found.tags if tag == "svg"]
     assert len(figures) == 2
     assert all(figure["aria-label"] and figure["role"] == "img" for figure in figures)
-    assert [tag for tag, _ in found.tags].count("table") == 9
+    assert [tag for tag, _ in found.tags].count("table") == 6
     assert "4,321,000" in found.text
 
 
@@ -133,31 +116,19 @@ def test_bars_stand_at_their_time_and_the_highest_fills_the_chart() -> None:
 
 def test_a_cluster_that_has_done_nothing_yet_has_a_page_too() -> None:
     nothing: dict[str, object] = dict.fromkeys(
-        ("targets", "hours", "delays", "forecast", "pending_targets", "outcomes", "letters"), ()
+        ("targets", "hours", "forecast", "pending_targets", "outcomes", "letters"), ()
     )
     waiting = PendingTotals(0, 0, 0, 0, None)
     empty = page(made(whole=NOTHING_LATE, waiting=waiting, targets_total=0, **nothing))
     assert "0 records with 0 bytes are pending" in Tags(empty).text
-    assert empty.count(">nothing</td>") == 8  # all but the cursors
+    assert empty.count(">nothing</td>") == 6
     assert "<svg" not in empty
 
 
 def test_early_records_are_said_aloud(found: Tags) -> None:
-    early = Lateness("all", 10, 0, 3, 0, 1, 1, 1, 1, (3, *(0,) * (CLASSES - 1)))
+    early = Lateness("all", 10, 0, 3, 0, 1, 1, 1, 1)
     assert "3 records were delivered before their due time" in Tags(page(made(whole=early))).text
     assert "before their due time." not in found.text
-
-
-def test_classes_of_lateness_have_a_name_each() -> None:
-    names = class_names()
-    assert len(names) == CLASSES
-    assert (names[0], names[1], names[2], names[-2], names[-1]) == (
-        "early",
-        "0",
-        "1ms",
-        "1d",
-        "later",
-    )
 
 
 @pytest.mark.parametrize(
