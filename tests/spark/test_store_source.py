@@ -16,7 +16,7 @@ from connectors.spark.reconcile.stored import SCHEMA, signed
 from delay_devtools.drill.copies import flip_byte
 from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
-from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.folder import ShardFolder, shard_name
 from delayservice.store.rocksdb import RocksDatabase, RocksStore
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
@@ -36,18 +36,21 @@ def a_frame(offset: int) -> Frame:
     return (START_MS + offset * 17_989 % (HOURS * HOUR_MS), offset, NO_MARK, payload)
 
 
+def filled(store: Store) -> Store:
+    given = [a_frame(offset) for offset in range(1_000)]
+    store.open()
+    store.append(given, [], [], 1_000)
+    store.append([], [], [(b"id-20", *given[20][:2], 1_000)], 1_001)
+    store.sync()
+    return store
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A node's state folder with two shards, one of them in use."""
     state = tmp_path_factory.mktemp("n1")
     wheel = Wheel(state / "wheel" / "0", WheelOptions(slot_ms=HOUR_MS))
-    stores = [WheelStore(wheel, shard_name(TOPIC_ID), partition) for partition in (0, 1)]
-    for store in stores:
-        store.open()
-        given = [a_frame(offset) for offset in range(1_000)]
-        store.append(given, [], [], 1_000)
-        store.append([], [], [(b"id-20", *given[20][:2], 1_000)], 1_001)
-        store.sync()
+    stores = [filled(WheelStore(wheel, shard_name(TOPIC_ID), number)) for number in (0, 1)]
     stores[0].close()
     yield state
     stores[1].close()
@@ -152,13 +155,7 @@ def rocks(tmp_path: Path) -> Path:
     (tmp_path / "rocksdb").mkdir()
     database = RocksDatabase(tmp_path / "rocksdb" / "0", None)
     stores = [RocksStore(database, shard_name(TOPIC_ID), partition) for partition in (0, 1)]
-    for store in stores:
-        store.open()
-        given = [a_frame(offset) for offset in range(1_000)]
-        store.append(given, [], [], 1_000)
-        store.append([], [], [(b"id-20", *given[20][:2], 1_000)], 1_001)
-        store.sync()
-    for store in stores:
+    for store in [filled(store) for store in stores]:
         store.close()
     return tmp_path
 

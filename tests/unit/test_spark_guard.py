@@ -38,7 +38,7 @@ def choose(
     compared: dict[tuple[str, int], Comparison] = {}
     for (node, topic, partition), what in copies.items():
         one = compared.setdefault((topic, partition), Comparison(topic, partition))
-        one.nodes.append(node)
+        one.nodes[node] = None
         one.owners |= {node} if what in (OWNER, WRONG_OWNER) else set()
     right = {one for one, what in copies.items() if what in (OWNER, RIGHT)}
     policy = RepairPolicy(allowed)

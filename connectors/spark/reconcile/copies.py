@@ -167,15 +167,16 @@ class Live:
 
     def _check(self, totals: Mapping[Copy, tuple[int, int]]) -> None:
         for one in self.compared:
-            for at in one.rows:
-                count, hashed = totals.get(at.copy, (0, 0))
-                if (count, hashed % 2**64) != (at.cut.count, int(at.cut.hash, 16)):
-                    one.leave_out(
-                        at.cut.node,
-                        f"its rows hold {count} records and its cut {at.cut.count}: newer rows "
-                        "have taken the place of some, or some were lost; compare again",
-                    )
-            one.records = max((at.cut.count for at in one.rows), default=0)
+            for node, at in [*one.nodes.items()]:
+                count, hashed = totals.get((node, *one.place), (0, 0))
+                if at is None or (count, hashed % 2**64) == (at.cut.count, int(at.cut.hash, 16)):
+                    one.records = max(one.records, count)
+                    continue
+                del one.nodes[node]
+                one.behind[node] = (
+                    f"its rows hold {count} records and its cut {at.cut.count}: newer rows have "
+                    "taken the place of some, or some were lost; compare again"
+                )
 
     def look_again(self) -> None:
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
@@ -275,7 +276,7 @@ class OnDisk:
             if stop < cursor.offset - least:
                 one.behind[node] = f"has stored up to {stop} and not to {cursor.offset}"
             else:
-                one.nodes.append(node)
+                one.nodes[node] = None
         below = min([cursor.offset, *(stored[node] for node in one.nodes)])
         one.cursor = Cursor(cursor.key, below)
         one.from_ms = cursor.key[0] + 1
