@@ -34,11 +34,6 @@ HELD = f"{COPY}, key_ms bigint, offset bigint, payload_hash bigint"
 WRONG = f"{COPY}, hour_ms bigint, count bigint, log_count bigint"
 
 
-def log_of(spark: SparkSession, *offsets: int) -> DataFrame:
-    rows = [("n", "any", 0, HOUR_MS + offset, offset, offset) for offset in offsets]
-    return spark.createDataFrame(rows, HELD).drop("node")
-
-
 def held(node: str, *offsets: int) -> list[tuple[object, ...]]:
     return [(node, "any", 0, HOUR_MS + offset, offset, offset) for offset in offsets]
 
@@ -55,7 +50,7 @@ def test_a_digest_that_is_wrong_where_its_records_are_right_is_found(spark: Spar
 
 def test_whole_copies_are_held_against_the_log_as_a_library(spark: SparkSession) -> None:
     """Of n1 all is right, n2 has nothing at all, n3 one record too many and another content."""
-    logged = log_of(spark, 10, 11)
+    logged = spark.createDataFrame(held("log", 10, 11), HELD).drop("node")
     told = [*held("n1", 3, 10, 11), *held("n3", 10, 12), ("n3", "any", 0, HOUR_MS + 11, 11, 7)]
     copies = [(node, "any", 0, LOG_START) for node in ("n1", "n2", "n3")]
     whole = spark.createDataFrame(copies, f"{COPY}, log_start bigint")

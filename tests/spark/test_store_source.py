@@ -26,13 +26,13 @@ HOUR_MS = 3_600_000
 HOURS = 5
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 TOPICS = {TOPIC_ID: "delay_topic_any"}
+OWN: list[tuple[str, bytes | None]] = [("own", b"\x00\xff"), ("empty", None)]
 BOUNDS = {"from_ms": START_MS + HOUR_MS + 5, "to_ms": START_MS + 2 * HOUR_MS}
 
 
 def a_frame(offset: int) -> Frame:
     meta = (b"id-%d" % offset, None, 2, START_MS + 1) if offset % 10 == 0 else None
-    own = [("own", b"\x00\xff"), ("empty", None)]
-    payload = encode_payload(("orders", offset % 4 - 1, b"k", b"v%d" % offset, own, 77, meta))
+    payload = encode_payload(("orders", offset % 4 - 1, b"k", b"v%d" % offset, OWN, 77, meta))
     return (START_MS + offset * 17_989 % (HOURS * HOUR_MS), offset, NO_MARK, payload)
 
 
@@ -74,20 +74,14 @@ def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path)
     for offset, row in found.items():
         frame = a_frame(offset)
         named = offset % 10 == 0
-        assert (row["shard"], row["topic"], row["partition"]) == (
-            shard_name(TOPIC_ID),
-            "delay_topic_any",
-            1,
-        )
+        shard = (row["shard"], row["topic"], row["partition"])
+        assert shard == (shard_name(TOPIC_ID), "delay_topic_any", 1)
         assert row["slot_start_ms"] <= frame[0] == row["key_ms"] < row["slot_stop_ms"]
         assert row["mark"] == (1_000 if offset == 20 else None)
         assert row["record_id"] == (b"id-%d" % offset if named else None)
         assert (row["target"], row["key"], row["value"]) == ("orders", b"k", b"v%d" % offset)
         assert row["target_partition"] == (offset % 4 - 1 if offset % 4 else None)
-        assert [tuple(header) for header in row["headers"]] == [
-            ("own", b"\x00\xff"),
-            ("empty", None),
-        ]
+        assert [tuple(header) for header in row["headers"]] == OWN
         assert (row["due_ms"], row["attempt"]) == (77, 2 if named else 1)
         assert row["expires_ms"] == (START_MS + 1 if named else None)
         assert row["source"] == f"delay_topic_any:1:{offset}"

@@ -179,16 +179,15 @@ class Live:
                 )
 
     def look_again(self) -> None:
-        stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
+        stale = {one.place: one for one in self.compared if one.stale}
         if not stale:
             return
         ends = offsets_of(self._admin, self._spans.keys(), LATEST)
         later = {place: Span(span.end, ends[place]) for place, span in self._spans.items()}
-        cuts = digest_rows.newest_cuts(self._read(later))
-        reported = {at.copy for at in cuts if at.cut.cut > stale.get(at.copy, at.cut.cut)}
-        for one in self.compared:
-            for node in [node for node in one.stale if (node, *one.place) in reported]:
-                del one.behind[node]
+        for at in digest_rows.newest_cuts(self._read(later)):
+            one = stale.get((at.cut.topic, at.cut.partition))
+            if one is not None and at.cut.cut > one.stale.get(at.cut.node, at.cut.cut):
+                one.behind.pop(at.cut.node, None)
 
     def records(self, hours: DataFrame) -> tuple[DataFrame, DataFrame]:
         options, spark = self._options, self._spark
