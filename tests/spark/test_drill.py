@@ -15,7 +15,7 @@ def drilled(spark: SparkSession, options: DrillOptions) -> None:
         verdict = judged(drill, spark, said.append)
         folder = drill.folder
     short = {kind: n for kind, n in verdict.injected.items() if verdict.found.get(kind, 0) < n}
-    assert (short, verdict.missed, verdict.inventions) == ({}, (), ())
+    assert (short, verdict.missed, verdict.inventions) == ({}, [], [])
     assert verdict.is_good
     assert sum(verdict.injected.values()) == options.defects
     assert verdict.records >= options.records

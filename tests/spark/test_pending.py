@@ -48,15 +48,8 @@ def test_a_copy_may_be_cancelled_by_what_was_written_long_before_it(
         (2, b"c", 0, SECRET),
         (2, b"forged", 3, b"a stranger's"),
     ):
-        payload: Payload = (
-            "orders",
-            -1,
-            b"key",
-            b"value",
-            [],
-            due_ms,
-            (name, b"%s" % name, 1, None),
-        )
+        meta = (name, b"%s" % name, 1, None)
+        payload: Payload = ("orders", -1, b"key", b"value", [], due_ms, meta)
         key, value, copied = write_copy(
             *(topic, 0, secret),
             settles=settles,

@@ -17,16 +17,16 @@ from connectors.spark.reconcile.compare import (
     suspects,
 )
 from connectors.spark.reconcile.digest_rows import hours_at, newest_cuts, parse_keys
-from connectors.spark.reconcile.digests import Comparison, CutAt
+from connectors.spark.reconcile.digests import Comparison
 from delayservice.replicas.digest import HOUR_MS, HourSum
 from delayservice.replicas.digest_rows import (
     CopyId,
-    CutRow,
     DigestRow,
     cut_row,
     hour_row,
     retired_row,
 )
+from tests.unit.test_spark_reconcile_choose import a_cut
 
 LOG_START = 10
 COPY = "node string, topic string, partition int"
@@ -34,61 +34,8 @@ HELD = f"{COPY}, key_ms bigint, offset bigint, payload_hash bigint"
 WRONG = f"{COPY}, hour_ms bigint, count bigint, log_count bigint"
 
 
-def starts(spark: SparkSession) -> DataFrame:
-    columns = "topic string, partition int, log_start bigint"
-    return spark.createDataFrame([("any", 0, LOG_START)], columns)
-
-
-def log_of(spark: SparkSession, *offsets: int) -> DataFrame:
-    rows = [("n", "any", 0, HOUR_MS + offset, offset, offset) for offset in offsets]
-    return spark.createDataFrame(rows, HELD).drop("node")
-
-
 def held(node: str, *offsets: int) -> list[tuple[object, ...]]:
     return [(node, "any", 0, HOUR_MS + offset, offset, offset) for offset in offsets]
-
-
-def test_only_what_the_log_can_judge_is_found(spark: SparkSession) -> None:
-    """Of n1 and n2 the log knows all that it can; n3 lacks a record, n4 does not answer, and n5 is
-    not asked.
-    """
-    logged = log_of(spark, 10, 11)
-    rows = spark.createDataFrame(
-        [*held("n2", 3, 10, 11), *held("n3", 3, 10), *held("n1", 3, 4)], HELD
-    )
-    counts = {"n2": 3, "n3": 2, "n4": 3, "n5": 1}
-    wrong = spark.createDataFrame(
-        [(node, "any", 0, HOUR_MS, count, 2) for node, count in counts.items()], WRONG
-    )
-    answers = [
-        ("n2", "any", 0, HOUR_MS, 2 * HOUR_MS, None),
-        ("n3", "any", 0, HOUR_MS, 2 * HOUR_MS, None),
-        ("n4", "any", 0, HOUR_MS, 0, "it is busy"),
-    ]
-    told = frame_of(spark, answers, TOLD)
-    scope = told.join(starts(spark), ["topic", "partition"]).drop("why")
-    records = compare(rows, logged, scope)
-    below = spark.createDataFrame(
-        [("n2", "any", 0, HOUR_MS)], "node string, topic string, partition int, hour_ms bigint"
-    )
-    found = records.union(hour_findings(wrong, records, below, told))
-    assert {(row["kind"], row["node"], row["offset"]) for row in found.collect()} == {
-        ("missing", "n3", 11),
-        ("extra", "n4", None),
-        ("missing", "n5", None),
-    }
-    why = {row["node"]: row["detail"] for row in found.collect()}
-    assert "it is busy" in why["n4"]
-    assert "not asked" in why["n5"]
-
-
-def test_what_a_node_has_not_told_of_an_hour_is_not_compared(spark: SparkSession) -> None:
-    logged = log_of(spark, *range(10, 20))
-    rows = spark.createDataFrame(held("n1", 10, 12, 13), HELD)
-    told = frame_of(spark, [("n1", "any", 0, HOUR_MS, HOUR_MS + 13, "more")], TOLD)
-    scope = told.join(starts(spark), ["topic", "partition"]).drop("why")
-    found = compare(rows, logged, scope)
-    assert [(row["kind"], row["offset"]) for row in found.collect()] == [("missing", 11)]
 
 
 def test_a_digest_that_is_wrong_where_its_records_are_right_is_found(spark: SparkSession) -> None:
@@ -103,7 +50,7 @@ def test_a_digest_that_is_wrong_where_its_records_are_right_is_found(spark: Spar
 
 def test_whole_copies_are_held_against_the_log_as_a_library(spark: SparkSession) -> None:
     """Of n1 all is right, n2 has nothing at all, n3 one record too many and another content."""
-    logged = log_of(spark, 10, 11)
+    logged = spark.createDataFrame(held("log", 10, 11), HELD).drop("node")
     told = [*held("n1", 3, 10, 11), *held("n3", 10, 12), ("n3", "any", 0, HOUR_MS + 11, 11, 7)]
     copies = [(node, "any", 0, LOG_START) for node in ("n1", "n2", "n3")]
     whole = spark.createDataFrame(copies, f"{COPY}, log_start bigint")
@@ -160,23 +107,6 @@ def topic_of(spark: SparkSession, written: list[DigestRow]) -> DataFrame:
     return parse_keys(spark.createDataFrame(rows, "key binary, value binary, offset bigint"))
 
 
-def a_cut(node: str, cut: int) -> CutRow:
-    return CutRow(
-        **CopyId(node, "any", "id", 0, "1")._asdict(),
-        cut=cut,
-        cut_ms=0,
-        k=(0, 0),
-        h=0,
-        stored=0,
-        from_ms=0,
-        count=0,
-        hash="0",
-        pending=0,
-        behind=False,
-        role="replica",
-    )
-
-
 def test_hours_are_read_as_of_the_cut_and_of_its_life_only(spark: SparkSession) -> None:
     """Of n1 an older row of an hour, and one after the cut; of n2 rows that do not count."""
 
@@ -196,7 +126,7 @@ def test_hours_are_read_as_of_the_cut_and_of_its_life_only(spark: SparkSession) 
         (b"h/n2/any/0/%d" % (3 * HOUR_MS), b"garbage"),
         row("n1", 2, (4, 4)),  # behind the cut row
     ]
-    one = Comparison("any", 0, rows=[CutAt(8, a_cut("n1", 7)), CutAt(8, a_cut("n2", 7))])
+    one = Comparison("any", 0, nodes={node: a_cut(node, 7, 8) for node in ("n1", "n2")})
     hours = hours_at(topic_of(spark, written), [one])
     assert {
         (r["node"], r["hour_ms"] // HOUR_MS, r["count"], r["hash"]) for r in hours.collect()
@@ -208,13 +138,13 @@ def test_hours_are_read_as_of_the_cut_and_of_its_life_only(spark: SparkSession) 
 
 def test_cuts_are_read_since_the_copy_was_last_retired(spark: SparkSession) -> None:
     written = [
-        cut_row(a_cut("n1", 1)),
-        cut_row(a_cut("n2", 1)),
+        cut_row(a_cut("n1", 1, 0).cut),
+        cut_row(a_cut("n2", 1, 0).cut),
         retired_row("n1", "any", 0),
         retired_row("n2", "any", 0),
         (b"c/n1/any/0", b"garbage"),
-        cut_row(a_cut("n1", 2)),
-        cut_row(a_cut("n1", 3)),
+        cut_row(a_cut("n1", 2, 0).cut),
+        cut_row(a_cut("n1", 3, 0).cut),
     ]
     found = newest_cuts(topic_of(spark, written))
     assert {(at.cut.node, at.cut.cut, at.row) for at in found} == {("n1", 2, 5), ("n1", 3, 6)}

@@ -17,7 +17,6 @@ from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import IS_OVER_LIMIT, Following
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.run import reconcile
-from connectors.spark.reconcile.store_source import reach_of
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.copies import flip_byte
 from delay_devtools.service import ServiceProcess
@@ -119,7 +118,8 @@ class Pair:
     def has_horizon(self, node: str) -> bool:
         """Return whether the disk holds every record, as of the last periodic sync."""
         state = self.bench.folder / node
-        return [stop for one, stop in reach_of(state) if one.partition == 0] == [RECORDS]
+        stores = [store for one, store in each_store(state) if one.partition == 0]
+        return [getattr(store, "stop_offset", None) for store in stores] == [RECORDS]
 
     def spoil(self, node: str) -> None:
         """Its store forgets a record and changes two others, without any damage to their

@@ -14,7 +14,6 @@ from connectors.spark.reconcile.follow import (
     IS_OWNERS,
     IS_SECOND,
     IS_STALE,
-    Repair,
     RepairPolicy,
 )
 from connectors.spark.reconcile.repair_plan import Copy, RepairStep
@@ -35,11 +34,11 @@ def choose(
     copies: Mapping[Copy, str],
     allowed: int = 5,
     answered: Collection[Copy] | None = None,
-) -> tuple[list[Repair], dict[str, int]]:
+) -> tuple[list[list[RepairStep]], dict[str, int]]:
     compared: dict[tuple[str, int], Comparison] = {}
     for (node, topic, partition), what in copies.items():
         one = compared.setdefault((topic, partition), Comparison(topic, partition))
-        one.nodes.append(node)
+        one.nodes[node] = None
         one.owners |= {node} if what in (OWNER, WRONG_OWNER) else set()
     right = {one for one, what in copies.items() if what in (OWNER, RIGHT)}
     policy = RepairPolicy(allowed)
@@ -49,16 +48,10 @@ def choose(
     return chosen, policy.left
 
 
-def repaired(chosen: list[Repair]) -> list[tuple[str, int]]:
-    return [(one.steps[0].node, one.steps[0].partition) for one in chosen]
-
-
 def test_a_replica_is_repaired_while_another_copy_is_right() -> None:
-    copies = {copy("n1"): OWNER, copy("n2"): WRONG, copy("n3"): RIGHT}
-    # Not the owner's copy is the witness: it has enough to do.
-    assert choose([step("n2")], copies) == ([Repair((step("n2"),), (copy("n3"),))], {})
-    chosen, _ = choose([step("n2")], {copy("n1"): OWNER, copy("n2"): WRONG})
-    assert chosen[0].witnesses == (copy("n1"),)
+    for right in (OWNER, RIGHT):
+        copies = {copy("n1"): right, copy("n2"): WRONG}
+        assert choose([step("n2")], copies) == ([[step("n2")]], {})
 
 
 def test_the_owners_copy_is_left_to_people_whatever_is_wrong_with_it() -> None:
@@ -80,8 +73,7 @@ def test_without_another_right_copy_of_each_shard_nothing_is_repaired() -> None:
     half = {copy("n1"): OWNER, copy("n2"): WRONG, copy("n2", topic="other"): WRONG}
     both = [step("n2"), step("n2", topic="other")]
     assert choose(both, half) == ([], {HAS_NO_WITNESS: 2})
-    chosen, _ = choose(both, {**half, copy("n1", topic="other"): OWNER})
-    assert chosen[0].witnesses == (copy("n1"), copy("n1", topic="other"))
+    assert choose(both, {**half, copy("n1", topic="other"): OWNER}) == ([both], {})
 
 
 def test_a_right_copy_whose_node_does_not_answer_is_none() -> None:
@@ -93,8 +85,8 @@ def test_a_right_copy_whose_node_does_not_answer_is_none() -> None:
 def test_one_copy_of_a_slice_is_repaired_at_a_time() -> None:
     copies = {copy("n1"): OWNER, copy("n2"): WRONG, copy("n3"): WRONG, copy("n4"): RIGHT}
     copies |= {copy("n1", 1): OWNER, copy("n3", 1): WRONG}
-    chosen, left = choose([step("n2"), step("n3"), step("n3", 1)], copies)
-    assert (repaired(chosen), left) == ([("n2", 0), ("n3", 1)], {IS_SECOND: 1})
+    steps = [step("n2"), step("n3"), step("n3", 1)]
+    assert choose(steps, copies) == ([steps[:1], steps[2:]], {IS_SECOND: 1})
 
 
 def test_no_more_are_made_than_are_left() -> None:
@@ -104,13 +96,12 @@ def test_no_more_are_made_than_are_left() -> None:
         for node in ("n1", "n2")
     }
     steps = [step("n2", number) for number in range(3)]
-    chosen, left = choose(steps, copies, 2)
-    assert (repaired(chosen), left) == ([("n2", 0), ("n2", 1)], {IS_OVER_LIMIT: 1})
+    assert choose(steps, copies, 2) == ([steps[:1], steps[1:2]], {IS_OVER_LIMIT: 1})
     assert choose(steps, copies, 0)[0] == []
 
 
 def test_a_comparison_is_good_for_a_minute() -> None:
-    policy, repair = RepairPolicy(2), Repair((step("n2"),), (copy("n1"),))
+    policy, repair = RepairPolicy(2), [step("n2")]
     assert policy.may_make(repair, FRESH_S)
     assert not policy.may_make(repair, FRESH_S + 0.1)
     assert (policy.made, policy.left) == (1, {IS_STALE: 1})

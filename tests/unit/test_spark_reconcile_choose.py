@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from connectors.spark.common.cut import ShardCut
 from connectors.spark.common.topics import Span
 from connectors.spark.reconcile.digests import GONE_MS, Comparison, CutAt, Expected, choose
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS
-from delayservice.replicas.digest_rows import CutRow, Unreadable
+from delayservice.replicas.digest_rows import CopyId, CutRow, Unreadable
 
 TOPIC_ID = "id"
 PLACE = ("any", 0)
 START = Cursor()
 
 
-def a_cut(
-    node: str, cut: int, row: int, *, life: str = "1", behind: bool = False, **more: object
-) -> CutAt:
-    said = CutRow(
-        node=node,
-        topic="any",
-        partition=0,
-        topic_id=str(more.get("topic_id", TOPIC_ID)),
-        life=life,
-        cut=cut,
-        cut_ms=cut * 60_000,
-        k=(cut, 0),
-        h=cut,
-        stored=cut,
-        from_ms=int(str(more.get("from_ms", 0))),
-        count=0,
-        hash="0",
-        behind=behind,
-        role=str(more.get("role", "replica")),
-        pending=int(str(more.get("pending", 0))),
-        damaged=(Unreadable(1, 2, 3, 4, "crc"),) if more.get("damaged") else (),
-    )
-    return CutAt(row, said)
+CUT = CutRow(
+    **CopyId("n1", "any", TOPIC_ID, 0, "1")._asdict(),
+    cut=0,
+    cut_ms=0,
+    k=(0, 0),
+    h=0,
+    stored=0,
+    from_ms=0,
+    count=0,
+    hash="0",
+    pending=0,
+    behind=False,
+    role="replica",
+)
+CRC = (Unreadable(1, 2, 3, 4, "crc"),)
+
+
+def a_cut(node: str, cut: int, row: int, **more: object) -> CutAt:
+    at = {"cut": cut, "cut_ms": cut * 60_000, "k": (cut, 0), "h": cut, "stored": cut}
+    return CutAt(row, replace(CUT, node=node, **at, **more))
 
 
 def only(
@@ -51,10 +50,14 @@ def only(
     return found
 
 
+def rows_of(found: Comparison) -> list[int]:
+    return [at.row for at in found.nodes.values() if at is not None]
+
+
 def test_the_newest_cut_that_all_have_is_compared() -> None:
     found = only([a_cut("n1", 1, 1), a_cut("n1", 2, 5), a_cut("n1", 3, 9), a_cut("n2", 2, 6)])
-    assert (found.cut, found.nodes, found.cursor) == (2, ["n1", "n2"], Cursor((2, 0), 2))
-    assert [row.row for row in found.rows] == [5, 6]
+    assert (found.cut, [*found.nodes], found.cursor) == (2, ["n1", "n2"], Cursor((2, 0), 2))
+    assert rows_of(found) == [5, 6]
     assert not found.behind
 
 
@@ -67,14 +70,14 @@ def test_hours_are_compared_from_where_every_copy_speaks_of_them() -> None:
 
 def test_a_cut_that_is_published_twice_counts_as_it_was_last() -> None:
     found = only([a_cut("n1", 1, 1), a_cut("n1", 1, 7), a_cut("n2", 1, 2)])
-    assert [row.row for row in found.rows] == [7, 2]
+    assert rows_of(found) == [7, 2]
 
 
 def test_a_copy_whose_newest_cut_is_too_old_is_behind_and_holds_nobody_up() -> None:
     rows: list[CutAt] = [a_cut("n1", 20, 9), a_cut("n2", 20, 8), a_cut("n3", 9, 1)]
     rows += [a_cut("n1", 9, 2), a_cut("n2", 9, 3)]
     found = only(rows, Expected(behind_ms=600_000))
-    assert (found.cut, found.nodes) == (20, ["n1", "n2"])
+    assert (found.cut, [*found.nodes]) == (20, ["n1", "n2"])
     assert list(found.behind) == ["n3"]
     assert only(rows, Expected(behind_ms=700_000)).cut == 9
 
@@ -83,40 +86,40 @@ def test_a_copy_that_is_late_at_one_cut_is_compared_at_the_one_before() -> None:
     rows: list[CutAt] = [a_cut("n1", 2, 3), a_cut("n1", 1, 1)]
     rows += [a_cut("n2", 2, 4, behind=True), a_cut("n2", 1, 2)]
     found = only(rows)
-    assert (found.cut, found.nodes, found.behind) == (1, ["n1", "n2"], {})
+    assert (found.cut, [*found.nodes], found.behind) == (1, ["n1", "n2"], {})
 
 
 def test_a_copy_that_has_long_come_to_no_cut_is_behind_by_its_own_words() -> None:
     rows: list[CutAt] = [a_cut("n1", cut, cut) for cut in range(1, 13)]
     late = [a_cut("n2", cut, 20 + cut, behind=cut > 1) for cut in range(1, 13)]
     found = only([*rows, *late])
-    assert (found.cut, found.nodes) == (12, ["n1"])
+    assert (found.cut, [*found.nodes]) == (12, ["n1"])
     assert found.behind == {"n2": "has stored up to 12 and not to 12"}
     never = only([a_cut("n1", 2, 1), a_cut("n2", 2, 2, behind=True)])
-    assert (never.nodes, list(never.behind)) == (["n1"], ["n2"])
+    assert ([*never.nodes], list(never.behind)) == (["n1"], ["n2"])
 
 
 def test_a_node_that_was_taken_away_is_silent_and_left_out_where_the_others_are_named() -> None:
     days = GONE_MS // 60_000 + 2
     rows: list[CutAt] = [a_cut("n1", days, 5), a_cut("n2", days, 6), a_cut("n3", 1, 1)]
     found = only(rows)
-    assert (found.nodes, found.behind, list(found.silent)) == (["n1", "n2"], {}, ["n3"])
+    assert ([*found.nodes], found.behind, list(found.silent)) == (["n1", "n2"], {}, ["n3"])
     assert "--node" in found.silent["n3"]
     named = only(rows, Expected(nodes=("n1", "n2")))
-    assert (named.nodes, named.behind, named.silent) == (["n1", "n2"], {}, {})
+    assert ([*named.nodes], named.behind, named.silent) == (["n1", "n2"], {}, {})
     wanted = only(rows, Expected(nodes=("n1", "n3")))
-    assert (wanted.nodes, list(wanted.silent)) == (["n1"], ["n3"])
+    assert ([*wanted.nodes], list(wanted.silent)) == (["n1"], ["n3"])
 
 
 def test_where_no_cut_is_shared_by_all_most_copies_are_compared() -> None:
     rows: list[CutAt] = [a_cut("n1", 2, 1), a_cut("n2", 2, 2), a_cut("n3", 3, 3)]
     found = only(rows)
-    assert (found.cut, found.nodes, list(found.behind)) == (2, ["n1", "n2"], ["n3"])
+    assert (found.cut, [*found.nodes], list(found.behind)) == (2, ["n1", "n2"], ["n3"])
 
 
 def test_rows_of_an_earlier_life_or_of_another_topic_are_none() -> None:
     found = only([a_cut("n1", 1, 1, life="0"), a_cut("n1", 2, 3), a_cut("n2", 1, 2)])
-    assert (found.cut, found.nodes) == (2, ["n1"])
+    assert (found.cut, [*found.nodes]) == (2, ["n1"])
     assert only([a_cut("n1", 1, 1, topic_id="other")]).silent == {"": "no copy reports this shard"}
 
 
@@ -130,7 +133,7 @@ def test_nodes_that_should_report_and_do_not_are_silent() -> None:
 
 def test_damage_is_what_the_newest_cut_says() -> None:
     found = only(
-        [a_cut("n1", 1, 1, damaged=True), a_cut("n2", 1, 2, damaged=True), a_cut("n2", 2, 3)]
+        [a_cut("n1", 1, 1, damaged=CRC), a_cut("n2", 1, 2, damaged=CRC), a_cut("n2", 2, 3)]
     )
     assert list(found.damaged) == ["n1"]
 
@@ -140,10 +143,14 @@ def test_copies_that_all_stand_still_while_the_slice_goes_on_are_behind() -> Non
     rows: list[CutAt] = [a_cut("n1", 5, 5), a_cut("n2", 5, 6)]
     now_ms, gone_on = 5 * 60_000 + 600_001, Cursor((6, 0), 6)
     found = only(rows, cursor=gone_on, now_ms=now_ms)
-    assert (found.nodes, list(found.behind), found.stale) == ([], ["n1", "n2"], {"n1": 5, "n2": 5})
-    assert only(rows, cursor=gone_on, now_ms=now_ms - 1).nodes == ["n1", "n2"]
+    assert ([*found.nodes], list(found.behind), found.stale) == (
+        [],
+        ["n1", "n2"],
+        {"n1": 5, "n2": 5},
+    )
+    assert {*only(rows, cursor=gone_on, now_ms=now_ms - 1).nodes} == {"n1", "n2"}
     idle = only(rows, cursor=Cursor((5, 0), 5), now_ms=now_ms)
-    assert (idle.nodes, idle.behind) == (["n1", "n2"], {})
+    assert ([*idle.nodes], idle.behind) == (["n1", "n2"], {})
 
 
 def test_the_owner_and_what_waits_are_as_the_newest_cuts_say() -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -50,18 +49,13 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     assert decode_plan(Plan(id="p", cluster="c", made_ms=1).encode()).steps == ()
 
 
-@pytest.mark.parametrize("change", [{"node": 5}, {"partition": "x"}, {"topic_id": None}])
-def test_a_plan_that_makes_no_sense_is_refused(change: dict[str, object]) -> None:
-    raw = msgspec.json.decode(PLAN.encode())
-    raw["steps"][1] |= change
+@pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", PLAN.encode().replace(": 3", ": null")])
+def test_what_is_no_plan_is_refused(data: bytes | str) -> None:
     with pytest.raises(PlanError, match="no repair plan"):
-        decode_plan(msgspec.json.encode(raw))
+        decode_plan(data)
 
 
-def test_what_is_no_plan_and_other_versions_are_refused() -> None:
-    for data in (b"", b"{}", b"[1]", b"\xff"):
-        with pytest.raises(PlanError, match="no repair plan"):
-            decode_plan(data)
+def test_a_plan_of_another_version_is_refused() -> None:
     with pytest.raises(PlanError, match="version 9"):
         decode_plan(Plan(id="p", cluster="c", made_ms=1, v=9).encode())
 

@@ -30,7 +30,7 @@ PLACE: Final = [*COPY, "hour_ms"]
 _RECORD: Final = [*PLACE, "key_ms", "offset"]
 
 
-def _longs(*names: str) -> dict[str, pa.DataType]:
+def longs(*names: str) -> dict[str, pa.DataType]:
     return dict.fromkeys(names, pa.int64())
 
 
@@ -38,25 +38,22 @@ FINDING: Final = pa.schema(
     {
         "kind": pa.string(),
         **COPY_TYPES,
-        **_longs("start_ms", "stop_ms", "offset", "key_ms"),
+        **longs("start_ms", "stop_ms", "offset", "key_ms"),
         "detail": pa.string(),
     }
 )
 """Columns of a finding. Times are epoch ms; ``detail`` is a text for users; columns that do not
 apply are null."""
-SUMS: Final = pa.schema({**COPY_TYPES, **_longs("hour_ms", "count", "hash")})
+SUMS: Final = pa.schema({**COPY_TYPES, **longs("hour_ms", "count", "hash")})
 """Columns of one hour of one copy: number of pending records, and sum of their hashes modulo 2^64
 as a signed number."""
-TOLD: Final = pa.schema({**COPY_TYPES, **_longs("hour_ms", "stop_ms"), "why": pa.string()})
+TOLD: Final = pa.schema({**COPY_TYPES, **longs("hour_ms", "stop_ms"), "why": pa.string()})
 """Columns of an hour whose records a node was asked for. It has told those with key times below
 ``stop_ms``, epoch ms; ``why``: reason if that is not the whole hour."""
-UNREADABLE: Final = pa.schema({**COPY_TYPES, **_longs("start_ms", "stop_ms"), "why": pa.string()})
-"""Columns of a range of key times, epoch ms, of a copy that could not be read; ``why``: reason for
-users."""
-COPIES: Final = pa.schema({**COPY_TYPES, **_longs("below", "k_ms", "k_offset", "from_ms")})
+COPIES: Final = pa.schema({**COPY_TYPES, **longs("below", "k_ms", "k_offset", "from_ms")})
 """Columns of a copy that is compared: its cursor (H, and K with its offset), and the lowest key
 time that is compared, epoch ms."""
-LIMITS: Final = pa.schema({**SHARD_TYPES, **_longs("log_start", "later_ms", "from_ms")})
+LIMITS: Final = pa.schema({**SHARD_TYPES, **longs("log_start", "later_ms", "from_ms")})
 """Columns of a shard after the comparison: first offset of its log, key time of K, and ``from_ms``
 of its copies."""
 
@@ -174,7 +171,7 @@ def _in_all(hours: DataFrame, sums: DataFrame, copies: DataFrame) -> DataFrame:
 
 
 def outside(hours: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the hours of copies that no range of the same copy overlaps."""
+    """Return the hours of copies that no range of the same copy (``FINDING``) overlaps."""
     reaches = [hours[name] == ranges[name] for name in COPY]
     reaches.append(hours["hour_ms"] < ranges["stop_ms"])
     reaches.append(hours["hour_ms"] + HOUR_MS > ranges["start_ms"])
@@ -210,11 +207,6 @@ def hour_findings(
         .drop("stop_ms")
         .transform(as_findings)
     )
-
-
-def damage_findings(unreadable: DataFrame) -> DataFrame:
-    found = unreadable.withColumn("kind", sf.lit("damaged")).withColumnRenamed("why", "detail")
-    return as_findings(found)
 
 
 def sum64(numbers: Column) -> Column:

@@ -24,40 +24,38 @@ from connectors.spark.reconcile.compare import (
     COPIES,
     COPY,
     COPY_TYPES,
+    FINDING,
     HOUR,
     PLACE,
     TOLD,
-    UNREADABLE,
+    as_findings,
     frame_of,
+    longs,
     sum64,
     with_hour,
 )
 from connectors.spark.reconcile.digests import Comparison, Expected, silent
 from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.repair_plan import Copy
-from connectors.spark.reconcile.store_source import reach_of, read_store
-from delayservice.base.errors import DelayServiceError
+from connectors.spark.reconcile.store_source import read_store
+from delayservice.base.errors import DelayServiceError, StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.commands import ROWS_MAX, Command, Report
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.store.folder import shard_name
+from delayservice.store.offline import each_store
 
 HOURS_MAX: Final = 10_000
 """Largest number of hours of copies whose records nodes are asked for."""
 ASKED_AT_ONCE: Final = 64
 
-_DAMAGED: Final = ["slot_start_ms", "slot_stop_ms", "damage"]
+# Columns of a damaged range of a store, and those of the finding about it.
+_DAMAGED: Final = {"slot_start_ms": "start_ms", "slot_stop_ms": "stop_ms", "damage": "detail"}
 # Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
 # are small.
 _HOURS_PER_TASK: Final = 24
 _RECORDS: Final = pa.schema(
-    {
-        **COPY_TYPES,
-        "key_ms": pa.int64(),
-        "offset": pa.int64(),
-        "mark": pa.int64(),
-        "payload_hash": pa.string(),
-    }
+    {**COPY_TYPES, **longs("key_ms", "offset", "mark"), "payload_hash": pa.string()}
 )
 
 
@@ -70,15 +68,13 @@ class Replicas(Protocol):
         sums: count and hash of each copy's hours, columns ``compare.SUMS``.
         hashed: column with the hash of a record that ``sums`` adds up: ``payload_hash``, or
             ``frame_hash``, which covers the id instead of the payload where there is an id.
-        hour_rows: number of hours in the digest rows that were read, counted for each copy.
-        damaged: ranges of copies that can't be read, columns ``compare.UNREADABLE``.
+        damaged: findings about ranges of copies that can't be read, columns ``compare.FINDING``.
     """
 
     compared: list[Comparison]
     copies: DataFrame
     sums: DataFrame
     hashed: str
-    hour_rows: int
     damaged: DataFrame
 
     def records(self, hours: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -123,9 +119,9 @@ def _held(rows: DataFrame, copies: DataFrame) -> DataFrame:
     )
 
 
-def _totals(sums: DataFrame) -> dict[Copy, tuple[int, int, int]]:
-    # By copy the number of its hours, of its records, and the signed sum of their hashes.
-    total = sums.groupBy(*COPY).agg(sf.count("*"), sf.sum("count"), sum64(sf.col("hash")))
+def _totals(sums: DataFrame) -> dict[Copy, tuple[int, int]]:
+    # By copy the number of its records, and the signed sum of their hashes.
+    total = sums.groupBy(*COPY).agg(sf.sum("count"), sum64(sf.col("hash")))
     return {tuple(row[:3]): tuple(row[3:]) for row in total.collect()}
 
 
@@ -157,42 +153,41 @@ class Live:
         is_compared = f"hour_ms + {HOUR_MS} > from_ms"
         self.sums = hours.join(starts, COPY).where(is_compared).drop("from_ms")
         found = [
-            (node, *one.place, damage.start_ms, damage.stop_ms, damage.why)
+            ("damaged", node, *one.place, damage.start_ms, damage.stop_ms, None, None, damage.why)
             for one in self.compared
             for node, damages in one.damaged.items()
             for damage in damages
         ]
-        self.damaged = frame_of(spark, found, UNREADABLE)
+        self.damaged = frame_of(spark, found, FINDING)
 
     def _read(self, spans: Mapping[Place, Span]) -> DataFrame:
         options = self._options
         records = read_topic(self._spark, options.client, spans, options.min_partitions)
         return digest_rows.parse_keys(records)
 
-    def _check(self, totals: Mapping[Copy, tuple[int, int, int]]) -> None:
-        self.hour_rows = sum(hours for hours, _, _ in totals.values())
+    def _check(self, totals: Mapping[Copy, tuple[int, int]]) -> None:
         for one in self.compared:
-            for at in one.rows:
-                _, count, hashed = totals.get(at.copy, (0, 0, 0))
-                if (count, hashed % 2**64) != (at.cut.count, int(at.cut.hash, 16)):
-                    one.leave_out(
-                        at.cut.node,
-                        f"its rows hold {count} records and its cut {at.cut.count}: newer rows "
-                        "have taken the place of some, or some were lost; compare again",
-                    )
-            one.records = max((at.cut.count for at in one.rows), default=0)
+            for node, at in [*one.nodes.items()]:
+                count, hashed = totals.get((node, *one.place), (0, 0))
+                if at is None or (count, hashed % 2**64) == (at.cut.count, int(at.cut.hash, 16)):
+                    one.records = max(one.records, count)
+                    continue
+                del one.nodes[node]
+                one.behind[node] = (
+                    f"its rows hold {count} records and its cut {at.cut.count}: newer rows have "
+                    "taken the place of some, or some were lost; compare again"
+                )
 
     def look_again(self) -> None:
-        stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
+        stale = {one.place: one for one in self.compared if one.stale}
         if not stale:
             return
         ends = offsets_of(self._admin, self._spans.keys(), LATEST)
         later = {place: Span(span.end, ends[place]) for place, span in self._spans.items()}
-        cuts = digest_rows.newest_cuts(self._read(later))
-        reported = {at.copy for at in cuts if at.cut.cut > stale.get(at.copy, at.cut.cut)}
-        for one in self.compared:
-            for node in [node for node in one.stale if (node, *one.place) in reported]:
-                del one.behind[node]
+        for at in digest_rows.newest_cuts(self._read(later)):
+            one = stale.get((at.cut.topic, at.cut.partition))
+            if one is not None and at.cut.cut > one.stale.get(at.cut.node, at.cut.cut):
+                one.behind.pop(at.cut.node, None)
 
     def records(self, hours: DataFrame) -> tuple[DataFrame, DataFrame]:
         options, spark = self._options, self._spark
@@ -238,7 +233,6 @@ class OnDisk:
     """
 
     hashed = "payload_hash"
-    hour_rows = 0
 
     def __init__(self, spark: SparkSession, options: ReconcileOptions, cut: Cut) -> None:
         self._options = options
@@ -247,24 +241,25 @@ class OnDisk:
         self.compared = [self._compare(place, reach) for place in sorted(self._shards)]
         self.copies = _copies_of(spark, self.compared)
         found = kept(self._read(spark), options.path("work/copies"))
-        renamed = dict(zip(_DAMAGED, UNREADABLE.names[-len(_DAMAGED) :], strict=True))
-        damaged = found.where("damage is not null").select(*COPY, *_DAMAGED)
-        self.damaged = damaged.withColumnsRenamed(renamed)
+        damaged = found.where("damage is not null").withColumn("kind", sf.lit("damaged"))
+        self.damaged = as_findings(damaged.withColumnsRenamed(_DAMAGED))
         self._held = _held(found.drop(*_DAMAGED).where("key_ms is not null"), self.copies)
         total = sum64(sf.col(self.hashed)).alias("hash")
         sums = self._held.groupBy("node", *HOUR).agg(sf.count("*").alias("count"), total)
         self.sums = kept(sums, options.path("work/hours"))
         totals = _totals(self.sums)
         for one in self.compared:
-            counts = (totals.get((node, *one.place), (0, 0, 0))[1] for node in one.nodes)
+            counts = (totals.get((node, *one.place), (0, 0))[0] for node in one.nodes)
             one.pending = one.records = max(counts, default=0)
 
     def _reach(self, path: str) -> dict[Place, int | None]:
         # S: the next offset to be stored; None: the state of the copy can't be read.
         by_name = {shard_name(shard.topic_id): shard.topic for shard in self._shards.values()}
         return {
-            (by_name[folder.shard], folder.partition): stop
-            for folder, stop in reach_of(Path(path))
+            (by_name[folder.shard], folder.partition): (
+                None if isinstance(store, StoreError) else store.stop_offset
+            )
+            for folder, store in each_store(Path(path))
             if folder.shard in by_name
         }
 
@@ -280,7 +275,7 @@ class OnDisk:
             if stop < cursor.offset - least:
                 one.behind[node] = f"has stored up to {stop} and not to {cursor.offset}"
             else:
-                one.nodes.append(node)
+                one.nodes[node] = None
         below = min([cursor.offset, *(stored[node] for node in one.nodes)])
         one.cursor = Cursor(cursor.key, below)
         one.from_ms = cursor.key[0] + 1

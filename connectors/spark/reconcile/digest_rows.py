@@ -61,7 +61,8 @@ def hours_at(rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
     It is the newest hour row before the cut row. A row of another ``life`` (name that the copy got
     when it was built), or of a later checkpoint, is left out: the sums then differ from the cut's.
     """
-    cuts = [(*at.copy, at.cut.life, at.row, at.cut.cut) for one in compared for at in one.rows]
+    rows_at_cut = (at for one in compared for at in one.nodes.values() if at is not None)
+    cuts = [(*at.copy, at.cut.life, at.row, at.cut.cut) for at in rows_at_cut]
     at_cut = sf.broadcast(frame_of(rows.sparkSession, cuts, _AT_CUT))
     return (
         rows.where("kind = 'h'")

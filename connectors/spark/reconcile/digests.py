@@ -65,7 +65,7 @@ class Comparison:
         from_ms: lowest key time to compare, epoch ms.
         cut, cut_ms: offset of the checkpoint at which digests are compared (None: on disks), and
             when the broker appended it, epoch ms.
-        rows: cut rows at that checkpoint, one for each of ``nodes``; empty for copies on disks.
+        nodes: cut row of each compared copy at that checkpoint, by node; None for copies on disks.
         damaged: ranges of a copy that its node could not read, by node.
         behind: reason why a copy is not compared, by node.
         stale: by node, the checkpoint of the newest cut row of a copy that counts as behind only
@@ -82,8 +82,7 @@ class Comparison:
     from_ms: int = 0
     cut: int | None = None
     cut_ms: int | None = None
-    nodes: list[str] = field(default_factory=list)
-    rows: list[CutAt] = field(default_factory=list)
+    nodes: dict[str, CutAt | None] = field(default_factory=dict)
     damaged: dict[str, tuple[Unreadable, ...]] = field(default_factory=dict)
     behind: dict[str, str] = field(default_factory=dict)
     stale: dict[str, int] = field(default_factory=dict)
@@ -107,15 +106,10 @@ class Comparison:
             "from_ms": self.from_ms,
             "pending": self.pending,
             "records": self.records,
-            "compared": self.nodes,
+            "compared": [*self.nodes],
             "behind": self.behind,
             "silent": self.silent,
         }
-
-    def leave_out(self, node: str, why: str) -> None:
-        self.nodes.remove(node)
-        self.rows = [at for at in self.rows if at.cut.node != node]
-        self.behind[node] = why
 
 
 def choose(
@@ -178,15 +172,13 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutAt]]) ->
     if not shared:
         return
     cut = max(shared, key=lambda cut: (shared[cut], cut))
-    for node, cuts in usable.items():
-        if cut in cuts:
-            found.nodes.append(node)
-            found.rows.append(cuts[cut])
-        else:
-            found.behind[node] = f"it has no cut in common with the others, such as {cut}"
-    one = found.rows[0].cut
+    why = f"it has no cut in common with the others, such as {cut}"
+    found.behind |= {node: why for node, cuts in usable.items() if cut not in cuts}
+    rows = {node: cuts[cut] for node, cuts in usable.items() if cut in cuts}
+    found.nodes |= rows
+    one = next(iter(rows.values())).cut
     found.cut, found.cut_ms, found.cursor = cut, one.cut_ms, Cursor(one.k, one.h)
-    starts = {at.cut.from_ms for at in found.rows}
+    starts = {at.cut.from_ms for at in rows.values()}
     # An hour is in a copy's rows from its ``from_ms`` on.
     found.from_ms = max(starts) if len(starts) == 1 else -(-max(starts) // HOUR_MS) * HOUR_MS
 

@@ -1,7 +1,7 @@
 """Repeats comparisons of copies, and has nodes rebuild wrong copies within limits.
 
-Before a repair, the nodes read the copy and its *witness*, a right copy on another node, from their
-disks, and everything is compared again. So a passing difference is not repaired, and the witness is
+Before a repair, the nodes read the copy and all right copies of its slice from their disks, and
+everything is compared again. So a passing difference is not repaired, and the copy that is left is
 known to be right.
 """
 
@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
@@ -39,13 +39,6 @@ IS_OVER_LIMIT: Final = "the number of repairs is used up"
 IS_STALE: Final = "the comparison took too long"
 
 
-class Repair(NamedTuple):
-    """Repair of one node's copies of one slice, with a witness for each shard."""
-
-    steps: tuple[RepairStep, ...]
-    witnesses: tuple[Copy, ...]
-
-
 @dataclass(slots=True)
 class RepairPolicy:
     """Rules by which copies are rebuilt without a person.
@@ -54,7 +47,7 @@ class RepairPolicy:
 
     - if the node is a replica of the slice, not the owner
     - for one node of a slice at a time
-    - if each shard has a *witness*: a copy on another node without findings, whose node answers
+    - if each shard has a copy on another node without findings, whose node answers
     - soon after the comparison
     - ``allowed`` times in the life of the process.
 
@@ -77,20 +70,19 @@ class RepairPolicy:
 
     def choose(
         self, steps: Sequence[RepairStep], compared: Sequence[Comparison], right: Collection[Copy]
-    ) -> list[Repair]:
-        """Return the repairs that may be made now, and count the other steps in ``left``. Witnesses
-        are taken from ``right``: replicas if possible, as owners have enough to do.
+    ) -> list[list[RepairStep]]:
+        """Return the repairs that may be made now, each the steps of one node in one slice; and
+        count the other steps in ``left``. ``right``: copies that need no repair.
         """
         replicas = {(node, one.partition) for one in compared for node in one.nodes}
         owners = {(node, one.partition) for one in compared for node in one.owners}
         groups: dict[tuple[str, int], list[RepairStep]] = {}
         for step in steps:
             groups.setdefault((step.node, step.partition), []).append(step)
-        ordered = sorted(right, key=lambda copy: ((copy[0], copy[2]) in owners, copy))
-        chosen: dict[int, Repair] = {}
+        chosen: dict[int, list[RepairStep]] = {}
         self.left = {}
         for (node, slice_no), group in groups.items():
-            others = {copy[1:]: copy for copy in reversed(ordered) if copy[0] != node}
+            others = {copy[1:] for copy in right if copy[0] != node}
             if (node, slice_no) not in replicas - owners:
                 why = IS_OWNERS
             elif slice_no in chosen:
@@ -100,16 +92,15 @@ class RepairPolicy:
             elif len(chosen) >= self.allowed - self.made:
                 why = IS_OVER_LIMIT
             else:
-                witnesses = tuple(others[step.copy[1:]] for step in group)
-                chosen[slice_no] = Repair(tuple(group), witnesses)
+                chosen[slice_no] = group
                 continue
             self._leave(group, why)
         return list(chosen.values())
 
-    def may_make(self, repair: Repair, age_s: float) -> bool:
+    def may_make(self, repair: Sequence[RepairStep], age_s: float) -> bool:
         """Return whether a repair may be based on a comparison of this age; if so, count it."""
         if age_s > FRESH_S:
-            self._leave(repair.steps, IS_STALE)
+            self._leave(repair, IS_STALE)
             return False
         self.made += 1
         return True
@@ -166,7 +157,7 @@ class Following:
         if not chosen:
             return result
         self._say("having other copies read from their disks")
-        answered = self._confirm(chosen)
+        answered = self._confirm([step.copy for repair in chosen for step in repair], result.right)
         result = self._compare()
         right = result.right & answered
         for repair in self.policy.choose(result.plan.steps, result.compared, right):
@@ -174,9 +165,9 @@ class Following:
                 self._carry_out(repair, result)
         return result
 
-    def _confirm(self, wanted: Sequence[Repair]) -> set[Copy]:
-        told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
-        copies = list(dict.fromkeys(told))
+    def _confirm(self, wrong: Sequence[Copy], right: Collection[Copy]) -> set[Copy]:
+        slices = {slice_no for _, _, slice_no in wrong}
+        copies = [*wrong, *(copy for copy in sorted(right) if copy[2] in slices)]
         plan = uuid.uuid4().hex
         commands = [
             Command(
@@ -187,9 +178,9 @@ class Following:
         reports = self._nodes.ask(commands, ANSWER_TIMEOUT_S)
         return {copies[report.step] for report in reports if report.status == "done"}
 
-    def _carry_out(self, repair: Repair, result: ReconcileResult) -> None:
-        node, _, slice_no = repair.steps[0].copy
+    def _carry_out(self, repair: Sequence[RepairStep], result: ReconcileResult) -> None:
+        node, _, slice_no = repair[0].copy
         self._say(f"having {node} rebuild its copy of slice {slice_no}")
-        plan = replace(result.plan, id=uuid.uuid4().hex, steps=repair.steps)
+        plan = replace(result.plan, id=uuid.uuid4().hex, steps=tuple(repair))
         reports = carry_out(plan, self._nodes, ANSWER_TIMEOUT_S)
-        self.policy.failed += len(repair.steps) - sum(one.status == "done" for one in reports)
+        self.policy.failed += len(repair) - sum(one.status == "done" for one in reports)

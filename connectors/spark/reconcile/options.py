@@ -58,11 +58,9 @@ class ReconcileOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of records, hours and offsets in a comparison.
+    """Numbers of records and offsets in a comparison.
 
     Attributes:
-        hour_rows: hours in the digest rows that were read, counted for each copy.
-        hours_differing: hours that were compared with the log.
         passed: findings that are left out, because K passed them meanwhile.
         log_offsets: source offsets of the delay topics that were read to compare with the log.
         pending: the sum over all shards, each counted in the copy that has most.
@@ -72,8 +70,6 @@ class Counts:
         uncompared: shards of which no copy was compared with another copy or with the log.
     """
 
-    hour_rows: int = 0
-    hours_differing: int = 0
     passed: int = 0
     log_offsets: int = 0
     pending: int = 0

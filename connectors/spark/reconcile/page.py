@@ -1,4 +1,4 @@
-"""Makes the page of a comparison: which copies differ, at which due times, and the repair plan."""
+"""Makes the page of a comparison: which copies differ, and at which due times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from connectors.spark.reconcile.options import ReconcileResult
 from delayservice.replicas.digest import HOUR_MS
 
 HOURS_MAX: Final = 100
-STEPS_MAX: Final = 100
 _HEADINGS: Final = {
     0: "All copies agree",
     EXIT_FINDINGS: "Copies differ",
@@ -23,25 +22,26 @@ _HEADINGS: Final = {
 }
 _DIFFER: Final = "Which copy is right is what the delay topics say, not what most copies hold."
 _REPAIR: Final = (
-    "Each step has a node rebuild its copy of a shard from the delay topic. Look at it first: "
-    "delayservice spark repair {} shows what it would do, and does it with --yes."
+    "The plan has {} copies rebuilt from their delay topics. Look at it first: delayservice spark "
+    "repair {} shows what it would do, and does it with --yes."
 )
 
 
 def page(result: ReconcileResult, found: DataFrame) -> str:
     """Return the page of a comparison; ``found``: its findings, columns ``compare.FINDING``."""
-    counts = asdict(result.counts).items()
-    repair = [_repair(result)] if result.plan.steps else []
+    counts = {**result.findings, **asdict(result.counts)}
+    steps = len(result.plan.steps)
+    repair = [_REPAIR.format(steps, result.paths["plan"])] if steps else []
     return write_page(
         HtmlPage(
             title="Copies compared",
             heading=_HEADINGS[result.status],
             lead=f"{result.extent} in {result.seconds:,.1f} s, at {moment(result.plan.made_ms)} "
             f"UTC, in the cluster {result.plan.cluster}.",
-            facts=[(name.replace("_", " "), count) for name, count in counts],
+            facts=[(name.replace("_", " "), count) for name, count in counts.items()],
             warnings=[_DIFFER] if result.findings else [],
-            notes=[f"Not compared: {note}." for note in result.notes],
-            sections=[_findings(result, found), *repair, _copies(result)],
+            notes=[*repair, *(f"Not compared: {note}." for note in result.notes)],
+            sections=[_findings(result, found), _copies(result)],
             footer=f"Plan {result.plan.id}. Findings: {result.paths['findings']}.",
         )
     )
@@ -51,7 +51,6 @@ def _findings(result: ReconcileResult, found: DataFrame) -> PageSection:
     hour = (sf.col("start_ms") - sf.col("start_ms") % HOUR_MS).alias("hour_ms")
     by_hour = found.where("start_ms > 0 and node is not null").groupBy(*COPY, hour).count()
     worst = by_hour.orderBy(sf.desc("count"), *COPY, "hour_ms").limit(HOURS_MAX).collect()
-    kinds = Table("By kind", ("kind", "findings"), list(result.findings.items()))
     hours = Table(
         f"By the hour in which records are due, the {HOURS_MAX} worst",
         ("node", "shard", "hour (UTC)", "findings"),
@@ -59,15 +58,7 @@ def _findings(result: ReconcileResult, found: DataFrame) -> PageSection:
     )
     columns = ("kind", "node", "topic", "partition", "offset", "detail")
     rows = [[row[name] for name in columns] for row in result.sample]
-    return PageSection("Findings", [kinds, hours, Table("The first ones", columns, rows)])
-
-
-def _repair(result: ReconcileResult) -> PageSection:
-    steps = result.plan.steps
-    rows = [(step.node, f"{step.topic}:{step.partition}", step.why) for step in steps[:STEPS_MAX]]
-    caption = f"{len(rows)} of {len(steps)} copies to rebuild; all are in plan.json"
-    table = Table(caption, ("node", "shard", "why"), rows)
-    return PageSection("Repair", [table], _REPAIR.format(result.paths["plan"]))
+    return PageSection("Findings", [hours, Table("The first ones", columns, rows)])
 
 
 def _copies(result: ReconcileResult) -> PageSection:

@@ -41,7 +41,6 @@ from connectors.spark.reconcile.compare import (
     PLACE,
     SHARD,
     compare,
-    damage_findings,
     frame_of,
     hour_findings,
     hours_to_ask,
@@ -117,7 +116,7 @@ def compare_copies(
     read_s = time.monotonic()
     replicas = OnDisk(spark, options, cut) if options.folders else Live(spark, options, cut, stop)
     say("comparing hours")
-    counts = Counts(hour_rows=replicas.hour_rows)
+    counts = Counts()
     comparing = _Comparing(spark, options, served(cut), replicas, say, counts)
     found = kept(comparing.findings().coalesce(1), options.path("findings"))
     by_copy = defaultdict[Copy, Counter[str]](Counter)
@@ -199,8 +198,7 @@ class _Comparing:
         replicas, is_deep = self.replicas, self.options.deep
         suspected = suspects(replicas.sums, replicas.copies, every=is_deep)
         suspected = self._kept("suspects", suspected)
-        self.counts.hours_differing = suspected.count()
-        if not self.counts.hours_differing and not is_deep:
+        if not is_deep and suspected.isEmpty():
             return self._others()
         logged = self._logged(suspected)
         self.say("comparing records")
@@ -286,4 +284,4 @@ class _Comparing:
             for kind, said in (("behind", one.behind), ("silent", one.silent))
             for node, why in said.items()
         ]
-        return damage_findings(self.replicas.damaged).union(frame_of(self.spark, absent, FINDING))
+        return self.replicas.damaged.union(frame_of(self.spark, absent, FINDING))

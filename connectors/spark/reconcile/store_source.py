@@ -40,12 +40,11 @@ from pyspark.sql.types import StructType
 from connectors.spark.reconcile.stored import SCHEMA, ShardName
 from delayservice.base.errors import StoreDamagedError, StoreError
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.store.folder import ShardFolder, shard_name
+from delayservice.store.folder import shard_name
 from delayservice.store.offline import (
     HOUR_MS,
     Damage,
     ReadBounds,
-    each_store,
     find_stores,
     open_view,
     read,
@@ -102,14 +101,6 @@ def read_store(spark: SparkSession, path: str, **options: object) -> DataFrame:
     return spark.read.format(FORMAT).options(**texts).load(path)
 
 
-def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
-    """Yield every shard in the stores of a folder with its S (all records with offsets below S are
-    stored); None if the state of the store is missing, damaged or of an older format.
-    """
-    for folder, store in each_store(root):
-        yield folder, None if isinstance(store, StoreError) else store.stop_offset
-
-
 class StoreSource(DataSource):
     """Spark data source that registers the format ``delayservice-store``."""
 
@@ -127,18 +118,14 @@ class StoreSource(DataSource):
 
 @dataclass
 class Part(InputPartition):
-    """Some shards of a store, in a range of key times."""
+    """Some shards of a store, in a range of key times; ``why``: reason why a node would start the
+    store over, which becomes one row of damage.
+    """
 
     path: str
     shards: tuple[ShardName, ...]
     bounds: ReadBounds
-
-
-@dataclass
-class Untrusted(InputPartition):
-    """Store that a node would start over. It yields one row of damage."""
-
-    why: str
+    why: str = ""
 
 
 @dataclass
@@ -161,7 +148,7 @@ class StoreReader(DataSourceReader):
                         yield Part(path, chosen, hours)
                     return
         except StoreDamagedError as exc:
-            yield Untrusted(str(exc))
+            yield Part(path, (), bounds, str(exc))
             return
         for at in range(0, len(chosen), _SHARDS_PER_TASK):
             yield Part(path, chosen[at : at + _SHARDS_PER_TASK], bounds)
@@ -178,13 +165,10 @@ class StoreReader(DataSourceReader):
         for from_ms, to_ms in pairwise([*firsts, DUE_STOP_MS]):
             yield ReadBounds(max(from_ms, asked.from_ms), min(to_ms, asked.to_ms))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Untrusted):
-            yield self._damaged(ShardName("", -1), _whole(partition.why))
-        elif isinstance(partition, Part):
-            yield from self._read(partition)
-
-    def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:  # type: ignore[override]  # its own
+        if part.why:
+            yield self._damaged(ShardName("", -1), _whole(part.why))
+            return
         # If reading fails, each shard that is not complete by then gets a row of damage.
         left = list(part.shards)
         try:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from connectors.spark.common.frames import batch_of
 from connectors.spark.common.pending import PendingColumns
+from connectors.spark.reconcile.compare import SHARD_TYPES, longs
 from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.cursor import NO_MARK, Frame
@@ -24,13 +25,8 @@ from delayservice.store.offline import Damage
 SCHEMA: Final = pa.schema(
     {
         "shard": pa.string(),
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "slot_start_ms": pa.int64(),
-        "slot_stop_ms": pa.int64(),
-        "key_ms": pa.int64(),
-        "offset": pa.int64(),
-        "mark": pa.int64(),
+        **SHARD_TYPES,
+        **longs("slot_start_ms", "slot_stop_ms", "key_ms", "offset", "mark"),
         "record_id": pa.binary(),
         "target": pa.string(),
         "target_partition": pa.int32(),
@@ -40,12 +36,9 @@ SCHEMA: Final = pa.schema(
         "due_ms": pa.int64(),
         "attempt": pa.int32(),
         "source": pa.string(),
-        "expires_ms": pa.int64(),
-        "payload_hash": pa.int64(),
-        "frame_hash": pa.int64(),
+        **longs("expires_ms", "payload_hash", "frame_hash"),
         "damage": pa.string(),
-        "first_offset": pa.int64(),
-        "stop_offset": pa.int64(),
+        **longs("first_offset", "stop_offset"),
     }
 )
 """Columns of a store's records.
@@ -122,8 +115,6 @@ def _hashes_of(entry: Entry) -> tuple[int, int]:
     return _hashes(key_ms, offset, record_id, encode_payload(payload))
 
 
-HASHES: Final = PendingColumns(
-    pa.schema({"payload_hash": pa.int64(), "frame_hash": pa.int64()}), _hashes_of
-)
+HASHES: Final = PendingColumns(pa.schema(longs("payload_hash", "frame_hash")), _hashes_of)
 """Columns ``payload_hash`` and ``frame_hash`` of a pending record that is read from a delay
 topic."""

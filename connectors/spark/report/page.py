@@ -16,43 +16,22 @@ from connectors.spark.common.page import (
     number,
     write_page,
 )
-from delayservice.config.units import DAY_MS, MINUTE_MS, format_duration
+from delayservice.config.units import MINUTE_MS, format_duration
 
 HOUR_MS: Final = 60 * MINUTE_MS
-
-LATENESS_BOUNDS_MS: Final = (
-    *(-1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 500),
-    *(1_000, 2_000, 5_000, 10_000, 30_000),
-    *(MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS),
-)
-"""Upper bounds of the classes of lateness, in ms, inclusive; the first class is early deliveries.
-After the class of the last bound comes one for later deliveries."""
-
-_DELAY_BOUNDS_MS: Final = (1_000, 10_000, MINUTE_MS, 10 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
-DELAY_BOUNDS: Final = (
-    ("none", 0),
-    *((f"≤ {format_duration(ms)}", ms) for ms in (*_DELAY_BOUNDS_MS, 7 * DAY_MS, 30 * DAY_MS)),
-)
-DELAY_LONGER: Final = "> 30d"
-DELAY_RECURRING: Final = "recurring"
-DELAY_UNKNOWN: Final = "unknown"
-DELAYS: Final = (*(name for name, _ in DELAY_BOUNDS), DELAY_LONGER, DELAY_RECURRING, DELAY_UNKNOWN)
-"""Names of the classes of delays (times from a record's writing to its due time), or "recurring".
-"unknown": the source record is no longer in its log."""
 
 HOURS_MAX: Final = 31 * 24
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Lateness of the deliveries of one group (a target, an hour or a class of delays): the time
-    from a record's due time to its delivery, or from its writing if it was due by then.
+    """Lateness of the deliveries of one group (a target or an hour): the time from a record's due
+    time to its delivery, or from its writing if it was due by then.
 
     Attributes:
-        name: the target, the hour's start in epoch milliseconds, the class of delays, or ``all``.
+        name: the target, the hour's start in epoch milliseconds, or ``all``.
         bytes: sum of the bytes of the deliveries' keys and values.
         early, fired: fired records have no lateness, and are not early.
-        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and of later ones.
     """
 
     name: str | int
@@ -64,12 +43,9 @@ class Lateness:
     p90_ms: int | None
     p99_ms: int | None
     max_ms: int | None
-    histogram: tuple[int, ...]
 
 
-NOTHING_LATE: Final = Lateness(
-    "all", 0, 0, 0, 0, None, None, None, None, (0,) * (len(LATENESS_BOUNDS_MS) + 1)
-)
+NOTHING_LATE: Final = Lateness("all", 0, 0, 0, 0, None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +87,6 @@ class ReportFacts:
         since_ms, until_ms: start and exclusive end of the reported period, epoch ms.
         targets: lateness for the targets with the most deliveries, of ``targets_total``.
         hours: lateness by hour of the due time, the last ``HOURS_MAX`` hours with deliveries.
-        delays: lateness for each class of delays with any deliveries, in the order of ``DELAYS``.
         forecast: pending records by steps of ``step_ms``; steps without records are left out.
         outcomes: number of records by ``delay-outcome``, also ``fired`` and ``not_pending``.
         letters: number of dead letters by error code.
@@ -123,7 +98,6 @@ class ReportFacts:
     targets: tuple[Lateness, ...]
     targets_total: int
     hours: tuple[Lateness, ...]
-    delays: tuple[Lateness, ...]
     waiting: PendingTotals
     horizon_ms: int
     step_ms: int
@@ -136,12 +110,7 @@ class ReportFacts:
 
     def to_json(self) -> dict[str, object]:
         facts = {name: value for name, value in asdict(self).items() if name != "cut"}
-        return {
-            "v": 1,
-            **facts,
-            "lateness_bounds_ms": LATENESS_BOUNDS_MS,
-            "cut": self.cut.to_json(),
-        }
+        return {"v": 1, **facts, "cut": self.cut.to_json()}
 
 
 def page(report: ReportFacts) -> str:
@@ -178,28 +147,21 @@ def _period(report: ReportFacts) -> str:
 
 
 def _late(report: ReportFacts) -> PageSection:
-    whole, hours = report.whole, report.hours
+    hours = report.hours
     left_out = report.targets_total - len(report.targets)
     note = f"{left_out:,} targets with fewer records are in the data set." if left_out else ""
     series = {
         name: [getattr(hour, f"{name}_ms") or 0 for hour in hours] for name in ("max", "p99", "p50")
     }
     caption = "Lateness in ms by the hour in which records were due"
-    counts = zip(class_names(), whole.histogram, strict=True)
     return PageSection(
         "Lateness",
         [
             _table("Lateness by target", Lateness, report.targets, note),
-            _table(
-                "How late deliveries were, in classes that end at their label",
-                Count,
-                [Count(name, count) for name, count in counts if count],
-            ),
-            _table("Lateness by delay, from writing to due time", Lateness, report.delays),
             _table(f"{caption}, the last {HOURS_MAX}", Lateness, hours),
         ],
         "From the due time to the timestamp of the delivered record; of a record that was due when "
-        f"it was written, from its writing. {number(whole.fired)} fired records have none.",
+        f"it was written, from its writing. {number(report.whole.fired)} fired records have none.",
         Bars(caption, [int(hour.name) for hour in hours], HOUR_MS, series),
     )
 
@@ -227,30 +189,18 @@ def _load(report: ReportFacts) -> PageSection:
 
 
 def _others(report: ReportFacts) -> PageSection:
-    cursors = [
-        (s.name, moment(s.later.key[0]), s.later.offset, s.span.start, s.span.end)
-        for s in report.cut.shards
-    ]
-    columns = ("shard", "K (UTC)", "H", "log start", "log end")
     return PageSection(
-        "Outcomes, dead letters, and what was read",
+        "Outcomes and dead letters",
         [
             _table("Outcomes in the outcomes topic", Count, report.outcomes),
             _table("Dead letters by code", Count, report.letters),
-            Table("Cursors of the shards", columns, cursors),
         ],
     )
 
 
-def class_names() -> list[str]:
-    """Return a name for each class of ``Lateness.histogram``, from "early" to "later"."""
-    bounds = [format_duration(bound) if bound else "0" for bound in LATENESS_BOUNDS_MS[1:]]
-    return ["early", *bounds, "later"]
-
-
 def _table(caption: str, kind: type[Any], items: Sequence[Any], note: str = "") -> Table:
     rows = [[value for _, value in _row(item)] for item in items]
-    columns = tuple(one.name.replace("_", " ") for one in fields(kind) if one.name != "histogram")
+    columns = tuple(one.name.replace("_", " ") for one in fields(kind))
     return Table(caption, columns, rows, note)
 
 
@@ -260,6 +210,5 @@ def _row(item: Any) -> list[tuple[str, object]]:  # noqa: ANN401  # one of the f
     for one in fields(item):
         value = getattr(item, one.name)
         is_time = isinstance(value, int) and one.name in ("name", "start_ms")
-        if one.name != "histogram":
-            found.append((one.name.replace("_", " "), moment(value) if is_time else value))
+        found.append((one.name.replace("_", " "), moment(value) if is_time else value))
     return found

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -26,14 +25,8 @@ from connectors.spark.common.pending import LogPart, PendingColumns, sift, uncan
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import Span, read_topic
 from connectors.spark.report.page import (
-    DELAY_BOUNDS,
-    DELAY_LONGER,
-    DELAY_RECURRING,
-    DELAY_UNKNOWN,
-    DELAYS,
     HOUR_MS,
     HOURS_MAX,
-    LATENESS_BOUNDS_MS,
     NOTHING_LATE,
     Count,
     Lateness,
@@ -55,9 +48,6 @@ _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_
 _SECOND_MS: Final = 1_000
 _NAMES_MAX: Final = 50
 _TASKS_MIN: Final = 8
-_BY_TARGET, _BY_HOUR, _BY_DELAY, _WHOLE = 0b011, 0b101, 0b110, 0b111
-"""Values of Spark's ``grouping_id`` over target, hour and class of delays: the bit of a column is 1
-if the rows are not grouped by it."""
 
 
 def _load_of(entry: Entry) -> tuple[int, str, int]:
@@ -108,10 +98,9 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts
     logs = _Logs(spark, options, cut)
     say("lateness of what was delivered")
     late = kept(_grouped(logs.delivered()), audit.path("lateness"))
-    targets = _group(late, _BY_TARGET)
-    delays = {row["delay"]: row for row in _group(late, _BY_DELAY).collect()}
-    hours = _group(late, _BY_HOUR).orderBy(sf.desc("hour_ms")).limit(HOURS_MAX).collect()
-    whole = _group(late, _WHOLE).collect()
+    targets = late.where("target is not null")
+    hours = late.where("hour_ms is not null").orderBy(sf.desc("hour_ms")).limit(HOURS_MAX).collect()
+    whole = late.where("target is null and hour_ms is null").collect()
     say("what is pending")
     seconds = kept(logs.load(), audit.path("forecast"))
     end_ms = cut.taken_ms + options.horizon_ms
@@ -123,16 +112,13 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts
         targets=tuple(_lateness(row["target"], row) for row in _largest(targets, options.top)),
         targets_total=targets.count(),
         hours=tuple(_lateness(row["hour_ms"], row) for row in reversed(hours)),
-        delays=tuple(_lateness(name, delays[name]) for name in DELAYS if name in delays),
         waiting=_totals(seconds, cut.taken_ms, end_ms),
         horizon_ms=options.horizon_ms,
         step_ms=options.step_ms,
         forecast=_forecast(seconds, cut.taken_ms, end_ms, options.step_ms),
-        pending_targets=_counts(
-            seconds.groupBy("target").agg(sf.sum("records").alias("records")), options.top
-        ),
-        outcomes=_counts(logs.named(audit.outcomes, "delay-outcome"), _NAMES_MAX),
-        letters=_counts(logs.named(audit.dead_letter, names.DELAY_ERROR), _NAMES_MAX),
+        pending_targets=_counts(seconds, "target", options.top),
+        outcomes=logs.named(audit.outcomes, "delay-outcome"),
+        letters=logs.named(audit.dead_letter, names.DELAY_ERROR),
         seconds=round(time.monotonic() - began_s, 3),
         cut=cut,
     )
@@ -164,14 +150,14 @@ class _Logs:
             records = records.where(sf.col("timestamp_ms") < until_ms)
         return records
 
-    def named(self, topic: str, header: str) -> DataFrame:
-        """Return the number of ``records`` by value of a header."""
-        said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
-        return said.groupBy("name").agg(sf.count("*").alias("records"))
+    def named(self, topic: str, header: str) -> tuple[Count, ...]:
+        """Count the records of a topic by the value of a header."""
+        said = self._outputs([topic]).select(_text(header).alias("name"), sf.expr("1 AS records"))
+        return _counts(said.where("name IS NOT NULL"), "name", _NAMES_MAX)
 
     def delivered(self) -> DataFrame:
-        """Return ``target, hour_ms, delay, bytes, fired, late_ms`` of each delivery; ``late_ms`` is
-        null for a fired record.
+        """Return ``target, hour_ms, bytes, fired, late_ms`` of each delivery; ``late_ms`` is null
+        for a fired record.
         """
         audit, cut = self.options.audit, self.cut
         beside = {audit.dead_letter, audit.outcomes, *cut.delay_topics}
@@ -186,7 +172,6 @@ class _Logs:
             _text(names.DELAY_FIRED_BY).isNotNull().alias("fired"),
             (_bytes("key") + _bytes("value")).alias("bytes"),
             sf.substring_index("source", "#", 1).alias("place"),
-            sf.col("source").contains("#").alias("recurring"),
         ).where("due_ms IS NOT NULL")
         written = self._read(cut.delay_topics).select(
             sf.concat_ws(":", "topic", "partition", "offset").alias("place"),
@@ -197,7 +182,6 @@ class _Logs:
         return delivered.join(written, "place", "left").select(
             "target",
             (sf.floor(armed_ms / HOUR_MS) * HOUR_MS).alias("hour_ms"),
-            _delay().alias("delay"),
             "bytes",
             "fired",
             sf.when(~sf.col("fired"), sf.col("at_ms") - armed_ms).alias("late_ms"),
@@ -228,40 +212,21 @@ def _bytes(column: str) -> Column:
     return sf.coalesce(sf.octet_length(column), sf.lit(0)).cast("long")
 
 
-def _delay() -> Column:
-    delay_ms = sf.col("due_ms") - sf.col("written_ms")
-    found = sf.when(sf.col("recurring"), DELAY_RECURRING).when(delay_ms.isNull(), DELAY_UNKNOWN)
-    for name, bound_ms in DELAY_BOUNDS:
-        found = found.when(delay_ms <= bound_ms, name)
-    return found.otherwise(DELAY_LONGER)
-
-
 def _grouped(delivered: DataFrame) -> DataFrame:
-    late_ms, bounds = sf.col("late_ms"), LATENESS_BOUNDS_MS
-    between = [(late_ms > low) & (late_ms <= high) for low, high in pairwise(bounds)]
-    classes = [late_ms <= bounds[0], *between, late_ms > bounds[-1]]
-    by = ["target", "hour_ms", "delay"]
-    return delivered.groupingSets([["target"], ["hour_ms"], ["delay"], []], *by).agg(
-        sf.grouping_id().alias("group"),
+    return delivered.groupingSets([["target"], ["hour_ms"], []], "target", "hour_ms").agg(
         sf.count("*").alias("records"),
         _sum("bytes"),
-        sf.count_if(late_ms < 0).alias("early"),
+        sf.count_if(sf.col("late_ms") < 0).alias("early"),
         sf.count_if("fired").alias("fired"),
         sf.percentile_approx("late_ms", _QUANTILES, _ACCURACY).alias("quantiles_ms"),
         sf.max("late_ms").alias("max_ms"),
-        sf.array(*(sf.count_if(one) for one in classes)).alias("histogram"),
     )
-
-
-def _group(late: DataFrame, group: int) -> DataFrame:
-    return late.where(sf.col("group") == group)
 
 
 def _lateness(name: str | int, row: Row) -> Lateness:
     p50_ms, p90_ms, p99_ms = row["quantiles_ms"] or (None, None, None)
     sums = (row["records"], row["bytes"], row["early"], row["fired"])
-    histogram = tuple(row["histogram"])
-    return Lateness(name, *sums, p50_ms, p90_ms, p99_ms, row["max_ms"], histogram)
+    return Lateness(name, *sums, p50_ms, p90_ms, p99_ms, row["max_ms"])
 
 
 def _totals(seconds: DataFrame, now_ms: int, end_ms: int) -> PendingTotals:
@@ -285,9 +250,10 @@ def _forecast(seconds: DataFrame, now_ms: int, end_ms: int, step_ms: int) -> tup
     return tuple(LoadStep(*row) for row in rows)
 
 
-def _largest(groups: DataFrame, count: int) -> list[Row]:
-    return groups.orderBy(sf.desc("records")).limit(count).collect()
+def _largest(groups: DataFrame, most: int) -> list[Row]:
+    return groups.orderBy(sf.desc("records")).limit(most).collect()
 
 
-def _counts(groups: DataFrame, count: int) -> tuple[Count, ...]:
-    return tuple(Count(*row) for row in _largest(groups, count))
+def _counts(rows: DataFrame, by: str, most: int) -> tuple[Count, ...]:
+    groups = rows.groupBy(by).agg(_sum("records"))
+    return tuple(Count(*row) for row in _largest(groups, most))

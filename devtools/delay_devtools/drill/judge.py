@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 SHOWN_MAX: Final = 20
@@ -33,28 +33,27 @@ class Defect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrillVerdict:
-    """Result of a drill, by kind; ``missed`` and ``inventions`` have ``SHOWN_MAX``
-    entries at most.
+    """Result of a drill: defects by kind, the findings that are missing, and those without a
+    defect.
     """
 
     records: int
     injected: Mapping[str, int]
     found: Mapping[str, int]
-    invented: int
-    missed: tuple[Finding, ...]
-    inventions: tuple[Finding, ...]
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    missed: Sequence[Finding]
+    inventions: Sequence[Finding]
+    seconds: Mapping[str, float]
 
     @property
     def is_good(self) -> bool:
-        return self.invented == 0 and self.injected == self.found
+        return not self.inventions and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:
         seconds = sum(self.seconds.values())
         return {
             "injected": sum(self.injected.values()),
             "found": sum(self.found.values()),
-            "invented": self.invented,
+            "invented": len(self.inventions),
             "seconds": round(seconds, 3),
             "rows_per_s": round(self.records / seconds) if seconds else 0,
             "records": self.records,
@@ -63,8 +62,8 @@ class DrillVerdict:
                 kind: {"injected": count, "found": self.found.get(kind, 0)}
                 for kind, count in sorted(self.injected.items())
             },
-            "missed": [list(finding) for finding in self.missed],
-            "inventions": [list(finding) for finding in self.inventions],
+            "missed": [list(finding) for finding in self.missed[:SHOWN_MAX]],
+            "inventions": [list(finding) for finding in self.inventions[:SHOWN_MAX]],
         }
 
 
@@ -84,13 +83,5 @@ def judge(
         missed += absent
         found[defect.kind] += not absent
     injected = Counter(defect.kind for defect in defects)
-    inventions = +left
-    return DrillVerdict(
-        records=records,
-        injected=injected,
-        found={kind: found[kind] for kind in injected},
-        invented=inventions.total(),
-        missed=tuple(missed[:SHOWN_MAX]),
-        inventions=tuple(list(inventions.elements())[:SHOWN_MAX]),
-        seconds=seconds,
-    )
+    of_kinds = {kind: found[kind] for kind in injected}
+    return DrillVerdict(records, injected, of_kinds, missed, [*(+left).elements()], seconds)

@@ -27,6 +27,8 @@ OVERDUE_MS: Final = 6 * 3_600_000
 _SOON_MS: Final = 50
 _STRANGER: Final = b"a stranger's"
 _FORMER: Final = b"the one before"
+# A partition that does not exist.
+_NOWHERE: Final = f"{NAMES.delay}:99:1".encode()
 _NOTHING: Final[Mapping[str, object]] = {}
 _COPY: Final = Signer(b"delay-copy 1", "delay-copy", "delay-copy-mac")
 _HOME: Final = Signer(b"delay-home 1", "delay-home", "delay-home-mac")
@@ -104,7 +106,7 @@ def sign(row: Row, changes: Mapping[str, object] = _NOTHING, secret: bytes = SEC
     row.headers = signer.signed(f"{row.topic}:{row.partition}", secret, text, content)[2]
 
 
-Operator: TypeAlias = Callable[[Scene], None]
+Operator: TypeAlias = Callable[[Scene], object]
 Change: TypeAlias = Callable[[Row], None]
 
 
@@ -128,14 +130,9 @@ def repeat(s: Scene, life: int = -1) -> None:
     s.finds("duplicated", s.lives[life].source, again)
 
 
-def hasten(s: Scene) -> None:
-    s.output.timestamp_ms = int(s.output.text("delay-due-at")) - s.rng.randint(1, 5_000)
-    s.finds("early", s.lives[-1].source, s.output)
-
-
-def delay(s: Scene) -> None:
-    s.output.timestamp_ms = int(s.output.text("delay-due-at")) + LATE_MS + s.rng.randint(1, LATE_MS)
-    s.finds("late", s.lives[-1].source, s.output)
+def retime(s: Scene, kind: str, late_ms: range) -> None:
+    s.output.timestamp_ms = int(s.output.text("delay-due-at")) + s.rng.choice(late_ms)
+    s.finds(kind, s.lives[-1].source, s.output)
 
 
 def retarget(s: Scene, topic: int = 0, partition: int = 0) -> None:
@@ -161,20 +158,12 @@ def say_itself(s: Scene) -> None:
     say(s, 0, delay_settled_by=b"%d" % s.source.offset)
 
 
-def uncode(s: Scene) -> None:
-    alter(s, less("delay-error", "delay-error-detail"), "dead_letter_missing_code")
-
-
 def value(row: Row) -> None:
     row.value = b"another"
 
 
 def key(row: Row) -> None:
     row.key = b"another"
-
-
-def order(row: Row) -> None:
-    row.headers.reverse()
 
 
 def less(*names: str) -> Change:
@@ -209,18 +198,11 @@ def extra(s: Scene) -> None:
     s.finds("unknown_source", unwritten, output)
 
 
-def nowhere(s: Scene) -> None:
-    """Deliver a record of a partition that does not exist."""
-    output = s.repeat(s.output)
-    output.has(delay_source=f"{NAMES.delay}:99:1".encode())
-    s.finds("unknown_source", output, output)
-
-
-def poison(s: Scene, **headers: bytes) -> None:
-    """Add an output whose headers can't be read."""
+def stray(s: Scene, kind: str, **headers: bytes) -> None:
+    """Add an output whose headers name no record."""
     output = s.repeat(s.output)
     output.has(**headers)
-    s.finds("malformed", output, output)
+    s.finds(kind, output, output)
 
 
 # --- another outcome -----------------------------------------------------------------------------
@@ -234,7 +216,7 @@ def expire(s: Scene) -> None:
     s.finds("wrong_outcome", s.source, s.rows.add(made, _OUTCOMES))
 
 
-def letter(s: Scene, kind: str = "wrong_outcome", after_ms: int = 0) -> None:
+def letter(s: Scene, kind: str, after_ms: int) -> None:
     """Dead-letter a delivered record."""
     made = s.repeat(s.output, after_ms, _LETTERS)
     made.headers = [*_own(s.source), ("delay-error", b"time-missing"), *_settling(s.source)]
@@ -242,8 +224,8 @@ def letter(s: Scene, kind: str = "wrong_outcome", after_ms: int = 0) -> None:
 
 
 def letter_instead(s: Scene) -> None:
+    letter(s, "wrong_outcome", 0)
     s.rows.remove(s.output)
-    letter(s)
 
 
 def deliver(s: Scene, life: int = 0) -> None:
@@ -286,11 +268,6 @@ def requeue(s: Scene, **changes: object) -> None:
     """Requeue a record with other fields."""
     sign(s.lives[-1].source, changes)
     s.finds("altered", s.source, s.lives[-1].source)
-
-
-def requeue_below(s: Scene) -> None:
-    """Give a requeued record a base below its record."""
-    requeue(s, base=s.source.offset - 1)
 
 
 def requeue_later(s: Scene) -> None:
@@ -375,10 +352,6 @@ def stick(s: Scene) -> None:
 # --- sound ---------------------------------------------------------------------------------------
 
 
-def redeliver(s: Scene) -> None:
-    s.repeat(s.output, GRACE_MS)
-
-
 def forward(s: Scene) -> None:
     """Copy a delivery with its headers to another topic, as a consumer may."""
     s.repeat(s.output, 1_000, _away(s.output, 1, 1)).value = b"enriched"
@@ -389,13 +362,11 @@ def leave_out(s: Scene) -> None:
     s.output.has(delay_error_detail=b"its key, value and headers (105 bytes) are left out, refused")
 
 
-def sign_before(s: Scene) -> None:
-    """Requeue a record signed with a former secret of the cluster."""
-    sign(s.lives[-1].source, secret=_FORMER)
-
-
 # --- the tables ----------------------------------------------------------------------------------
 
+_LATE: Final = range(LATE_MS + 1, 2 * LATE_MS)
+_UNCODED: Final = less("delay-error", "delay-error-detail")
+_POISON: Final = partial(stray, kind="malformed")
 _DELIVERED: Final = "plain keyed tombstone level named rolled sent_home"
 # What is done, to which stories, and how.
 _DEFECTS: Final[tuple[tuple[str, str, Operator], ...]] = (
@@ -405,14 +376,14 @@ _DEFECTS: Final[tuple[tuple[str, str, Operator], ...]] = (
     ("control_dropped", "cancelled fired", partial(drop, life=1)),
     ("repeated", f"{_DELIVERED} recurring invalid gone expired idle aged", repeat),
     ("record_repeated", "cancelled fired", partial(repeat, life=0)),
-    ("hastened", _DELIVERED, hasten),
-    ("delayed", _DELIVERED, delay),
+    ("hastened", _DELIVERED, partial(retime, kind="early", late_ms=range(-5_000, 0))),
+    ("delayed", _DELIVERED, partial(retime, kind="late", late_ms=_LATE)),
     ("retargeted", _DELIVERED, partial(retarget, topic=1)),
     ("shifted", "keyed placed rekeyed tombstone named", partial(retarget, partition=1)),
     ("altered_value", f"{_DELIVERED} denied", partial(alter, change=value)),
     ("altered_key", "placed", partial(alter, change=key)),
     ("altered_headers", "plain invalid", partial(alter, change=less("own"))),
-    ("altered_order", "plain", partial(alter, change=order)),
+    ("altered_order", "plain", partial(alter, change=lambda row: row.headers.reverse())),
     ("altered_due_time", "plain", partial(alter, change=due)),
     ("altered_source", "plain", partial(alter, change=origin)),
     ("altered_content", "invalid", partial(alter, change=bare)),
@@ -424,12 +395,12 @@ _DEFECTS: Final[tuple[tuple[str, str, Operator], ...]] = (
     ("said_idle", "cancelled fired", partial(say, delay_outcome=b"not_pending")),
     ("said_cancelled", "fired idle", partial(say, delay_outcome=b"cancelled")),
     ("said_by_itself", "cancelled replaced", say_itself),
-    ("uncoded", "denied gone", uncode),
+    ("uncoded", "denied gone", partial(alter, change=_UNCODED, kind="dead_letter_missing_code")),
     ("extra", "plain", extra),
-    ("nowhere", "plain", nowhere),
-    ("poisoned", "plain", partial(poison, delay_settles=b"9" * 30)),
-    ("poisoned", "keyed", partial(poison, delay_settles="٣".encode())),  # an Arabic digit
-    ("poisoned", "named", partial(poison, delay_source=b"elsewhere")),
+    ("nowhere", "plain", partial(stray, kind="unknown_source", delay_source=_NOWHERE)),
+    ("poisoned", "plain", partial(_POISON, delay_settles=b"9" * 30)),
+    ("poisoned", "keyed", partial(_POISON, delay_settles="٣".encode())),  # an Arabic digit
+    ("poisoned", "named", partial(_POISON, delay_source=b"elsewhere")),
     ("expired", "plain expiring", expire),
     ("lettered", "plain", letter_instead),
     ("lettered_too", "keyed", partial(letter, kind="duplicated", after_ms=2 * GRACE_MS)),
@@ -440,7 +411,7 @@ _DEFECTS: Final[tuple[tuple[str, str, Operator], ...]] = (
     ("fired", "cancelled", fire_by_cancel),
     ("requeued_without_id", "rolled", partial(requeue, id=None)),
     ("requeued_without_expiry", "rolled", partial(requeue, expires=None)),
-    ("requeued_below", "rolled", requeue_below),
+    ("requeued_below", "rolled", lambda s: requeue(s, base=s.source.offset - 1)),
     ("requeued_later", "rolled recurring", requeue_later),
     ("requeued_elsewhere", "rolled recurring", partial(requeue_to, topic=1)),
     ("requeued_aside", "rolled recurring", partial(requeue_to, partition=1)),
@@ -453,10 +424,10 @@ _DEFECTS: Final[tuple[tuple[str, str, Operator], ...]] = (
     ("stuck", "tail", stick),
 )
 _SOUND: Final[tuple[tuple[str, str, Operator], ...]] = (
-    ("redelivered", "plain level", redeliver),
+    ("redelivered", "plain level", lambda s: s.repeat(s.output, GRACE_MS)),
     ("forwarded", "plain keyed", forward),
     ("left_out", "denied", leave_out),
-    ("signed_before", "rolled recurring", sign_before),
+    ("signed_before", "rolled recurring", lambda s: sign(s.lives[-1].source, secret=_FORMER)),
 )
 
 

@@ -31,7 +31,7 @@ from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.copies import COPY_KINDS, DISKS, Copies
-from delay_devtools.drill.judge import Defect, DrillVerdict, Finding, Found, judge
+from delay_devtools.drill.judge import SHOWN_MAX, Defect, DrillVerdict, Finding, Found, judge
 from delay_devtools.drill.operators import DEFECTS, GRACE_MS, LATE_MS, OVERDUE_MS, SOUND, Scene
 from delay_devtools.drill.replay import Replay
 from delay_devtools.drill.rows import Place, Rows, read_batch, write_batch
@@ -242,10 +242,10 @@ def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
         print_json({**told, "seed": drill.options.seed})
         return
     for what, findings in (("missed", verdict.missed), ("invented", verdict.inventions)):
-        for finding in findings:
+        for finding in findings[:SHOWN_MAX]:
             out.print(f"{what}: {finding}", style="red", markup=False)
     out.print(
-        f"{told['found']:,} of {told['injected']:,} found, {verdict.invented:,} invented, "
+        f"{told['found']:,} of {told['injected']:,} found, {told['invented']:,} invented, "
         f"{verdict.records:,} records in {told['seconds']:,.0f} s",
         style="bold green" if verdict.is_good else "bold red",
     )

@@ -13,15 +13,15 @@ import random
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
-from connectors.kafka.clients import produce_patiently
+from connectors.kafka.clients import KafkaAdmin, produce_patiently
 from connectors.kafka.log_ends import LATEST, offsets_of
 from delay_devtools import clients
 from delay_devtools.bench.stand import Names, now_ms
@@ -79,9 +79,7 @@ class RealRun:
         self._producer = clients.producer(self.client, errors=self._errors)
         self._admin = clients.admin(self.client)
         self._last = 0
-        new = [NewTopic(topic, PARTITIONS, 1) for topic in (*TARGETS, _LAST)]
-        for future in self._admin.create_topics(new, operation_timeout=_WAIT_S).values():
-            future.result(_WAIT_S)
+        create(self._admin, (*TARGETS, _LAST), {})
 
     # --- phases --------------------------------------------------------------------------------
 
@@ -123,7 +121,7 @@ class RealRun:
             self._finish(1_000)
         for number in range(tail):
             self.ask(b"tail-%d" % number, _MINUTE_MS)
-        self._flush()
+        flush(self._producer, self._errors)
 
     @contextmanager
     def _serving(self, *sets: str) -> Iterator[None]:
@@ -141,7 +139,7 @@ class RealRun:
         to_last = ("delay-target-topic", _LAST.encode())
         for partition in range(PARTITIONS):
             self.send([("delay-after", b"%d" % after_ms), to_last], partition=partition)
-        self._flush()
+        flush(self._producer, self._errors)
         deadline_s = time.monotonic() + _WAIT_S
         consumer = clients.consumer(self.client, "drill-last")
         consumer.assign(clients.partitions(consumer, _LAST))
@@ -227,11 +225,18 @@ class RealRun:
         copy = [("delay-copy", json.dumps(claim).encode()), ("delay-copy-mac", b"00")]
         self.send([(STORY, story), *copy], partition=partition)
 
-    def _flush(self) -> None:
-        left = self._producer.flush(_WAIT_S)
-        if left or self._errors:
-            why = self._errors[0] if self._errors else f"{left} records wait"
-            raise KafkaEdgeError(f"the drill's records can't be written: {why}")
+
+def create(admin: KafkaAdmin, topics: Iterable[str], config: Mapping[str, str]) -> None:
+    new = [NewTopic(topic, PARTITIONS, 1, config=dict(config)) for topic in topics]
+    for future in admin.create_topics(new, operation_timeout=_WAIT_S).values():
+        future.result(_WAIT_S)
+
+
+def flush(producer: Producer, errors: Sequence[str]) -> None:
+    left = producer.flush(_WAIT_S)
+    if left or errors:
+        why = errors[0] if errors else f"{left} records wait"
+        raise KafkaEdgeError(f"the drill's records can't be written: {why}")
 
 
 def _expires(after_ms: int) -> Header:
