@@ -59,9 +59,10 @@ def test_a_name_that_was_never_used_and_one_that_expired_have_no_marks(sink: Top
 
 
 def test_who_was_fenced_writes_nothing_more_and_says_so(sink: TopicSink) -> None:
-    old, new = _Part(sink, 0), _Part(sink, 0)
+    old = _Part(sink, 0)
     assert old.mark is None
     old.write(records(b"a"), mark_of(0, 1))
+    new = _Part(sink, 0)
     assert new.mark == mark_of(0, 1)
     with pytest.raises(KafkaEdgeError, match="another run of this job has taken over"):
         old.write(records(b"b"), mark_of(0, 2))
