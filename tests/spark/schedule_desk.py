@@ -1,23 +1,28 @@
-"""A delay topic, a target, and schedules into the one for the other."""
+"""A delay topic, a target, and schedules into the one for the other, of rows or of a topic."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.schedule.mapping import Fields
 from connectors.spark.schedule.run import Scheduled, ScheduleOptions, schedule
+from connectors.spark.schedule.stream import Stream, StreamOptions, start_stream
 from delayservice.contract.contracts import Contract
 from delayservice.contract.targets import Allowlist
-from tests.integration.bench import Reader, Seen
+from tests.integration.bench import Header, Reader, Seen, await_true
 
 PARTITIONS = 5
 CONTRACT = Contract()
 DUE_MS = 2_000_000_000_000
+SCHEMA = "name string, due long, text string, user string"
+WAIT_S = 120.0
 
 
 class Desk:
@@ -84,3 +89,50 @@ class Desk:
         """Id to code."""
         found = self.spark.read.parquet(self.rejected_path).collect()
         return {row["id"]: row["code"] for row in found}
+
+
+class Feed:
+    """A topic of JSON, and streams of it to a desk's delay topic."""
+
+    def __init__(self, desk: Desk, topic: str, folder: Path) -> None:
+        self.desk = desk
+        self.topic = topic
+        self.folder = folder
+        self.producer = Producer({"bootstrap.servers": desk.bootstrap})
+
+    def add(self, *values: object, key: bytes | None = None, headers: list[Header] = []) -> None:  # noqa: B006  # not changed
+        for value in values:
+            text = value if isinstance(value, bytes | None) else json.dumps(value).encode()
+            self.producer.produce(self.topic, text, key, 0, headers=headers)
+        assert self.producer.flush(30) == 0
+
+    def start(
+        self, fields: Fields | None = None, every_ms: int | None = None, **changed: Any
+    ) -> Stream:
+        usual: dict[str, Any] = {
+            "source": self.desk.client,
+            "from_topic": self.topic,
+            "checkpoint": str(self.folder / "state"),
+            "schema": SCHEMA,
+            "every_ms": every_ms,
+        }
+        options = self.desk.options(fields=fields or self.desk.fields())
+        return start_stream(
+            self.desk.spark,
+            lambda: [CONTRACT],
+            options,
+            StreamOptions(**usual | changed),
+            print,
+        )
+
+    def run(self, fields: Fields | None = None, **changed: Any) -> Stream:
+        """What is there now."""
+        stream = self.start(fields, **changed)
+        await_true(lambda: not stream.is_active, "it has read all", WAIT_S)
+        stream.stop()
+        return stream
+
+    def rejected(self) -> dict[str, str]:
+        """Place to code."""
+        found = self.desk.spark.read.parquet(f"{self.desk.rejected_path}/*").collect()
+        return {row["file"]: row["code"] for row in found}

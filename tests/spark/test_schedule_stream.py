@@ -19,63 +19,13 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.schedule.check import ROW_UNREADABLE
 from connectors.spark.schedule.mapping import Fields
-from connectors.spark.schedule.stream import INFER, Stream, StreamOptions, start_stream
+from connectors.spark.schedule.stream import INFER, Stream
 from delayservice.base import faults
 from delayservice.base.errors import InvalidRequestError
 from tests.conftest import MakeTopic
 from tests.described import topic_id_of
-from tests.integration.bench import Header, await_true
-from tests.spark.schedule_desk import CONTRACT, DUE_MS, Desk
-
-SCHEMA = "name string, due long, text string, user string"
-WAIT_S = 120.0
-
-
-class Feed:
-    """A topic of JSON, and streams of it to a desk's delay topic."""
-
-    def __init__(self, desk: Desk, topic: str, folder: Path) -> None:
-        self.desk = desk
-        self.topic = topic
-        self.folder = folder
-        self.producer = Producer(desk.client)
-
-    def add(self, *values: object, key: bytes | None = None, headers: list[Header] = []) -> None:  # noqa: B006  # not changed
-        for value in values:
-            text = value if isinstance(value, bytes | None) else json.dumps(value).encode()
-            self.producer.produce(self.topic, text, key, 0, headers=headers)
-        assert self.producer.flush(30) == 0
-
-    def start(
-        self, fields: Fields | None = None, every_ms: int | None = None, **changed: Any
-    ) -> Stream:
-        usual: dict[str, Any] = {
-            "source": self.desk.client,
-            "from_topic": self.topic,
-            "checkpoint": str(self.folder / "state"),
-            "schema": SCHEMA,
-            "every_ms": every_ms,
-        }
-        options = self.desk.options(fields=fields or self.desk.fields())
-        return start_stream(
-            self.desk.spark,
-            lambda: [CONTRACT],
-            options,
-            StreamOptions(**usual | changed),
-            print,
-        )
-
-    def run(self, fields: Fields | None = None, **changed: Any) -> Stream:
-        """What is there now."""
-        stream = self.start(fields, **changed)
-        await_true(lambda: not stream.is_active, "it has read all", WAIT_S)
-        stream.stop()
-        return stream
-
-    def rejected(self) -> dict[str, str]:
-        """Place to code."""
-        found = self.desk.spark.read.parquet(f"{self.desk.rejected_path}/*").collect()
-        return {row["file"]: row["code"] for row in found}
+from tests.integration.bench import await_true
+from tests.spark.schedule_desk import DUE_MS, SCHEMA, WAIT_S, Desk, Feed
 
 
 @pytest.fixture

@@ -7,25 +7,19 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.spark.common.progress import shown
 from delay_devtools.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true
-
-BIG = 150_000
-PARTITIONS = 2
 
 pytestmark = pytest.mark.cluster
 
@@ -63,7 +57,7 @@ def asked(path: str, topic: str, target: str) -> list[str]:
 
 @pytest.fixture
 def topics(cluster: EmbeddedCluster, make_topic: MakeTopic) -> tuple[str, str]:
-    made = (make_topic("delay_topic", partitions=PARTITIONS), make_topic("to"))
+    made = (make_topic("delay_topic", partitions=2), make_topic("to"))
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     await_true(lambda: set(made) <= admin.list_topics(timeout=10).topics.keys(), "both are there")
     return made
@@ -85,74 +79,13 @@ def test_a_program_gets_one_object_and_people_are_told_beside_it(
     assert not (tmp_path / "artifacts").exists()
 
 
-@pytest.mark.night
-def test_a_dry_run_shows_what_would_be_written(
+def test_what_is_wrong_is_said_in_a_line(
     cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    done = run(cluster, tmp_path, *asked(rows(tmp_path, 3), *topics), "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "3 would be written" in done.stdout
-    assert "call-" in done.stdout
-    with Reader(cluster.bootstrap, [topics[0]]) as reader:
-        assert reader.to_end() == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["--at", "due", "--value", "no_such"], 2, "no column 'no_such'"),
-        (["--at", "due", "--after", "1s"], 2, "one due time"),
-        (["--at", "due", "--conf", "nothing"], 1, "NAME=VALUE"),
-        (["--at", "due", "--topic", "delay_topic_none"], 2, "there is no delay topic"),
-    ],
-)
-@pytest.mark.night
-def test_what_is_wrong_is_said_in_a_line(  # one of them is the example's
-    cluster: EmbeddedCluster,
-    topics: tuple[str, str],
-    tmp_path: Path,
-    arguments: list[str],
-    status: int,
-    words: str,
-) -> None:
-    named = ["schedule", rows(tmp_path, 2), "--topic", topics[0], "-t", topics[1], *arguments]
-    done = run(cluster, tmp_path, *named)
-    assert done.returncode == status, done.stderr
-    assert words in " ".join(done.stderr.replace("│", " ").split())
+    done = run(cluster, tmp_path, *asked(rows(tmp_path, 2), "delay_topic_none", topics[1]))
+    assert done.returncode == 2, done.stderr
+    assert "there is no delay topic" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.night
-def test_a_run_that_was_killed_half_way_is_completed_by_the_next_one(
-    cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
-) -> None:
-    topic, _ = topics
-    path = rows(tmp_path, BIG)
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    arguments = asked(path, *topics)
-    killed = subprocess.Popen(
-        command(cluster.bootstrap, *arguments), cwd=tmp_path, start_new_session=True
-    )
-    await_true(lambda: killed.poll() is not None or length(admin, topic) > 0, "it writes", 200)
-    os.killpg(killed.pid, 9)
-    killed.wait()
-    done = run(cluster, tmp_path, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert 0 < told["there"] < BIG, "killed too early, or too late"
-    assert told["there"] + told["written"] == BIG
-    with Reader(cluster.bootstrap, [topic]) as reader:
-        ids = Counter(seen.key for seen in reader.to_end(120))
-    assert len(ids) == sum(ids.values()) == BIG
-
-
-def length(admin: AdminClient, topic: str) -> int:
-    """Of what is committed."""
-    places = [(topic, n) for n in range(PARTITIONS)]
-    return sum(offsets_of(admin, places, LATEST, IsolationLevel.READ_COMMITTED).values())
-
-
-# --- progress ------------------------------------------------------------------------------------
 
 
 def work(spark: SparkSession) -> None:
