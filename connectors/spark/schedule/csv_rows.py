@@ -43,66 +43,69 @@ class CsvRow(NamedTuple):
     text: str | None = None
 
 
-class _Lines:
+class _Rows:
+    """The lines of a file, which ``csv.reader`` takes one by one, and the rows that it returns."""
+
     def __init__(self, lines: Iterable[bytes]) -> None:
+        csv.field_size_limit(CELL_CHARS_MAX)
         self._lines = iter(lines)
-        self.number = 0
-        self.held: list[bytes] = []
+        self._number = 0
+        self._held: list[bytes] = []
+        self._reader = csv.reader(self, strict=True)
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
         line = next(self._lines)
-        self.number += 1
-        if self.number == 1:
+        self._number += 1
+        if self._number == 1:
             line = line.removeprefix(_BOM)
-        self.held.append(line)
+        self._held.append(line)
         return line.decode() + "\n"
+
+    def row(self) -> CsvRow | None:
+        self._held.clear()
+        first = self._number + 1
+        try:
+            return CsvRow(first, next(self._reader))
+        except StopIteration:
+            return None
+        except (csv.Error, UnicodeDecodeError) as exc:
+            return self.refused(first, str(exc))
+
+    def refused(self, line: int, why: str) -> CsvRow:
+        text = b"\n".join(self._held).decode("utf-8", "replace")
+        return CsvRow(line, (), why, text[:_TEXT_CHARS_MAX])
 
 
 def csv_rows(lines: Iterable[bytes], names: Sequence[str]) -> Iterator[CsvRow]:
     """Yield the rows after the first, whose names must be ``names`` in any order."""
-    csv.field_size_limit(CELL_CHARS_MAX)
-    source = _Lines(lines)
-    reader = csv.reader(source, strict=True)
-    heading: list[str] | None = None
-    wrong: str | None = None
-    order: list[int] = []
-    while True:
-        source.held.clear()
-        first, cells = source.number + 1, list[str]()
-        try:
-            cells = next(reader)
-            refusal = None
-        except StopIteration:
-            return
-        except (csv.Error, UnicodeDecodeError) as exc:
-            refusal = str(exc)
-        if heading is None:
-            heading = cells
-            wrong = refusal or _unusable(cells, names)
-            order = [] if wrong else [cells.index(name) for name in names]
-            continue
+    rows = _Rows(lines)
+    heading = rows.row() or CsvRow(1, ())
+    wrong = _unusable(heading, names)
+    order = [] if wrong else [heading.cells.index(name) for name in names]
+    while (row := rows.row()) is not None:
+        line, cells, refusal, _ = row
         if not cells and refusal is None:
             continue
-        if refusal is None and len(cells) != len(heading):
-            refusal = f"it has {len(cells)} cells, and the first line has {len(heading)}"
-        if wrong is not None:
+        if wrong:
             refusal = f"the first line of its file can't be used: {wrong}"
+        elif refusal is None and len(cells) != len(heading.cells):
+            refusal = f"it has {len(cells)} cells, and the first line has {len(heading.cells)}"
         if refusal is None:
-            yield CsvRow(first, [cells[place] for place in order])
+            yield CsvRow(line, [cells[place] for place in order])
         else:
-            text = b"\n".join(source.held).decode("utf-8", "replace")
-            yield CsvRow(first, (), refusal, text[:_TEXT_CHARS_MAX])
+            yield rows.refused(line, refusal)
 
 
-def _unusable(heading: Sequence[str], names: Collection[str]) -> str | None:
-    if not heading or len({name.lower() for name in heading}) < len(heading):
-        return f"it does not name each column once, but says {', '.join(heading) or 'nothing'}"
-    if set(heading) != set(names):
-        return f"it names {', '.join(heading)}, and another file {', '.join(names)}"
-    return None
+def _unusable(heading: CsvRow, names: Collection[str]) -> str | None:
+    cells = heading.cells
+    if heading.refusal is None and len({name.lower() for name in cells}) < max(len(cells), 1):
+        return f"it does not name each column once, but says {', '.join(cells) or 'nothing'}"
+    if heading.refusal is None and set(cells) != set(names):
+        return f"it names {', '.join(cells)}, and another file {', '.join(names)}"
+    return heading.refusal
 
 
 def read_csv(spark: SparkSession, where: str) -> DataFrame:
@@ -139,14 +142,10 @@ def _names(spark: SparkSession, files: Iterable[str], where: str) -> list[str]:
         first = text.where("_metadata.file_block_start = 0").select(sf.col("value").cast("binary"))
         lines = [bytes(row[0]) for row in first.limit(_HEADING_LINES_MAX).collect()]
         if lines:
-            try:
-                heading = next(csv.reader(_Lines(lines), strict=True))
-            except (csv.Error, UnicodeDecodeError) as exc:
-                raise InvalidRequestError(f"the first line of {file} can't be read: {exc}") from exc
-            wrong = _unusable(heading, heading)
-            if wrong is not None:
+            heading = _Rows(lines).row() or CsvRow(1, ())
+            if wrong := _unusable(heading, heading.cells):
                 raise InvalidRequestError(f"the first line of {file} can't be read: {wrong}")
-            return heading
+            return list(heading.cells)
     raise InvalidRequestError(f"{where} holds no file with a first line that names the columns")
 
 

@@ -17,13 +17,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
 from xxhash import xxh3_64_hexdigest
 
 from connectors.kafka.dead_letters import partition_counts
@@ -125,41 +126,37 @@ def start_stream(
         _refuse_another(state, options, stream)
         sink = replace(sink, name=state.name, parts=state.parts)
         marks = sink.fence()
-    started = Stream(state, sink, contracts, options, stream, say, is_lost=None in marks)
+    started = Stream(state, sink, contracts, options, stream, say, None in marks)
     started.start(asked)
     return started
 
 
+@dataclass(slots=True)
 class Stream:
-    """Running stream; ``rejected_path`` has a folder ``batch=N`` for each batch."""
+    """Running stream, and what it has done; ``rejected_path`` has a folder ``batch=N`` for each
+    batch.
+    """
 
-    def __init__(
-        self,
-        state: _State,
-        sink: TopicSink,
-        contracts: Callable[[], Sequence[Contract]],
-        options: ScheduleOptions,
-        stream: StreamOptions,
-        say: Say,
-        *,
-        is_lost: bool,
-    ) -> None:
-        self.batches = 0
-        self.written = 0
-        self.rejected = Counter[str]()
-        self.rejected_path = f"{options.rejected_path}/{state.name}"
-        self._state = state
-        self._sink = sink
-        self._contracts = contracts
-        self._options = options
-        self._stream = stream
-        self._say = say
-        self._is_lost = is_lost
-        # Folder of the last batch's rejected records, if there were none; the next batch deletes
-        # it. None: there is nothing to delete.
-        self._spent: str | None = None
-        self._lock = threading.Lock()
-        self._is_stopped = False
+    _state: _State
+    _sink: TopicSink
+    _contracts: Callable[[], Sequence[Contract]]
+    _options: ScheduleOptions
+    _stream: StreamOptions
+    _say: Say
+    _is_lost: bool
+    batches: int = 0
+    written: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    # Folder of the last batch's rejected records, if there were none; the next batch deletes it.
+    # None: there is nothing to delete.
+    _spent: str | None = None
+    _is_stopped: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _query: StreamingQuery = field(init=False)
+
+    @property
+    def rejected_path(self) -> str:
+        return f"{self._options.rejected_path}/{self._state.name}"
 
     def start(self, asked: DataFrame) -> None:
         every_ms = self._stream.every_ms
