@@ -150,10 +150,6 @@ class TopicSink:
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
-    def stored(self) -> list[int | None]:
-        """Return the mark of each part without fencing anyone, None as in ``fence``."""
-        return [_mark(place) for place in self.look_up(range(self.parts))]
-
     def fence(self) -> list[int | None]:
         """Fence earlier writers; return the mark of each part, None if there is none or Kafka has
         deleted it.
@@ -181,7 +177,7 @@ class TopicSink:
             order: columns to sort by, which differ between any two records and keep records of one
                 id in order.
         """
-        for place in self.look_up(range(self.parts)) if self.mapping else ():
+        for place in self.stored(range(self.parts)) if self.mapping else ():
             is_begun = records_written(_mark(place) or 0, batch) > 0
             if is_begun and place.metadata != self.mapping:
                 raise KafkaEdgeError(
@@ -196,8 +192,8 @@ class TopicSink:
         """Return a part's progress as a committed offset, which stores it."""
         return TopicPartition(self.topic, part, mark, self.mapping)
 
-    def look_up(self, parts: Iterable[int]) -> list[TopicPartition]:
-        """Return the stored progress of parts, as committed offsets."""
+    def stored(self, parts: Iterable[int]) -> list[TopicPartition]:
+        """Return the progress of parts as committed offsets, without fencing anyone."""
         places = [self.place(number, OFFSET_INVALID) for number in parts]
         with _explained(self.name):
             return _asked(self, _LIST_MARKS, places)
@@ -314,7 +310,7 @@ class _Part:
         connect(self._producer, sink.topic, _ASK_S)
         with _explained(self._id):
             self._producer.init_transactions(_INIT_S)
-        (found,) = sink.look_up([self._number])
+        (found,) = sink.stored([self._number])
         faults.point("bulk_fenced")
         return _mark(found)
 
@@ -443,7 +439,7 @@ def _begin_or_resume(sink: TopicSink, begun: str) -> None:
     if not is_there(begun):
         sink.begin()
         write_text(begun, sink.name)
-    elif None in sink.stored():
+    elif any(_mark(place) is None for place in sink.stored(range(sink.parts))):
         raise DelayServiceError(
             f"how much was published to {sink.topic} is not known any more: nothing was for longer "
             "than the brokers' offsets.retention.minutes. To publish the last findings, which may "

@@ -91,11 +91,8 @@ class ScheduleCheck:
                 f"the record has about {size} bytes, {self._rules.topic} takes "
                 f"{self._rules.record_bytes_max}"
             )
-        for reader in self._readers:
-            refusal = self._refusal_of(reader.read(*row))
-            if refusal is not None:
-                return refusal
-        return None
+        found = (self._refusal_of(reader.read(*row)) for reader in self._readers)
+        return next((one for one in found if one is not None), None)
 
     def _refusal_of(self, entry: Entry) -> Refusal | None:
         _, kind, _, _, payload, extra = entry

@@ -268,7 +268,7 @@ def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
         "code": sf.when(is_doubled, sf.lit(ID_DUPLICATE)).otherwise(sf.col("code")),
         "reason": sf.when(is_doubled, many).otherwise(sf.col("reason")),
     }
-    return checked.join(doubled, "id", "left").withColumns(decided)
+    return checked.join(doubled, "id", "left").withColumns(decided).drop("count")
 
 
 def write_rejected(judged: DataFrame, path: str) -> None:
