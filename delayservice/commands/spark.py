@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
-from delayservice.commands.console import out
+from delayservice.commands.console import err, out, print_error
 from delayservice.commands.options import KafkaOptions, moment_ms, pairs, with_options
 from delayservice.commands.spark_audit import read_options, secrets_of
 from delayservice.commands.spark_session import (
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
+
+EXIT_ERROR: Final = 1
 
 app = typer.Typer(
     help="Audit, compare, report and schedule with Spark, locally or on a cluster.",
@@ -218,3 +222,14 @@ def _show_report(found: ReportFacts, path: str) -> None:
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
     out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
     out.print(path, style="bold green", markup=False)
+
+
+def main() -> None:
+    """Run ``delayservice spark`` as a program, and exit with the status of its command."""
+    try:
+        app(prog_name="job.py")
+    except DelayServiceError as exc:
+        if "--debug" in sys.argv:
+            err.print_exception()
+        print_error(str(exc))
+        sys.exit(EXIT_ERROR)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 def main() -> None:
     _make_importable()
-    from delayservice.cli import main as run  # noqa: PLC0415  # not before the path is right
+    from delayservice.commands.spark import main as run  # noqa: PLC0415  # not before the path is right
 
-    sys.argv.insert(1, "spark")
     run()
 
 

@@ -68,7 +68,7 @@ def test_the_job_for_clusters_has_the_same_commands(start: list[str]) -> None:
     """As a file it must not take its neighbour html.py for Python's own html."""
     done = called(*start, "schedule", "--help")
     assert done.returncode == 0, done.stderr
-    assert "spark schedule" in done.stdout
+    assert "job.py schedule" in done.stdout
     done = called(*start, "repair", "/nowhere/plan.json", "-b", "localhost:1")
     assert done.returncode == 1
     assert "/nowhere/plan.json can't be read" in done.stderr
