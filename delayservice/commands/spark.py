@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,23 +12,23 @@ import typer
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
-from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.console import err, out, print_error
 from delayservice.commands.options import KafkaOptions, moment_ms, pairs, with_options
-from delayservice.commands.spark_audit import read_options, secrets_of, show_findings
+from delayservice.commands.spark_audit import read_options, secrets_of
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
     STATUS_JUDGED,
+    FollowOptions,
     OutOption,
-    PublishOption,
     SessionOptions,
     TargetsOption,
+    duration,
     require_extra,
 )
 
 if TYPE_CHECKING:
-    from connectors.spark.reconcile.options import ReconcileOptions
-    from delayservice.config.settings import Settings
+    from connectors.spark.report.page import ReportFacts
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
@@ -41,11 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_Since = Annotated[
-    str | None, typer.Option(help="Written at or after: RFC 3339, or 2h for two hours ago.")
-]
-_Until = Annotated[str | None, typer.Option(help="Written before; as --since.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +78,9 @@ class ComparedOptions:
     details: Annotated[
         bool, typer.Option("--details/--no-details", help="Query nodes for records that differ.")
     ] = True
-    behind: Annotated[str, typer.Option(help="Age from which a copy is a finding.")] = "10m"
+    behind_ms: Annotated[
+        int, duration("--behind", "Age from which a copy is a finding.", "10m")
+    ] = 600_000
 
 
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
@@ -101,11 +99,7 @@ def reconcile(
     *,
     output: OutOption = "delay-reconcile",
     compared: ComparedOptions,
-    publish: PublishOption = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Repeat and publish comparisons until Ctrl-C.")
-    ] = False,
-    interval: Annotated[str, typer.Option(help="With --follow: interval of comparisons.")] = "1m",
+    following: FollowOptions,
     repairs: Annotated[
         int,
         typer.Option(
@@ -118,57 +112,39 @@ def reconcile(
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
-    """Compare the nodes' copies; write findings, an HTML page and a repair plan."""
+    """Compare the nodes' copies; write findings, an HTML page and a repair plan.
+
+    With --follow, each comparison is published.
+    """
     require_extra()
-    from connectors.spark.common.session import EXIT_UNJUDGED
-    from connectors.spark.reconcile.run import reconcile as run
-    from delayservice.commands.send import delay_ms
-    from delayservice.commands.spark_reconcile import follow_copies
-
-    if repairs and (compared.folders or not follow):
-        raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
-    settings = common.settings()
-    topic = settings.topics.audit if publish or follow else None
-    options = _reconcile_options(settings, output, compared, topic)
-    with session.running("reconcile", as_json=common.as_json) as job:
-        if follow:
-            interval_s = delay_ms("--interval", interval) / 1_000
-            status = follow_copies(job, options, interval_s, repairs, as_json=common.as_json)
-            raise typer.Exit(status)
-        found = run(job.spark, options, job.say)
-    if common.as_json:
-        print_json(found.to_json())
-    else:
-        out.print(f"{found.extent} in {found.seconds:,.0f} s")
-        for note in found.notes:
-            err.print(f"not compared: {note}", style="yellow", markup=False)
-        if found.status != EXIT_UNJUDGED:
-            show_findings(found.findings, found.sample, found.paths["findings"])
-        out.print(f"page {found.paths['report']}\nplan {found.paths['plan']}", markup=False)
-    raise typer.Exit(found.status)
-
-
-def _reconcile_options(
-    settings: Settings, output: str, compared: ComparedOptions, topic: str | None
-) -> ReconcileOptions:
     from connectors.spark.reconcile.digests import Expected
     from connectors.spark.reconcile.options import ReconcileOptions
-    from delayservice.commands.send import delay_ms
+    from connectors.spark.reconcile.run import reconcile as run
+    from delayservice.commands.spark_reconcile import follow_copies, show_result
 
-    behind_ms = delay_ms("--behind", compared.behind)
-    return ReconcileOptions(
+    if repairs and (compared.folders or not following.follow):
+        raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
+    settings = common.settings()
+    topics = settings.topics
+    options = ReconcileOptions(
         client=settings.kafka.client_config("consumer"),
         out=output,
-        checkpoint=settings.topics.checkpoint,
-        digests=settings.topics.digests,
-        repairs=settings.topics.repairs,
+        checkpoint=topics.checkpoint,
+        digests=topics.digests,
+        repairs=topics.repairs,
         folders=dict(pairs("--folder", compared.folders)),
-        expected=Expected(tuple(compared.nodes or ()), compared.replicas, behind_ms),
+        expected=Expected(tuple(compared.nodes or ()), compared.replicas, compared.behind_ms),
         deep=compared.deep,
         details=compared.details,
         secrets=secrets_of(settings),
-        topic=topic,
+        topic=topics.audit if following.publish or following.follow else None,
     )
+    with session.running("reconcile", as_json=common.as_json) as job:
+        if following.follow:
+            raise typer.Exit(follow_copies(job, options, following.interval_ms, repairs))
+        found = run(job.spark, options, job.say)
+    job.emit(found.to_json(), partial(show_result, found))
+    raise typer.Exit(found.status)
 
 
 @app.command(
@@ -183,21 +159,18 @@ def repair(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Carry out the plan instead of showing it.")
     ] = False,
-    timeout: Annotated[
-        str,
-        typer.Option(help="Longest wait for steps that are sent together."),
-    ] = "10m",
+    timeout_ms: Annotated[
+        int, duration("--timeout", "Longest wait for steps that are sent together.", "10m")
+    ] = 600_000,
     common: KafkaOptions,
 ) -> None:
     """Let nodes rebuild the copies of a repair plan; without --yes, only show the plan."""
     require_extra()
-    from delayservice.commands.send import delay_ms
     from delayservice.commands.spark_reconcile import repair_copies
 
-    settings = common.settings()
-    timeout_s = delay_ms("--timeout", timeout) / 1_000
+    timeout_s = timeout_ms / 1_000
     is_done = repair_copies(
-        settings, plan, is_dry=not yes, timeout_s=timeout_s, as_json=common.as_json
+        common.settings(), plan, is_dry=not yes, timeout_s=timeout_s, as_json=common.as_json
     )
     raise typer.Exit(0 if is_done else EXIT_FINDINGS)
 
@@ -211,9 +184,13 @@ def report(
     *,
     output: OutOption = "delay-report",
     targets: TargetsOption = None,
-    since: _Since = None,
-    until: _Until = None,
-    horizon: Annotated[str, typer.Option(help="Time covered by the load forecast: 6h, 7d.")] = "1d",
+    since: Annotated[
+        str | None, typer.Option(help="Written at or after: RFC 3339, or 2h for two hours ago.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Written before; as --since.")] = None,
+    horizon_ms: Annotated[
+        int, duration("--horizon", "Time covered by the load forecast: 6h, 7d.", "1d")
+    ] = 86_400_000,
     top: Annotated[int, typer.Option(min=1, max=200, help="Number of targets to show.")] = 20,
     session: SessionOptions,
     common: KafkaOptions,
@@ -225,22 +202,21 @@ def report(
     require_extra()
     from connectors.spark.report.run import ReportOptions
     from connectors.spark.report.run import report as run
-    from delayservice.commands.send import delay_ms
 
-    settings = common.settings()
     options = ReportOptions(
-        audit=read_options(settings, output, targets),
+        audit=read_options(common.settings(), output, targets),
         since_ms=moment_ms("--since", since),
         until_ms=moment_ms("--until", until),
-        horizon_ms=delay_ms("--horizon", horizon),
+        horizon_ms=horizon_ms,
         top=top,
     )
-    path = options.audit.path("report.html")
     with session.running("report", as_json=common.as_json) as job:
         found = run(job.spark, options, job.say)
-    if common.as_json:
-        print_json({**found.to_json(), "path": path})
-        return
+    path = options.audit.path("report.html")
+    job.emit({**found.to_json(), "path": path}, partial(_show_report, found, path))
+
+
+def _show_report(found: ReportFacts, path: str) -> None:
     whole, waiting = found.whole, found.waiting
     out.print(f"{whole.records:,} delivered, lateness ", end="")
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from delayservice.commands.console import err, out, print_json
+from delayservice.commands.console import err, out
 from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     STATUS_JUDGED,
+    FollowOptions,
     OutOption,
-    PublishOption,
     Running,
     SessionOptions,
     TargetsOption,
+    duration,
     repeat,
     require_extra,
+    show_counts,
+    show_findings,
+    show_rows,
+    told_to_stop,
 )
 from delayservice.config.contract import allowed_patterns
 
 if TYPE_CHECKING:
-    from connectors.spark.audit import AuditOptions, AuditResult
-    from connectors.spark.audit.state import AuditManifest
+    from connectors.spark.audit import AuditOptions, AuditResult, Following
     from delayservice.config.settings import Settings
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
@@ -47,35 +52,35 @@ ARCHIVE_EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Command-line options of an audit: largest lateness and tolerances, as texts with units."""
+    """Command-line options of an audit: largest lateness and tolerances."""
 
-    late: Annotated[str | None, typer.Option(help="Longest allowed lateness: 500ms, 5s.")] = None
-    early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0"
-    overdue: Annotated[str, typer.Option(help="Longest time from due time to outcome.")] = "10m"
-    lag: Annotated[
-        str, typer.Option(help="A cancel written this long before the due time must take effect.")
-    ] = "30s"
-    grace: Annotated[
-        str | None,
-        typer.Option(
-            help="At least once: age up to which outputs may be ahead of the checkpoint, and time "
+    late_ms: Annotated[
+        int | None, duration("--late", "Longest allowed lateness: 500ms, 5s.", "no limit")
+    ] = None
+    early_ms: Annotated[int, duration("--early", "Tolerance for early delivery.")] = 0
+    overdue_ms: Annotated[
+        int, duration("--overdue", "Longest time from due time to outcome.", "10m")
+    ] = 600_000
+    lag_ms: Annotated[
+        int,
+        duration(
+            "--lag", "A cancel written this long before the due time must take effect.", "30s"
+        ),
+    ] = 30_000
+    grace_ms: Annotated[
+        int | None,
+        duration(
+            "--grace",
+            "At least once: age up to which outputs may be ahead of the checkpoint, and time "
             "within which deliveries may repeat.",
-            show_default="1m under at_least_once, else 0",
+            "1m under at_least_once, else 0",
         ),
     ] = None
 
-    def in_ms(self, settings: Settings) -> dict[str, Any]:
-        from delayservice.commands.send import delay_ms
-
+    def known(self, settings: Settings) -> dict[str, Any]:
         # At least once, outputs may be ahead of their checkpoint.
-        usual_grace = "1m" if settings.delivery.mode == "at_least_once" else "0"
-        return {
-            "late_ms": None if self.late is None else delay_ms("--late", self.late),
-            "early_ms": delay_ms("--early", self.early),
-            "grace_ms": delay_ms("--grace", self.grace or usual_grace),
-            "overdue_ms": delay_ms("--overdue", self.overdue),
-            "lag_ms": delay_ms("--lag", self.lag),
-        }
+        usual_ms = 60_000 if settings.delivery.mode == "at_least_once" else 0
+        return asdict(self) | {"grace_ms": usual_ms if self.grace_ms is None else self.grace_ms}
 
 
 @with_options
@@ -87,14 +92,10 @@ def audit(
         bool, typer.Option("--all-topics", help="Read every topic, not only allowed targets.")
     ] = False,
     limits: LimitOptions,
-    publish: PublishOption = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Continue with new records, until Ctrl-C.")
-    ] = False,
+    following: FollowOptions,
     from_start: Annotated[
         bool, typer.Option("--from-start", help="With --follow: begin at the start of the topics.")
     ] = False,
-    interval: Annotated[str, typer.Option(help="With --follow: interval of audits.")] = "1m",
     archived: Annotated[
         str | None,
         typer.Option("--archive", help="Audit an archive (folder or URL) instead of a cluster."),
@@ -113,45 +114,59 @@ def audit(
     Findings are written as Parquet, each with its offset.
     """
     require_extra()
-    from connectors.spark.archive import audit_archive
-    from connectors.spark.audit import audit_at, cut_of
-    from delayservice.commands.send import delay_ms
+    from connectors.spark.audit import Following
 
-    if follow and (archived or kind):
+    if following.follow and (archived or kind):
         raise typer.BadParameter("--archive and --format are for one audit, without --follow")
     settings = common.settings()
     options = replace(
         read_options(settings, output, targets),
         all_topics=all_topics,
-        topic=settings.topics.audit if publish else None,
-        **limits.in_ms(settings),
+        topic=settings.topics.audit if following.publish else None,
+        **limits.known(settings),
     )
     with session.running("audit", as_json=common.as_json) as job:
-        if follow:
-            interval_s = delay_ms("--interval", interval) / 1_000
-            status = _follow(
-                job, options, interval_s, from_start=from_start, as_json=common.as_json
-            )
-            raise typer.Exit(status)
-        if archived is not None:
-            job.say(f"judging the archive in {archived}")
-            found = audit_archive(job.spark, options, archived)
-        else:
-            began_s = time.monotonic()
-            job.say("taking a cut of all logs")
-            cut = cut_of(options)
-            offsets = sum(span.end - span.start for span in cut.spans.values())
-            job.say(f"judging {offsets:,} offsets of {len(cut.spans):,} logs")
-            found = audit_at(job.spark, options, cut, began_s)
+        if following.follow:
+            audits = Following(job.spark, options, from_start=from_start)
+            raise typer.Exit(_follow(job, audits, following.interval_ms))
+        found = _audit(job, options, archived)
         if kind is not None:
             job.say(f"writing the findings as {kind}")
             rows = job.spark.read.parquet(found.findings_path)
             rows.write.format(kind).mode("overwrite").save(options.path(f"findings.{kind}"))
-    if common.as_json:
-        print_json(found.to_json())
-    else:
-        show_result(found)
+    job.emit(found.to_json(), partial(show_result, found))
     raise typer.Exit(found.status)
+
+
+def _audit(job: Running, options: AuditOptions, archived: str | None) -> AuditResult:
+    from connectors.spark.archive import audit_archive
+    from connectors.spark.audit import audit_at, cut_of
+
+    if archived is not None:
+        job.say(f"judging the archive in {archived}")
+        return audit_archive(job.spark, options, archived)
+    began_s = time.monotonic()
+    job.say("taking a cut of all logs")
+    cut = cut_of(options)
+    offsets = sum(span.end - span.start for span in cut.spans.values())
+    job.say(f"judging {offsets:,} offsets of {len(cut.spans):,} logs")
+    return audit_at(job.spark, options, cut, began_s)
+
+
+def _follow(job: Running, audits: Following, interval_ms: int) -> int:
+    # The exit status is that of all findings so far, or 1 if there are none and the last attempt
+    # failed.
+    from connectors.spark.common.session import exit_status
+
+    def step() -> None:
+        job.say("auditing what has come")
+        found = audits.step()
+        job.emit(found.to_json(), partial(_show_interval, audits.manifest.number, found))
+
+    with told_to_stop() as stop:
+        failed = repeat(job, interval_ms, step, stop)
+    manifest = audits.manifest
+    return exit_status(len(manifest.findings), len(manifest.unjudged)) or int(failed)
 
 
 @with_options
@@ -165,7 +180,7 @@ def archive(
         bool,
         typer.Option("--once", help="Stop at the current end of the topics instead of at Ctrl-C."),
     ] = False,
-    interval: Annotated[str, typer.Option(help="Interval of batches.")] = "1m",
+    interval_ms: Annotated[int, duration("--interval", "Interval of batches.", "1m")] = 60_000,
     values: Annotated[
         bool, typer.Option("--values", help="Store values; default: only their hashes.")
     ] = False,
@@ -178,11 +193,8 @@ def archive(
     """
     require_extra()
     from connectors.spark.archive import ArchiveOptions, capture
-    from delayservice.commands.send import delay_ms
 
-    settings = common.settings()
-    interval_s = delay_ms("--interval", interval) / 1_000
-    options = ArchiveOptions(read_options(settings, output, targets), values)
+    options = ArchiveOptions(read_options(common.settings(), output, targets), values)
     batches, failed = 0, False
     with session.running("archive", as_json=common.as_json) as job:
 
@@ -194,11 +206,13 @@ def archive(
         if once:
             step()
         else:
-            failed = repeat(job, interval_s, step)
-    if common.as_json:
-        print_json({"v": 1, "kind": "archive", "batches": batches, "path": output})
-    else:
-        out.print(f"{batches:,} batches in {output}", style="bold green", markup=False)
+            with told_to_stop() as stop:
+                failed = repeat(job, interval_ms, step, stop)
+    said = f"{batches:,} batches in {output}"
+    job.emit(
+        {"v": 1, "kind": "archive", "batches": batches, "path": output},
+        partial(out.print, said, style="bold green", markup=False),
+    )
     raise typer.Exit(int(failed))
 
 
@@ -211,75 +225,23 @@ def show_result(found: AuditResult) -> None:
         f"{offsets:,} offsets judged in {shards:,} of {len(found.judged):,} shards, "
         f"{found.seconds:,.0f} s, {found.rows_per_s:,.0f} records/s"
     )
-    _show_counts("counts", found.counts, "bold")
-    _show_counts("not judged", found.unjudged, "bold yellow")
-    _show_rows(found.unjudged_sample[:_UNJUDGED_SHOWN])
+    show_counts("counts", found.counts, "bold")
+    show_counts("not judged", found.unjudged, "bold yellow")
+    show_rows(found.unjudged_sample[:_UNJUDGED_SHOWN])
     if found.unjudged:
         out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
     if found.findings or not found.unjudged:
         show_findings(found.findings, found.sample, found.findings_path)
 
 
-def _show_counts(title: str, counts: Mapping[str, int], style: str) -> None:
-    if counts:
-        out.print(title, style=style)
-    for name, count in counts.items():
-        out.print(f"{count:>14,}  {name}", markup=False)
-
-
-def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
-    for row in rows:
-        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
-        out.print(f"  {row['kind']} {place}  {row['detail']}", markup=False)
-
-
-def show_findings(
-    findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
-) -> None:
-    """Print the number of findings of each kind, the rows of a sample of them, and the path of all
-    findings.
-    """
-    if not findings:
-        out.print("nothing was found", style="bold green")
-        return
-    _show_counts("findings", findings, "bold red")
-    _show_rows(sample)
-    out.print(f"all of them are in {path}", style="dim", markup=False)
-
-
-def _follow(
-    job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
-) -> int:
-    """Audit the new records every ``interval_s`` seconds until Ctrl-C or SIGTERM; return the exit
-    status: that of all findings so far, or 1 if there are none and the last attempt failed.
-    """
-    from connectors.spark.audit import Following
-    from connectors.spark.common.session import exit_status
-
-    following = Following(job.spark, options, from_start=from_start)
-
-    def step() -> None:
-        job.say("auditing what has come")
-        found = following.step()
-        _show_interval(following.manifest, found, as_json=as_json)
-
-    failed = repeat(job, interval_s, step)
-    manifest = following.manifest
-    return exit_status(len(manifest.findings), len(manifest.unjudged)) or int(failed)
-
-
-def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_json())
-        return
+def _show_interval(number: int, found: AuditResult) -> None:
     wrong, unjudged = sum(found.findings.values()), sum(found.unjudged.values())
     out.print(
-        f"interval {manifest.number}: {found.records:,} records, {found.outputs:,} outputs, "
+        f"interval {number}: {found.records:,} records, {found.outputs:,} outputs, "
         f"{found.counts.get('pending', 0):,} pending, {wrong:,} findings, {unjudged:,} not judged, "
         f"{found.seconds:.1f} s"
     )
-    _show_rows(found.sample)
-    _show_rows(found.unjudged_sample)
+    show_rows((*found.sample, *found.unjudged_sample))
 
 
 def read_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:

@@ -2,53 +2,52 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.copies import RepairClient, cluster_id
-from connectors.spark.common.progress import each_interval
 from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.follow import Following, RepairPolicy
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import Plan, carry_out, decode_plan
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.spark_session import Running, told_to_stop
+from delayservice.commands.spark_session import Running, repeat, show_findings, told_to_stop
 from delayservice.config.settings import Settings
 from delayservice.replicas.commands import Report
 
 EXIT_FAILED = 1
 
 
-def follow_copies(
-    job: Running, options: ReconcileOptions, interval_s: float, repairs: int, *, as_json: bool
-) -> int:
-    """Compare copies every ``interval_s`` seconds until Ctrl-C or SIGTERM, printing one line each
-    time. Nodes rebuild wrong copies, ``repairs`` times at most. Return the exit status.
+def follow_copies(job: Running, options: ReconcileOptions, interval_ms: int, repairs: int) -> int:
+    """Compare copies at intervals until Ctrl-C or SIGTERM, printing one line each time. Nodes
+    rebuild wrong copies, ``repairs`` times at most. Return the exit status.
     """
     with told_to_stop() as stop:
         following = Following(job.spark, options, stop, repairs, job.say)
-        for _ in each_interval(interval_s, stop, job.say):
+
+        def step() -> None:
             found = following.step()
             if isinstance(found, str):
-                err.print(f"{_now()} not compared, tried again: {found}", style="red", markup=False)
-            elif found is not None and as_json:
+                raise DelayServiceError(f"not compared: {found}")
+            if found is not None:
                 shards, made = len(found.compared), following.policy.to_json()
-                print_json({**found.to_json(), "shards": shards, "repairs": made})
-                sys.stdout.flush()  # so that a reader gets each line at once
-            elif found is not None:
-                _show_result(found, following.policy)
+                result = {**found.to_json(), "shards": shards, "repairs": made}
+                job.emit(result, partial(_show_interval, found, following.policy))
+
+        repeat(job, interval_ms, step, stop)
     return status_of(following.failures, following.last)
 
 
-def _show_result(found: ReconcileResult, repairs: RepairPolicy) -> None:
+def _show_interval(found: ReconcileResult, repairs: RepairPolicy) -> None:
     what = ", ".join(f"{count:,} {kind}" for kind, count in found.findings.items())
     style = "bold red" if what else "green" if found.is_clean else "yellow"
     what = what or ("all equal" if found.is_clean else "nothing found")
-    text = f"{_now()} {what}; {found.extent} in {found.seconds:,.0f} s"
+    now = time.strftime("%H:%M:%S", time.gmtime())
+    text = f"{now} {what}; {found.extent} in {found.seconds:,.0f} s"
     out.print(text, style=style, markup=False)
     for why, steps in repairs.left.items():
         out.print(f"         {steps:,} steps of the plan wait for you: {why}", markup=False)
@@ -57,8 +56,13 @@ def _show_result(found: ReconcileResult, repairs: RepairPolicy) -> None:
         out.print(f"         {repairs.made} of {repairs.allowed} repairs made{limit}", markup=False)
 
 
-def _now() -> str:
-    return time.strftime("%H:%M:%S", time.gmtime())
+def show_result(found: ReconcileResult) -> None:
+    out.print(f"{found.extent} in {found.seconds:,.0f} s")
+    for note in found.notes:
+        err.print(f"not compared: {note}", style="yellow", markup=False)
+    if found.status != EXIT_UNJUDGED:
+        show_findings(found.findings, found.sample, found.paths["findings"])
+    out.print(f"page {found.paths['report']}\nplan {found.paths['plan']}", markup=False)
 
 
 def status_of(failures: int, last: ReconcileResult | None) -> int:

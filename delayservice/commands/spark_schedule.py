@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,13 +12,14 @@ import typer
 from xxhash import xxh3_64_hexdigest
 
 from delayservice.base.errors import InvalidRequestError
-from delayservice.commands.console import err, out, print_json
+from delayservice.commands.console import err, out
 from delayservice.commands.options import KafkaOptions, pairs, with_options
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
     Running,
     SessionOptions,
+    duration,
     require_extra,
     told_to_stop,
 )
@@ -80,7 +81,7 @@ class InputOptions:
     stream: Annotated[
         bool, typer.Option("--stream", help="Continue with new records, until Ctrl-C.")
     ] = False
-    every: Annotated[str, typer.Option(help="With --stream: interval of reads.")] = "5s"
+    every_ms: Annotated[int, duration("--every", "With --stream: interval of reads.", "5s")] = 5_000
     max_records: Annotated[int, typer.Option(min=1, help="Batch size of --from-topic.")] = 100_000
     kind: Annotated[
         str | None,
@@ -102,7 +103,6 @@ class InputOptions:
 
     def streamed(self, settings: Settings) -> StreamOptions:
         from connectors.spark.schedule.stream import StreamOptions
-        from delayservice.commands.send import delay_ms
         from delayservice.config.settings import load
 
         origin = load(self.from_config, [], {}) if self.from_config else settings
@@ -111,7 +111,7 @@ class InputOptions:
             from_topic=self.from_topic or "",
             checkpoint=self.checkpoint or "",
             schema=self.schema,
-            every_ms=delay_ms("--every", self.every) if self.stream else None,
+            every_ms=self.every_ms if self.stream else None,
             records_max=self.max_records,
         )
 
@@ -142,10 +142,10 @@ class FieldOptions:
             "--key", "-k", metavar="COLUMN", help="Key. Default: no key, or the record's."
         ),
     ] = None
-    record_id: Annotated[
+    id: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="COLUMN", help="Id. Default: job and a hash of the row, or its place."
+            metavar="COLUMN", help="Id. Default: job and a hash of the row, or its place."
         ),
     ] = None
     headers: Annotated[
@@ -154,24 +154,17 @@ class FieldOptions:
             "--header", "-H", metavar="NAME=COLUMN", help="Header, NAME==TEXT fixed; repeatable."
         ),
     ] = None
-    job_name: Annotated[
-        str | None, typer.Option("--job", help="Prefix of generated ids.", show_default="INPUT")
+    job: Annotated[
+        str | None, typer.Option(help="Prefix of generated ids.", show_default="INPUT")
     ] = None
 
     def fields(self, given: InputOptions) -> Fields:
         # Without ``--job``, ids that are made begin with the input's name.
         from connectors.spark.schedule.mapping import Fields
 
-        return Fields(
-            target=self.target,
-            at=self.at,
-            after=self.after,
-            value=self.value,
-            key=self.key,
-            id=self.record_id,
-            headers=pairs("--header", self.headers),
-            job=self.job_name or given.from_topic or Path((given.source or "").rstrip("/*")).name,
-        )
+        job = self.job or given.from_topic or Path((given.source or "").rstrip("/*")).name
+        made = {"headers": pairs("--header", self.headers), "job": job}
+        return Fields(**(asdict(self) | made))
 
 
 @with_options
@@ -213,17 +206,17 @@ def schedule(
         client=client,
         writer=settings.kafka.client_config("producer"),
         topic=delay_topic,
-        name=_name(settings, given.source, delay_topic, row.job_name),
+        name=_name(settings, given.source, delay_topic, row.job),
         fields=row.fields(given),
         rejected_path=rejected,
         allowlist=allowlist_for(settings, delay_topic) if settings.targets else None,
         skip_rejected=skip_rejected,
         dry_run=dry_run,
     )
+    contracts = partial(_contracts, settings, client, delay_topic)
     streamed = given.streamed(settings)
     with session.running("schedule", as_json=common.as_json, usual=run.CONF) as job:
         try:
-            contracts = partial(_contracts, settings, client, delay_topic)
             done: Scheduled | Stream
             if given.source is None:
                 done = _follow(job, contracts, options, streamed)
@@ -232,7 +225,7 @@ def schedule(
                 done = run.schedule(rows, contracts(), options, job.say)
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
-    _tell(done, delay_topic, is_dry=dry_run, as_json=common.as_json)
+    job.emit(done.to_json(), partial(_show, done, delay_topic, is_dry=dry_run))
     raise typer.Exit(EXIT_FINDINGS if done.rejected else 0)
 
 
@@ -244,7 +237,8 @@ def _follow(
 ) -> Stream:
     from connectors.spark.schedule.stream import start_stream
 
-    begun = start_stream(job.spark, contracts, options, streamed, _progress)
+    say = partial(err.print, markup=False)
+    begun = start_stream(job.spark, contracts, options, streamed, say)
     with told_to_stop() as stop:
         while begun.is_active and not stop.wait(_LOOK_EVERY_S):
             pass
@@ -253,9 +247,8 @@ def _follow(
 
 
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
-    """Return the name of a job, the same whenever the same input is scheduled: its consumer group
-    and the prefix of its transactional ids.
-    """
+    # The same whenever the same input is scheduled: consumer group, and prefix of transactional
+    # ids.
     name = f"{settings.kafka.transactional_id_prefix}-schedule"
     if source is None:
         return name
@@ -271,16 +264,9 @@ def _contracts(settings: Settings, client: Mapping[str, str], topic: str) -> Seq
     return found or (contract_for(settings, topic),)
 
 
-def _progress(text: str) -> None:
-    err.print(text, markup=False)
-
-
-def _tell(done: Scheduled | Stream, topic: str, *, is_dry: bool, as_json: bool) -> None:
+def _show(done: Scheduled | Stream, topic: str, *, is_dry: bool) -> None:
     from connectors.spark.schedule.run import Scheduled
 
-    if as_json:
-        print_json(done.to_json())
-        return
     for code, count in sorted(done.rejected.items()):
         err.print(f"{count:,} rows rejected: {code}", style="red", markup=False)
     if done.rejected:

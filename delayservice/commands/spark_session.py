@@ -1,4 +1,6 @@
-"""Common parts of the Spark commands: options, and start and end of the Spark session."""
+"""Common parts of the Spark commands: options, start and end of the Spark session, repetition, and
+output as text or JSON.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,18 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err, print_error
+from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.extras import how_to_install
 from delayservice.commands.options import pairs
 from delayservice.smoke.progress import stop_signals
@@ -52,9 +54,32 @@ TargetsOption = Annotated[
 OutOption = Annotated[
     str, typer.Option("--out", help="Folder or URL of the results, which replace earlier ones.")
 ]
-PublishOption = Annotated[
-    bool, typer.Option("--publish", help="Also write findings to the topic `topics.audit`.")
-]
+
+
+def duration(name: str, text: str, shown: str | None = None) -> Any:  # noqa: ANN401  # as typer.Option
+    """Return an option ``name`` of milliseconds that takes a duration with a unit. ``text``: its
+    help; ``shown``: its default, as the help shows it.
+    """
+
+    def parsed(given: str | int) -> int:
+        from delayservice.commands.send import delay_ms
+
+        return given if isinstance(given, int) else delay_ms(name, given)  # int: the default
+
+    return typer.Option(name, metavar="TIME", parser=parsed, help=text, show_default=shown or True)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowOptions:
+    """Command-line options of the commands that can be repeated and publish what they find."""
+
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Also write findings to the topic `topics.audit`.")
+    ] = False
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
+    ] = False
+    interval_ms: Annotated[int, duration("--interval", "With --follow: interval.", "1m")] = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +88,15 @@ class Running:
 
     spark: SparkSession
     say: Say
+    as_json: bool = False
+
+    def emit(self, result: Mapping[str, object], show: Callable[[], None]) -> None:
+        """Print a result: as one line of JSON, or as ``show`` does."""
+        if self.as_json:
+            print_json(result)
+            sys.stdout.flush()  # so that a reader gets each line at once
+        else:
+            show()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +126,8 @@ class SessionOptions:
         settings of Spark for this command.
 
         Raises:
-            DelayServiceError: the extra is not installed, there is no Java for Spark, a setting has
-                no ``=``, or Spark failed.
+            DelayServiceError: there is no Java for Spark, a setting has no ``=``, or Spark failed.
         """
-        require_extra()
         from pyspark.sql import SparkSession
 
         from connectors.spark.common.progress import hush, shown
@@ -112,7 +144,7 @@ class SessionOptions:
         try:
             hush(spark)
             with shown(spark, err, is_plain=as_json) as say:
-                yield Running(spark, say)
+                yield Running(spark, say, as_json)
         except FAILURES as exc:
             raise DelayServiceError(f"Spark failed: {reason(exc)}") from exc
         finally:
@@ -143,24 +175,48 @@ def told_to_stop() -> Iterator[threading.Event]:
         yield stop
 
 
-def repeat(job: Running, interval_s: float, step: Callable[[], None]) -> bool:
-    """Call ``step`` every ``interval_s`` seconds until Ctrl-C or SIGTERM, which let it end; return
-    whether the last call failed. A failure is printed, and the next interval tries again.
+def repeat(job: Running, interval_ms: int, step: Callable[[], None], stop: threading.Event) -> bool:
+    """Call ``step`` at intervals until ``stop`` is set; return whether the last call failed. A
+    failure is printed, and the next interval tries again.
     """
     from connectors.spark.common.progress import each_interval
     from connectors.spark.common.session import RETRIED, reason
 
     failed = False
-    with told_to_stop() as stop:
-        for _ in each_interval(interval_s, stop, job.say):
-            try:
-                step()
-            except RETRIED as exc:
-                failed = True
-                print_error(f"{reason(exc)}; it is tried again in {interval_s:.0f} s")
-            else:
-                failed = False
+    for _ in each_interval(interval_ms / 1_000, stop, job.say):
+        try:
+            step()
+        except RETRIED as exc:
+            failed = True
+            print_error(f"{reason(exc)}; it is tried again in {interval_ms // 1_000} s")
+        else:
+            failed = False
     return failed
+
+
+def show_counts(title: str, counts: Mapping[str, int], style: str) -> None:
+    if counts:
+        out.print(title, style=style)
+    for name, count in counts.items():
+        out.print(f"{count:>14,}  {name}", markup=False)
+
+
+def show_rows(rows: Iterable[Mapping[str, object]]) -> None:
+    for row in rows:
+        place = f"{row['topic']}:{row['partition']}:{row['offset']}"
+        out.print(f"  {row['kind']} {place}  {row['detail']}", markup=False)
+
+
+def show_findings(
+    findings: Mapping[str, int], sample: Iterable[Mapping[str, object]], path: str
+) -> None:
+    """Print the number of findings of each kind, a sample of them, and the path of all."""
+    if not findings:
+        out.print("nothing was found", style="bold green")
+        return
+    show_counts("findings", findings, "bold red")
+    show_rows(sample)
+    out.print(f"all of them are in {path}", style="dim", markup=False)
 
 
 def _end_java() -> None:

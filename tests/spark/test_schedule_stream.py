@@ -228,17 +228,7 @@ def test_what_does_not_fit_is_refused_before_anything_begins(
     assert not (feed.folder / "state").exists()
 
 
-def test_a_stream_refuses_a_topic_that_was_created_again(feed: Feed) -> None:
-    feed.add(*feed.desk.reminders(10))
-    assert feed.run().written == 10
-    recreate(feed)
-    feed.add(*feed.desk.reminders(25, user="new"))
-    with pytest.raises(InvalidRequestError, match=f"topic {feed.topic} was deleted"):
-        feed.run()
-    assert len(feed.desk.written()) == 10
-
-
-def test_a_running_stream_ends_where_its_topic_is_created_again(
+def test_where_its_topic_is_created_again_a_stream_ends_and_no_later_one_begins(
     feed: Feed, at_point: Callable[[Callable[[], None]], None]
 ) -> None:
     def replaced() -> None:
@@ -252,6 +242,8 @@ def test_a_running_stream_ends_where_its_topic_is_created_again(
     await_true(lambda: not stream.is_active, "it ends", WAIT_S)
     with pytest.raises(PySparkException, match=f"topic {feed.topic} was deleted"):
         stream.stop()
+    with pytest.raises(InvalidRequestError, match=f"topic {feed.topic} was deleted"):
+        feed.run()
     assert len(feed.desk.written()) == 10
 
 

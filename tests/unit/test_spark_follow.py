@@ -13,7 +13,7 @@ from pyspark.errors import PythonException
 from connectors.spark.audit import AuditOptions, Following, OffsetRange
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.commands.spark_reconcile import status_of
-from delayservice.commands.spark_session import Running, repeat
+from delayservice.commands.spark_session import Running, repeat, told_to_stop
 
 CLEAN, WRONG, PART = (SimpleNamespace(status=status) for status in (0, 3, 4))
 
@@ -57,7 +57,8 @@ def test_a_job_that_follows_goes_on_after_a_failure_of_kafka_or_spark_until_it_i
             raise failure
 
     job = Running(cast("Any", None), lambda _: None)
-    assert repeat(job, 0.01, step) is has_failed
+    with told_to_stop() as stop:
+        assert repeat(job, 10, step, stop) is has_failed
     told = capsys.readouterr().err
     assert "no broker; it is tried again in 0 s" in told
     assert "a worker died; it is tried again in 0 s" in told

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -29,20 +29,19 @@ from confluent_kafka import (
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
-    Producer,
     TopicPartition,
 )
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 from xxhash import xxh3_64_hexdigest
 
 from connectors.kafka.clients import (
     LOGGER,
     CoordinatorLog,
     KafkaAdmin,
-    admin_client,
+    connect,
     connection_failure,
     consumer_client,
     flush,
@@ -51,8 +50,9 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.scan import consumer_config
+from connectors.spark.common.clients import admin_of
 from connectors.spark.common.files import is_there, write_text
-from connectors.spark.common.frames import header_lists
+from connectors.spark.common.frames import header_lists, table
 from connectors.spark.common.topics import native_options
 from delayservice.base import faults
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
@@ -71,7 +71,6 @@ _QUIET: Final = LOGGER.getChild("bulk")
 _QUIET.setLevel(logging.ERROR)
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
-_COMMIT_S: Final = 30.0
 _AGAIN_S: Final = 0.1
 _ROOM_BYTES: Final = 64 * 1024
 _RECORDS_BITS: Final = 32
@@ -151,15 +150,6 @@ class TopicSink:
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
-    def stored(self) -> list[int | None]:
-        """Return the mark of each part without fencing anyone, None as in ``fence``."""
-        return [_mark(place) for place in self._marks()]
-
-    def _marks(self) -> list[TopicPartition]:
-        places = [self.place(number, OFFSET_INVALID) for number in range(self.parts)]
-        with _explained(self.name):
-            return _asked(self, _LIST_MARKS, places)
-
     def fence(self) -> list[int | None]:
         """Fence earlier writers; return the mark of each part, None if there is none or Kafka has
         deleted it.
@@ -187,27 +177,52 @@ class TopicSink:
             order: columns to sort by, which differ between any two records and keep records of one
                 id in order.
         """
-        if self.mapping:
-            self._refuse_other_mapping(batch)
-        spread = records.repartition(self.parts, "id").sortWithinPartitions(*order)
-        counts = spread.select("id", "value", "headers").mapInArrow(_task(self, batch), "n long")
-        return sum(row["n"] for row in counts.collect())
-
-    def _refuse_other_mapping(self, batch: int) -> None:
-        for place in self._marks():
-            is_begun = place.offset > 0 and records_written(place.offset, batch) > 0
-            if is_begun and (place.metadata or "") != self.mapping:
+        for place in self.stored(range(self.parts)) if self.mapping else ():
+            is_begun = records_written(_mark(place) or 0, batch) > 0
+            if is_begun and place.metadata != self.mapping:
                 raise KafkaEdgeError(
                     f"batch {batch} was begun with another mapping or schema: let a run with those "
                     "options complete it"
                 )
+        spread = records.repartition(self.parts, "id").sortWithinPartitions(*order)
+        counts = spread.select("id", "value", "headers").mapInArrow(_task(self, batch), "n long")
+        return sum(row["n"] for row in counts.collect())
 
     def place(self, part: int, mark: int = 0) -> TopicPartition:
         """Return a part's progress as a committed offset, which stores it."""
         return TopicPartition(self.topic, part, mark, self.mapping)
 
+    def stored(self, parts: Iterable[int]) -> list[TopicPartition]:
+        """Return the progress of parts as committed offsets, without fencing anyone."""
+        places = [self.place(number, OFFSET_INVALID) for number in parts]
+        with _explained(self.name):
+            return _asked(self, _LIST_MARKS, places)
+
 
 _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_stable=True)
+
+
+def _is_moving(exc: BaseException) -> bool:
+    return isinstance(exc, KafkaException) and error_of(exc).code() in _MOVING
+
+
+# The group's coordinator may change meanwhile: this is repeated for up to 30 s.
+@retry(
+    retry=retry_if_exception(_is_moving),
+    stop=stop_after_delay(_ASK_S),
+    wait=wait_fixed(_AGAIN_S),
+    reraise=True,
+)
+def _asked(
+    sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
+) -> list[TopicPartition]:
+    group = ConsumerGroupTopicPartitions(sink.name, places)
+    (future,) = ask(admin_of(sink.client), [group]).values()
+    found: list[TopicPartition] = answer_of(future, _ASK_S).topic_partitions
+    for place in found:
+        if place.error is not None:
+            raise KafkaException(place.error)
+    return found
 
 
 def _mark(place: TopicPartition) -> int | None:
@@ -233,10 +248,7 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
     # The id is the key, so that all records of an id are written to one partition.
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
-    column = batch.column("headers")
-    _, lists = header_lists(column)
-    are_set = column.is_valid().to_pylist()
-    headers = [one if is_set else None for one, is_set in zip(lists, are_set, strict=True)]
+    _, headers = header_lists(batch.column("headers"))
     return zip(keys, values, headers, strict=True)
 
 
@@ -264,7 +276,9 @@ def _task(
 
 
 class _Part:
-    """Writer of one part. It fences earlier writers of the part when ``mark`` is first read."""
+    """Writer of one part. It fences earlier writers of the part when it is made; ``mark`` is what
+    they have stored, None as in ``TopicSink.fence``.
+    """
 
     def __init__(self, sink: TopicSink, number: int) -> None:
         self._sink = sink
@@ -272,15 +286,14 @@ class _Part:
         self._id = f"{sink.name}-{number}"
         group = {**consumer_config(sink.client, "schedule"), "group.id": sink.name}
         self._group = consumer_client(group)
-        self._log = CoordinatorLog(_QUIET)
-        self._producer = self._make()
         # Mark of the last transaction of this writer; None: it has committed none.
         self._written: int | None = None
+        self.mark = self._fence()
 
-    def _make(self) -> Producer:
+    def _fence(self) -> int | None:
         sink = self._sink
         self._log = CoordinatorLog(_QUIET)
-        return producer_client(
+        self._producer = producer_client(
             {
                 "linger.ms": 5,
                 "queue.buffering.max.kbytes": 65_536,
@@ -293,20 +306,11 @@ class _Part:
                 **self._log.options,
             }
         )
-
-    @cached_property
-    def mark(self) -> int | None:
-        # The first read fences earlier writers. None: never stored, or Kafka has deleted it.
-        return self._fenced()
-
-    def _fenced(self) -> int | None:
         faults.point("bulk_fencing")
+        connect(self._producer, sink.topic, _ASK_S)
         with _explained(self._id):
-            with suppress(KafkaException):  # init_transactions says what is wrong
-                self._producer.list_topics(self._sink.topic, _ASK_S)  # without it, that takes 0.5 s
             self._producer.init_transactions(_INIT_S)
-            place = self._sink.place(self._number, OFFSET_INVALID)
-            (found,) = _asked(self._sink, _LIST_MARKS, [place])
+        (found,) = sink.stored([self._number])
         faults.point("bulk_fenced")
         return _mark(found)
 
@@ -315,9 +319,7 @@ class _Part:
         # transactional id taken again it can end a transaction of the former producer only.
         if self._written is None or not connection_failure(self._producer, self._log):
             return
-        self._producer = self._make()
-        found = self._fenced()
-        if found != self._written:
+        if self._fence() != self._written:
             raise KafkaEdgeError(f"{self._id}: another run of this job has taken over")
 
     def write(self, records: Iterable[Record], mark: int) -> None:
@@ -338,7 +340,7 @@ class _Part:
         for key, value, headers in records:
             produce_patiently(self._producer, self._sink.topic, value, key, headers=headers)
         faults.point("bulk_produced")
-        if left := flush(self._producer, _COMMIT_S):
+        if left := flush(self._producer, _ASK_S):
             raise KafkaEdgeError(f"{self._id}: {left} records were not acknowledged")
         faults.point("bulk_flushed")
         moved = [self._sink.place(self._number, mark)]
@@ -348,7 +350,7 @@ class _Part:
 
     def _commit(self) -> None:
         try:
-            self._producer.commit_transaction(_COMMIT_S)
+            self._producer.commit_transaction(_ASK_S)
         except KafkaException as exc:
             if error_of(exc).txn_requires_abort():  # else it may be committed
                 self._abort()
@@ -357,29 +359,6 @@ class _Part:
     def _abort(self) -> None:
         with suppress(KafkaException):  # fenced, or ended by the broker when its time is over
             self._producer.abort_transaction(_ASK_S)
-
-
-def _asked(
-    sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
-) -> list[TopicPartition]:
-    # The group's coordinator may change meanwhile: repeat this for up to 30 s.
-    admin = admin_client(sink.client)
-    again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
-    found: list[TopicPartition] = []
-    for attempt in Retrying(
-        retry=again, stop=stop_after_delay(_ASK_S), wait=wait_fixed(_AGAIN_S), reraise=True
-    ):
-        with attempt:
-            (future,) = ask(admin, [ConsumerGroupTopicPartitions(sink.name, places)]).values()
-            found = answer_of(future, _ASK_S).topic_partitions
-            for place in found:
-                if place.error is not None:
-                    raise KafkaException(place.error)
-    return found
-
-
-def _code_of(exc: BaseException) -> int | None:
-    return error_of(exc).code() if isinstance(exc, KafkaException) else None
 
 
 @contextmanager
@@ -437,7 +416,7 @@ def publish(
     told = [sf.lit(summary["v"]).alias("v"), sf.lit(kind).alias("kind")]
     told += [sf.col(name).alias("finding" if name == "kind" else name) for name in found.columns]
     rows = found.select(sf.to_json(sf.struct(*told)).alias("value"), sf.lit(0).alias("at"))
-    last = found.sparkSession.createDataFrame([(json.dumps(summary), 1)], "value string, at int")
+    last = table(found.sparkSession, "value string, at int", [(json.dumps(summary), 1)])
     records = rows.unionByName(last).select(
         sf.lit(None).cast("binary").alias("id"),
         sf.col("value").cast("binary").alias("value"),
@@ -460,7 +439,7 @@ def _begin_or_resume(sink: TopicSink, begun: str) -> None:
     if not is_there(begun):
         sink.begin()
         write_text(begun, sink.name)
-    elif None in sink.stored():
+    elif any(_mark(place) is None for place in sink.stored(range(sink.parts))):
         raise DelayServiceError(
             f"how much was published to {sink.topic} is not known any more: nothing was for longer "
             "than the brokers' offsets.retention.minutes. To publish the last findings, which may "

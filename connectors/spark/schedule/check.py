@@ -52,21 +52,25 @@ class RowRules:
 
 
 def check(rules: RowRules) -> Check:
-    """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``:
-    ``code`` and ``reason`` are null for valid rows, whose ``row`` is dropped.
+    """Return a function for ``DataFrame.mapInArrow``, from the columns of ``mapping.drafts`` to
+    ``JUDGED``: ``code`` and ``reason`` are null for valid rows, whose ``row`` is dropped.
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         judge = ScheduleCheck(rules)
         for batch in batches:
-            unreadable = batch.column("refusal").to_pylist()
+            *same, row, unreadable = batch.columns
             refusals = [
                 judge.refusal((_BEYOND_ALL_OFFSETS, rules.now_ms, *record))
                 if why is None
                 else (ROW_UNREADABLE, why)
-                for record, why in zip(records_of(batch), unreadable, strict=True)
+                for record, why in zip(records_of(batch), unreadable.to_pylist(), strict=True)
             ]
-            yield _with_verdicts(batch.drop_columns(["refusal"]), refusals)
+            codes = pa.array([refusal and refusal[0] for refusal in refusals], pa.string())
+            reasons = pa.array([refusal and refusal[1] for refusal in refusals], pa.string())
+            rows = pc.if_else(codes.is_valid(), row, None)
+            names = [*batch.schema.names[:-1], "code", "reason"]
+            yield pa.RecordBatch.from_arrays([*same, rows, codes, reasons], names)
 
     return judged
 
@@ -87,11 +91,8 @@ class ScheduleCheck:
                 f"the record has about {size} bytes, {self._rules.topic} takes "
                 f"{self._rules.record_bytes_max}"
             )
-        for reader in self._readers:
-            refusal = self._refusal_of(reader.read(*row))
-            if refusal is not None:
-                return refusal
-        return None
+        found = (self._refusal_of(reader.read(*row)) for reader in self._readers)
+        return next((one for one in found if one is not None), None)
 
     def _refusal_of(self, entry: Entry) -> Refusal | None:
         _, kind, _, _, payload, extra = entry
@@ -119,14 +120,3 @@ def _size(row: PolledRecord) -> int:
         len(name) + len(content or b"") + _HEADER_EXTRA_BYTES for name, content in headers or ()
     )
     return len(key or b"") + len(value or b"") + named + RECORD_EXTRA_BYTES
-
-
-def _with_verdicts(batch: pa.RecordBatch, refusals: list[Refusal | None]) -> pa.RecordBatch:
-    codes = pa.array([refusal and refusal[0] for refusal in refusals], pa.string())
-    reasons = pa.array([refusal and refusal[1] for refusal in refusals], pa.string())
-    nothing = pa.scalar(None, batch.schema.field("row").type)
-    place = batch.schema.get_field_index("row")
-    kept = batch.set_column(
-        place, "row", pc.if_else(pc.is_null(codes), nothing, batch.column("row"))
-    )
-    return kept.append_column("code", codes).append_column("reason", reasons)

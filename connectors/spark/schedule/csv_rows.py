@@ -13,9 +13,11 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from connectors.spark.common.frames import batch_of
 from connectors.spark.schedule.mapping import CSV_PLACE, CSV_TEXT, REFUSAL
 from delayservice.base.errors import InvalidRequestError
 
@@ -129,8 +131,9 @@ def read_csv(spark: SparkSession, where: str) -> DataFrame:
     )
     ordered = lines.repartition("file").sortWithinPartitions("file", "block", "number")
     columns = [CSV_PLACE, REFUSAL, CSV_TEXT, *names, *folders]
-    schema = types.StructType([types.StructField(name, types.StringType()) for name in columns])
-    return ordered.drop("block", "number").mapInArrow(_reading(names, columns), schema)
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    lines = ordered.drop("block", "number")
+    return lines.mapInArrow(_reading(names, schema), from_arrow_schema(schema))
 
 
 def _names(spark: SparkSession, files: Iterable[str], where: str) -> list[str]:
@@ -147,7 +150,7 @@ def _names(spark: SparkSession, files: Iterable[str], where: str) -> list[str]:
 
 
 def _reading(
-    names: Sequence[str], columns: Sequence[str]
+    names: Sequence[str], schema: pa.Schema
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[tuple[str | None, ...]] = []
@@ -158,10 +161,10 @@ def _reading(
                 held.append((f"{file}:{row.line}", row.refusal, row.text, *cells, *folders))
                 chars += sum(map(len, row.cells))
                 if len(held) == _BATCH_ROWS or chars > _BATCH_CHARS:
-                    yield _batch(held, columns)
+                    yield batch_of(held, schema)
                     held, chars = [], 0
         if held:
-            yield _batch(held, columns)
+            yield batch_of(held, schema)
 
     return read
 
@@ -171,8 +174,3 @@ def _lines_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple[str, ..
     for batch in batches:
         file, line, *folders = (column.to_pylist() for column in batch.columns)
         yield from zip(zip(file, *folders, strict=True), line, strict=True)
-
-
-def _batch(rows: Sequence[tuple[str | None, ...]], columns: Sequence[str]) -> pa.RecordBatch:
-    arrays = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, list(columns))

@@ -5,7 +5,7 @@ It uses Spark expressions only; no row passes through Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,10 +13,9 @@ from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as sf
 
 from delayservice.base.errors import InvalidRequestError
-from delayservice.config.units import parse_duration_ms
 from delayservice.contract import names
 from delayservice.contract.input_headers import RESERVED
-from delayservice.contract.request import instant_ms
+from delayservice.contract.request import delay_ms, instant_ms
 
 FIXED: Final = "="
 
@@ -33,8 +32,6 @@ MAPPABLE: Final = frozenset(
 )
 """Headers of the service that may be mapped in ``Fields.headers``; each of its other headers has a
 field of its own in ``Fields``."""
-
-DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row", "refusal")
 
 REFUSAL: Final = "row.refusal"
 """Column of rows: why the row can't be read; null: it can."""
@@ -90,7 +87,7 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
     """Return a row for each row of ``rows``, with the delayed record that it asks for, unchecked.
 
     Returns:
-        Columns ``DRAFT_COLUMNS``: ``file`` string, the place of the row, or empty; ``id`` and
+        In this order: ``file`` string, the place of the row, or empty; ``id`` and
         ``value`` binary; ``headers`` array of ``{key: string, value: binary}``, in the order of
         writing; ``row`` string, the row as JSON, or the value of a record of a topic; ``refusal``
         string, why the row can't be read, or null.
@@ -128,7 +125,12 @@ def _columns(rows: DataFrame) -> list[str]:
 
 
 def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]:
-    found = [_header(*_time(rows, fields))]
+    if (fields.at is None) == (fields.after is None):
+        raise InvalidRequestError("a row needs one due time: give at or after, and not both")
+    if fields.at is not None:
+        found = [_header(names.DELAY_AT, _chosen(rows, "at", fields.at))]
+    else:
+        found = [_header(names.DELAY_AFTER, _chosen(rows, "after", fields.after or ""))]
     if fields.target is not None:
         found.append(_header(names.DELAY_TARGET_TOPIC, _chosen(rows, "target", fields.target)))
     found.append(_header(names.DELAY_ID, record_id))
@@ -149,30 +151,25 @@ def _header(name: str, value: Column) -> Column:
     return sf.struct(sf.lit(name).alias("key"), value.alias("value"))
 
 
-def _time(rows: DataFrame, fields: Fields) -> tuple[str, Column]:
-    if (fields.at is None) == (fields.after is None):
-        raise InvalidRequestError("a row needs one due time: give at or after, and not both")
-    if fields.at is not None:
-        at = _chosen(rows, "at", fields.at, _instant, lambda text: str(instant_ms("at", text)))
-        return names.DELAY_AT, at
-    return names.DELAY_AFTER, _chosen(rows, "after", fields.after or "", _delay, _fixed_delay)
+# What a column may hold, and what reads a fixed text, in ms.
+_TIMES: Final[Mapping[str, tuple[str, Callable[[str, str], int]]]] = {
+    "at": (
+        "a due time (RFC 3339 as text, whole epoch milliseconds, or a timestamp with a time zone)",
+        instant_ms,
+    ),
+    "after": ("a delay (whole milliseconds, or an ISO 8601 duration as text)", delay_ms),
+}
 
 
-def _chosen(
-    rows: DataFrame,
-    what: str,
-    text: str,
-    of_column: Callable[[DataFrame, str, str], Column] | None = None,
-    of_text: Callable[[str], str] = str,
-) -> Column:
+def _chosen(rows: DataFrame, what: str, text: str) -> Column:
     # The text names a column, or is taken itself: without the prefix "=", if it has that.
     if not text.startswith(FIXED) and text in _columns(rows):
-        return (of_column or _bytes)(rows, what, text)
+        return (_time if what in _TIMES else _bytes)(rows, what, text)
+    fixed = text.removeprefix(FIXED)
     try:
-        fixed = of_text(text.removeprefix(FIXED))
+        return sf.lit(str(_TIMES[what][1](what, fixed)) if what in _TIMES else fixed).cast("binary")
     except InvalidRequestError as exc:
         raise InvalidRequestError(f"{exc}; {_no_column(rows, text)}") from exc
-    return sf.lit(fixed).cast("binary")
 
 
 def _bytes(rows: DataFrame, what: str, name: str) -> Column:
@@ -186,37 +183,15 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
     return column.cast("string").cast("binary")
 
 
-def _instant(rows: DataFrame, what: str, name: str) -> Column:
-    # Rounded up to a millisecond, so that no delivery is early.
+def _time(rows: DataFrame, what: str, name: str) -> Column:
     kind = _type(rows, what, name)
-    if isinstance(kind, types.TimestampType):
+    if what == "at" and isinstance(kind, types.TimestampType):
+        # Rounded up to a millisecond, so that no delivery is early.
         us = sf.unix_micros(_column(name))
         return sf.ceil(us / sf.lit(_US_PER_MS)).cast("string").cast("binary")
     if isinstance(kind, (*_WHOLE, types.StringType)):
         return _bytes(rows, what, name)
-    hint = "text in RFC 3339, whole epoch milliseconds or a timestamp with a time zone is expected"
-    raise InvalidRequestError(
-        f"column {name} can't be a due time: it is {kind.simpleString()}; {hint}"
-    )
-
-
-def _delay(rows: DataFrame, what: str, name: str) -> Column:
-    kind = _type(rows, what, name)
-    if isinstance(kind, (*_WHOLE, types.StringType)):
-        return _bytes(rows, what, name)
-    raise InvalidRequestError(
-        f"column {name} can't be a delay: it is {kind.simpleString()}; whole milliseconds or an "
-        "ISO 8601 duration as text are expected"
-    )
-
-
-def _fixed_delay(text: str) -> str:
-    if text.isdecimal():
-        return text
-    try:
-        return str(parse_duration_ms(text))
-    except ValueError as exc:
-        raise InvalidRequestError(f"after: {exc}") from exc
+    raise InvalidRequestError(f"column {name} can't be {_TIMES[what][0]}: {kind.simpleString()}")
 
 
 def _type(rows: DataFrame, what: str, name: str) -> types.DataType:

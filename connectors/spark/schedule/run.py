@@ -16,26 +16,27 @@ are already written.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.topic_facts import record_bytes_max
+from connectors.spark.common.clients import admin_of
 from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.files import is_replaceable
-from connectors.spark.common.frames import counts_by, last_header
+from connectors.spark.common.frames import counts_by, last_header, or_false
 from connectors.spark.common.progress import Say
 from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.sink import PARTS_MAX, TopicSink, sink_client
-from connectors.spark.common.topics import native_options, read_topic
+from connectors.spark.common.topics import read_topic
 from connectors.spark.schedule.check import JUDGED, RowRules, check
 from connectors.spark.schedule.csv_rows import read_csv
 from connectors.spark.schedule.mapping import REFUSAL, Fields, drafts
@@ -65,6 +66,7 @@ REJECTED: Final = "file string, id string, code string, reason string, row strin
 # Value for the delay topic's max.message.bytes if the broker does not give it, in bytes.
 _RECORD_BYTES_DEFAULT: Final = 1_048_588
 _SAMPLE_CHARS_MAX: Final = 200
+_AGAIN: Final = "run the same again, which writes what is missing"
 _KEPT: Final = StorageLevel.DISK_ONLY
 
 
@@ -165,13 +167,18 @@ def schedule(
         DelayServiceError: the cluster does not answer, a row can't be read or a record not written.
     """
     started_s = time.monotonic()
-    _check_replaceable(options.rejected_path)
+    if not is_replaceable(options.rejected_path):
+        raise InvalidRequestError(
+            f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
+            "its place: name another folder"
+        )
     rules = rules_for(contracts, options)
-    judged = _judged(rows, options.fields, rules).persist(_KEPT)
-    fresh: DataFrame | None = None
-    try:
+    with ExitStack() as undo:
+        judged = _judged(rows, options.fields, rules).persist(_KEPT)
+        undo.callback(judged.unpersist)
         say("checking every row")
-        counts = _counts(judged)
+        with _told("the rows can't be read: {}"):
+            counts = counts_by("code", judged)
         rejected = {code: n for code, n in counts.items() if code is not None}
         if rejected:
             say("writing the rejected rows")
@@ -180,37 +187,33 @@ def schedule(
         sink = sink_for(options, rules)
         batch = sink.claim() if is_written else 0
         say("looking what is there already")
-        good = judged.where("code IS NULL").select("id", "value", "headers")
-        held = _held(rows.sparkSession, options)
-        fresh = _missing(good, held).persist(_KEPT)
+        fresh = _missing(judged, _held(rows.sparkSession, options)).persist(_KEPT)
+        undo.callback(fresh.unpersist)
         ((total, replacing),) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
-        report = Scheduled(
-            rows=sum(counts.values()),
-            rejected=rejected,
-            there=counts.get(None, 0) - total,
-            fresh=total,
-            replacing=replacing,
-            written=total if is_written else 0,
-            seconds=0.0,
-            rejected_path=options.rejected_path if rejected else None,
-            sample=_sample(fresh, options.sample_rows),
-        )
+        sample = [_shown(row) for row in fresh.limit(options.sample_rows).collect()]
         if is_written and total:
             say(f"writing {total:,} records")
-            _write(fresh, sink, batch)
-    finally:
-        judged.unpersist()
-        if fresh is not None:
-            fresh.unpersist()
-    return replace(report, seconds=round(time.monotonic() - started_s, 3))
+            with _told(f"not all records were written to {options.topic}: {{}}; {_AGAIN}"):
+                sink.write(fresh, batch, "id")
+    return Scheduled(
+        rows=sum(counts.values()),
+        rejected=rejected,
+        there=counts.get(None, 0) - total,
+        fresh=total,
+        replacing=replacing,
+        written=total if is_written else 0,
+        seconds=round(time.monotonic() - started_s, 3),
+        rejected_path=options.rejected_path if rejected else None,
+        sample=sample,
+    )
 
 
-def _check_replaceable(path: str) -> None:
-    if not is_replaceable(path):
-        raise InvalidRequestError(
-            f"{path} holds what no former run wrote, and rejected rows would take its place: name "
-            "another folder"
-        )
+@contextmanager
+def _told(sentence: str) -> Iterator[None]:
+    try:
+        yield
+    except FAILURES as exc:
+        raise DelayServiceError(sentence.format(reason(exc))) from exc
 
 
 def served_contracts(
@@ -222,7 +225,7 @@ def served_contracts(
     Raises:
         KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
     """
-    if checkpoint not in partition_counts(admin_client(native_options(client))):
+    if checkpoint not in partition_counts(admin_of(client)):
         return ()
     cut = take_cut(client, checkpoint, lambda _topics: ())
     shards = [shard for shard in cut.shards if shard.topic == topic]
@@ -241,7 +244,7 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
             f"{topic} is a level topic: its records have neither ids nor times, so nothing could "
             "tell a second run from the first; schedule into a precise delay topic"
         )
-    admin = admin_client(native_options(options.client))
+    admin = admin_of(options.client)
     partitions = partition_counts(admin)
     if topic not in partitions:
         raise InvalidRequestError(
@@ -261,22 +264,11 @@ def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
     doubled = asked.groupBy("id").count().where("count > 1").select("id", "count")
     is_doubled = sf.col("count").isNotNull() & sf.col("code").isNull()
     many = sf.format_string("%d rows have this id", "count")
-    return checked.join(doubled, "id", "left").select(
-        "file",
-        "id",
-        "value",
-        "headers",
-        "row",
-        sf.when(is_doubled, sf.lit(ID_DUPLICATE)).otherwise(sf.col("code")).alias("code"),
-        sf.when(is_doubled, many).otherwise(sf.col("reason")).alias("reason"),
-    )
-
-
-def _counts(judged: DataFrame) -> dict[str | None, int]:
-    try:
-        return counts_by("code", judged)
-    except FAILURES as exc:
-        raise DelayServiceError(f"the rows can't be read: {reason(exc)}") from exc
+    decided = {
+        "code": sf.when(is_doubled, sf.lit(ID_DUPLICATE)).otherwise(sf.col("code")),
+        "reason": sf.when(is_doubled, many).otherwise(sf.col("reason")),
+    }
+    return checked.join(doubled, "id", "left").withColumns(decided).drop("count")
 
 
 def write_rejected(judged: DataFrame, path: str) -> None:
@@ -297,26 +289,24 @@ def _digest() -> Column:
     return sf.xxhash64("id", "value", "headers")
 
 
-def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
+def _missing(judged: DataFrame, held: DataFrame) -> DataFrame:
     # is_replacing: the delay topic has the record's id with another content.
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
-    is_there = sf.array_contains("digests", _digest())
+    is_there = or_false(sf.array_contains("digests", _digest()))
     return (
-        good.join(contents, "id", "left")
-        .where(~sf.coalesce(is_there, sf.lit(False)))  # noqa: FBT003  # a literal of Spark's
+        judged.where("code IS NULL")
+        .join(contents, "id", "left")
+        .where(~is_there)
         .select("id", "value", "headers", sf.col("digests").isNotNull().alias("is_replacing"))
     )
 
 
-def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
-    return [
-        {
-            "id": _text(row["id"]),
-            "headers": {name: _text(content) for name, content in row["headers"]},
-            "value": (_text(row["value"]) or "")[:_SAMPLE_CHARS_MAX],
-        }
-        for row in fresh.limit(rows).collect()
-    ]
+def _shown(row: Row) -> dict[str, object]:
+    return {
+        "id": _text(row["id"]),
+        "headers": {name: _text(content) for name, content in row["headers"]},
+        "value": (_text(row["value"]) or "")[:_SAMPLE_CHARS_MAX],
+    }
 
 
 def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
@@ -327,16 +317,6 @@ def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
         parts=min(PARTS_MAX, rules.partitions[options.topic]),
         record_bytes_max=rules.record_bytes_max,
     )
-
-
-def _write(fresh: DataFrame, sink: TopicSink, batch: int) -> None:
-    try:
-        sink.write(fresh, batch, "id")
-    except FAILURES as exc:
-        raise DelayServiceError(
-            f"not all records were written to {sink.topic}: {reason(exc)}; run the same again, "
-            "which writes what is missing"
-        ) from exc
 
 
 def _text(content: bytes | None) -> str | None:

@@ -17,26 +17,26 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
 from xxhash import xxh3_64_hexdigest
 
-from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.topic_facts import topic_ids
+from connectors.spark.common.clients import admin_of
 from connectors.spark.common.files import delete, is_there, read_text, write_text
 from connectors.spark.common.frames import counts_by
 from connectors.spark.common.progress import Say
 from connectors.spark.common.session import reason
 from connectors.spark.common.sink import TopicSink
-from connectors.spark.common.topics import java_options, native_options
-from connectors.spark.schedule.check import JUDGED, RowRules, check
+from connectors.spark.common.topics import java_options
+from connectors.spark.schedule.check import JUDGED, check
 from connectors.spark.schedule.mapping import KEY, PLACE, REFUSAL, VALUE, drafts
 from connectors.spark.schedule.run import (
     REJECTED,
@@ -55,6 +55,8 @@ INFER: Final = "infer"
 
 _SAMPLE_RECORDS: Final = 500
 _CORRUPT: Final = "kafka.corrupt"
+_ROW: Final = "kafka.row"
+_NOW: Final = {"availableNow": True}
 _STOPPED: Final = "stopped before this batch began"
 
 
@@ -78,12 +80,6 @@ class StreamOptions:
     every_ms: int | None = None
     records_max: int = 100_000
 
-    @property
-    def trigger(self) -> dict[str, Any]:
-        if self.every_ms is None:
-            return {"availableNow": True}
-        return {"processingTime": f"{self.every_ms} milliseconds"}
-
 
 def start_stream(
     spark: SparkSession,
@@ -103,14 +99,9 @@ def start_stream(
         DelayServiceError: a cluster does not answer or knows no id of a topic, or the stored state
             can't be used.
     """
-    cluster = admin_client(native_options(stream.source))
-    if stream.from_topic not in partition_counts(cluster):
+    if stream.from_topic not in partition_counts(admin_of(stream.source)):
         raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
-
-    def rules() -> RowRules:
-        return rules_for(contracts(), options)
-
-    sink = sink_for(options, rules())
+    sink = sink_for(options, rules_for(contracts(), options))
     path = f"{stream.checkpoint}/schedule.json"
     state = _kept(path, stream, options)
     schema = stream.schema
@@ -122,58 +113,58 @@ def start_stream(
     given = sorted((name, value) for name, value in asdict(fields).items() if value)
     sink = replace(sink, mapping=xxh3_64_hexdigest(repr((given, schema)).encode()))
     marks: list[int | None] = []
-    served = admin_client(native_options(options.client))
     if state is None:
+        topics, ids = (options.topic, stream.from_topic), _ids(options, stream)
+        if None in ids:
+            raise DelayServiceError(f"{' or '.join(topics)} can't be described: try again")
         name = f"{options.name}-{uuid.uuid4().hex[:16]}"
-        ids = _id_of(served, options.topic), _id_of(cluster, stream.from_topic)
-        state = _State(name, options.topic, stream.from_topic, *ids, sink.parts, schema)
-        sink = replace(sink, name=name)
+        state = _State(name, topics, ids, sink.parts, schema)
+        sink = replace(sink, name=state.name)
         sink.begin()
         write_text(path, msgspec.json.encode(state).decode())
     else:
-        _refuse_another(state, served, cluster, stream.checkpoint)
+        _refuse_another(state, options, stream)
         sink = replace(sink, name=state.name, parts=state.parts)
         marks = sink.fence()
-    rejected_path = f"{options.rejected_path}/{state.name}"
-    same = partial(_refuse_another, state, served, cluster, stream.checkpoint)
-    started = Stream(sink, rules, rejected_path, say, same, is_lost=None in marks)
-    started.start(asked, stream)
+    started = Stream(state, sink, contracts, options, stream, say, None in marks)
+    started.start(asked)
     return started
 
 
+@dataclass(slots=True)
 class Stream:
-    """Running stream; ``rejected_path`` has a folder ``batch=N`` for each batch."""
+    """Running stream, and what it has done; ``rejected_path`` has a folder ``batch=N`` for each
+    batch.
+    """
 
-    def __init__(
-        self,
-        sink: TopicSink,
-        rules: Callable[[], RowRules],
-        rejected_path: str,
-        say: Say,
-        check_topics: Callable[[], None],
-        *,
-        is_lost: bool,
-    ) -> None:
-        self.batches = 0
-        self.written = 0
-        self.rejected = Counter[str]()
-        self.rejected_path = rejected_path
-        self._sink = sink
-        self._rules = rules
-        self._say = say
-        self._check_topics = check_topics
-        self._is_lost = is_lost
-        # Folder of the last batch's rejected records, if there were none; the next batch deletes
-        # it. None: there is nothing to delete.
-        self._spent: str | None = None
-        self._lock = threading.Lock()
-        self._is_stopped = False
+    _state: _State
+    _sink: TopicSink
+    _contracts: Callable[[], Sequence[Contract]]
+    _options: ScheduleOptions
+    _stream: StreamOptions
+    _say: Say
+    _is_lost: bool
+    batches: int = 0
+    written: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    # Folder of the last batch's rejected records, if there were none; the next batch deletes it.
+    # None: there is nothing to delete.
+    _spent: str | None = None
+    _is_stopped: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _query: StreamingQuery = field(init=False)
 
-    def start(self, asked: DataFrame, stream: StreamOptions) -> None:
+    @property
+    def rejected_path(self) -> str:
+        return f"{self._options.rejected_path}/{self._state.name}"
+
+    def start(self, asked: DataFrame) -> None:
+        every_ms = self._stream.every_ms
+        trigger = _NOW if every_ms is None else {"processingTime": f"{every_ms} milliseconds"}
         self._query = (
             asked.writeStream.queryName("delay schedule")
-            .trigger(**stream.trigger)
-            .option("checkpointLocation", f"{stream.checkpoint}/spark")
+            .trigger(**trigger)
+            .option("checkpointLocation", f"{self._stream.checkpoint}/spark")
             .foreachBatch(self._take)
             .start()
         )
@@ -209,14 +200,15 @@ class Stream:
 
     def _write(self, asked: DataFrame, batch: int) -> None:
         began_s = time.monotonic()
-        self._check_topics()
+        _refuse_another(self._state, self._options, self._stream)
         path = f"{self.rejected_path}/batch={batch}"
-        rejected = self._decide(asked, batch, path)
-        bad = asked.sparkSession.read.schema(REJECTED).parquet(path).select("file")
+        bad = self._decide(asked, batch, path)
+        rejected = Counter(counts_by("code", bad))
         good = asked.join(bad, "file", "left_anti") if rejected else asked
         offset = sf.substring_index("file", ":", -1).cast("long")
         written = self._sink.write(good, batch, offset, sf.col("file"))
-        self._check_topics()  # it may have been created again while it was read
+        # A topic may have been created again while it was read.
+        _refuse_another(self._state, self._options, self._stream)
         faults.point("bulk_written")
         self._spent = None if rejected else path
         self.batches += 1
@@ -225,63 +217,57 @@ class Stream:
         took = f"{time.monotonic() - began_s:.1f} s"
         self._say(f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took}")
 
-    def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
-        """Write the rejected records of a batch, unless an earlier process has done so.
+    def _decide(self, asked: DataFrame, batch: int, path: str) -> DataFrame:
+        """Write the rejected records of a batch, unless an earlier process has done so, and return
+        them.
 
         Raises:
             DelayServiceError: an earlier process has done so, and the sink's stored progress has
                 expired since.
         """
-        spark = asked.sparkSession
         if self._spent is not None:
             delete(self._spent)
         if not is_there(f"{path}/_SUCCESS"):
-            write_rejected(asked.mapInArrow(check(self._rules()), JUDGED), path)
+            rules = rules_for(self._contracts(), self._options)
+            write_rejected(asked.mapInArrow(check(rules), JUDGED), path)
         elif self._is_lost:
             raise DelayServiceError(
                 f"how far batch {batch} was written is not known any more: the stream stood still "
                 "for longer than the brokers' offsets.retention.minutes. To write all of it, which "
                 f"may double records, delete {path}"
             )
-        return Counter(counts_by("code", spark.read.schema(REJECTED).parquet(path)))
+        return asked.sparkSession.read.schema(REJECTED).parquet(path)
 
 
 class _State(msgspec.Struct):
     """Facts about a stream, the same in all its processes. ``name``: the job's name and a random
-    text; ``parts``: number of parts in which the sink writes.
+    text; ``topics``, ``ids``: the delay topic and the one that is read, and their ids; ``parts``:
+    number of parts in which the sink writes.
     """
 
     name: str
-    topic: str
-    from_topic: str
-    topic_id: str
-    from_topic_id: str
+    topics: tuple[str, str]
+    ids: tuple[str | None, str | None]
     parts: int
     schema: str | None
 
 
-def _id_of(admin: KafkaAdmin, topic: str) -> str:
-    found = topic_ids(admin, [topic]).get(topic)
-    if found is None:
-        raise DelayServiceError(f"topic {topic} can't be described: try again")
-    return found
+def _ids(options: ScheduleOptions, stream: StreamOptions) -> tuple[str | None, str | None]:
+    served = topic_ids(admin_of(options.client), [options.topic])
+    read = topic_ids(admin_of(stream.source), [stream.from_topic])
+    return served.get(options.topic), read.get(stream.from_topic)
 
 
-def _refuse_another(
-    state: _State, served: KafkaAdmin, cluster: KafkaAdmin, checkpoint: str
-) -> None:
+def _refuse_another(state: _State, options: ScheduleOptions, stream: StreamOptions) -> None:
     # After a topic was created again, the stream's offsets and what it has written are of the
     # former topic. A topic that a broker does not know is passed over, as brokers learn of a topic
     # one after another.
-    for admin, topic, known in (
-        (served, state.topic, state.topic_id),
-        (cluster, state.from_topic, state.from_topic_id),
-    ):
-        if topic_ids(admin, [topic]).get(topic, known) != known:
+    for topic, known, found in zip(state.topics, state.ids, _ids(options, stream), strict=True):
+        if found not in (None, known):
             raise InvalidRequestError(
                 f"topic {topic} was deleted and created again since this stream began, and "
-                f"{checkpoint} is of the former one: delete that folder to begin anew, or name "
-                "another"
+                f"{stream.checkpoint} is of the former one: delete that folder to begin anew, or "
+                "name another"
             )
 
 
@@ -295,10 +281,11 @@ def _kept(path: str, stream: StreamOptions, options: ScheduleOptions) -> _State 
         raise InvalidRequestError(
             f"{path} can't be read ({exc}): delete {stream.checkpoint}"
         ) from exc
-    if (state.topic, state.from_topic) != (options.topic, stream.from_topic):
+    topic, from_topic = state.topics
+    if (topic, from_topic) != (options.topic, stream.from_topic):
         raise InvalidRequestError(
-            f"{stream.checkpoint} is of the stream from {state.from_topic} to {state.topic}: name "
-            "another folder"
+            f"{stream.checkpoint} is of the stream from {from_topic} to {topic}: name another "
+            "folder"
         )
     return state
 
@@ -328,15 +315,14 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
     text = sf.col("value").cast("string")
     try:
         row = sf.from_json(text, f"STRUCT<{schema}, `{_CORRUPT}` STRING>", named)
-        rows = records.select(*own, row.alias("row"))
+        rows = records.select(row.alias(_ROW), *own)
     except PySparkException as exc:
         raise InvalidRequestError(
             f"schema {schema!r} does not name columns: {reason(exc)}"
         ) from exc
-    is_wrong = sf.col("row").isNull() | sf.col(f"row.`{_CORRUPT}`").isNotNull()
+    is_wrong = sf.col(f"`{_ROW}`").isNull() | sf.col(f"`{_ROW}`.`{_CORRUPT}`").isNotNull()
     why = sf.when(is_wrong, sf.lit("the value is no JSON object of the schema"))
-    names = [f"`{name}`" for name in rows.columns if name != "row"]
-    return rows.select("row.*", *names, why.alias(REFUSAL)).drop(_CORRUPT)
+    return rows.withColumn(REFUSAL, why).select(f"`{_ROW}`.*", "*").drop(_ROW, _CORRUPT)
 
 
 def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
