@@ -67,33 +67,43 @@ def row_with(*kept: str, **given: Column) -> list[Column]:
     return [columns[name].cast(TYPES[name]).alias(name) for name in COLUMNS]
 
 
+CLASSIFIED: Final = (
+    *("shard", "offset", "role", "kind", "due_ms", "at_ms", "content", "topic", "partition"),
+    *("place", "by", "id_hash", "id"),
+)
+"""Columns of a ledger row that are made here; the others are the same in all rows made here, or
+follow from these: each column that goes to Python takes time."""
+
+
 def classified(
     read: DataFrame,
     *,
-    of_sources: bool,
+    role: int,
     key: Column,
     is_doubtful: Column,
     content: Column | None = None,
     **columns: Column,
 ) -> DataFrame:
-    """Return one row for each record in ``read``, with the ledger's columns, ``reading``,
-    ``of_sources``, ``key`` and ``record`` (JSON). The ledger's columns mean nothing where
-    ``reading`` is ``DOUBTFUL`` or ``ORDINARY``.
+    """Return one row for each record in ``read``, with the columns ``CLASSIFIED``, ``reading``,
+    ``key`` and ``record`` (JSON). Where ``reading`` is ``DOUBTFUL`` or ``ORDINARY``, those of
+    ``CLASSIFIED`` mean nothing, except that ``role`` tells source records from outputs.
 
     Args:
         read: records, with the column ``reading``.
+        role: of the records that need not be read in Python.
         key: becomes the column ``key`` where ``reading`` is ``HASHED``.
         is_doubtful: whether to keep the whole record in the column ``record``; else it is null.
-        content, columns: expressions for the ledger's columns by name, except ``at_ms``.
+        content, columns: expressions for columns of ``CLASSIFIED`` by name; if there is none, the
+            column has its default in ``LedgerRow``.
     """
     record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
     # Without a condition on each: Java compiles no method that is longer than 8,000 bytes.
     if content is not None:
         columns["content"] = sf.when(sf.col("reading") <= HASHED, content)
+    made = row_with(role=sf.lit(role), at_ms=sf.col("timestamp_ms"), **columns)
     return read.select(
-        *row_with(at_ms=sf.col("timestamp_ms"), **columns),
+        *(column for name, column in zip(COLUMNS, made, strict=True) if name in CLASSIFIED),
         "reading",
-        sf.lit(of_sources).alias("of_sources"),
         sf.when(sf.col("reading") == HASHED, key).cast("binary").alias("key"),
         # As one column of text: with each row, Spark asks every nested column for its size.
         sf.when(is_doubtful, sf.to_json(record)).alias("record"),

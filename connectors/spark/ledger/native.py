@@ -54,9 +54,9 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
     record, else the whole record.
 
     Returns:
-        The columns of ``LEDGER``, null where ``reading`` is ``DOUBTFUL``; ``reading``:
-        ``COMPLETE``, ``HASHED`` or ``DOUBTFUL``; ``of_sources``, true; ``key``, where Python must
-        hash it; ``record``, the whole record, where Python must or may have to read it; else null.
+        As ``expressions.classified``; ``reading``: ``COMPLETE``, ``HASHED`` or ``DOUBTFUL``;
+        ``key``, where Python must hash it; ``record``, the whole record, where Python must or may
+        have to read it; else null.
     """
     # null, as all that is computed with it, where a sum might not be in range
     written_ms = sf.when(
@@ -82,14 +82,12 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
     )
     return classified(
         read.withColumn("reading", reading.cast("byte")),
-        of_sources=True,
+        role=SOURCE,
         key=key,
         is_doubtful=(sf.col("reading") == DOUBTFUL) | may_be_away,
         shard=sf.col("shard"),
         offset=sf.col("offset"),
-        role=sf.lit(SOURCE),
         kind=sf.col("kind"),
-        key_ms=sf.when(is_delayed, sf.col("due_ms")).otherwise(0),
         due_ms=sf.when(is_delayed, sf.col("due_ms")).otherwise(0),
         content=content(records, sf.when(is_delayed, sf.col("own")).otherwise(sf.col("headers"))),
         topic=sf.when(is_delayed, sf.xxhash64("target")).otherwise(-1),
@@ -202,7 +200,7 @@ def _allowed(ledger: Ledger) -> list[str]:
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
     """As ``classified_sources``, for records of target topics and the dead-letter topic. Dead
-    letters are ``DOUBTFUL``. Where ``reading`` is ``ORDINARY``, all other columns are null.
+    letters are ``DOUBTFUL``; ``reading`` may be ``ORDINARY``.
     """
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))
@@ -235,10 +233,9 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
     complete = sf.when(key.isNotNull(), HASHED).otherwise(COMPLETE)
     return classified(
         read.withColumn("reading", _reading_of_output(is_plain, complete)),
-        of_sources=False,
+        role=DELIVERED,
         key=key,
         is_doubtful=sf.col("reading") == DOUBTFUL,
-        role=sf.lit(DELIVERED),
         offset=sf.col("settles"),
         due_ms=sf.col("due_ms"),
         content=content(records, own),
@@ -276,10 +273,9 @@ def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
         kind = sf.when(sf.col(names.DELAY_OUTCOME) == name, number).otherwise(kind)
     return classified(
         read.withColumn("reading", _reading_of_output(is_plain, sf.lit(COMPLETE))),
-        of_sources=False,
+        role=OUTCOME,
         key=sf.lit(None),
         is_doubtful=sf.col("reading") == DOUBTFUL,
-        role=sf.lit(OUTCOME),
         kind=kind,
         offset=sf.col("settles"),
         due_ms=sf.coalesce(due.try_cast("bigint"), sf.lit(-1)),

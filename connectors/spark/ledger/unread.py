@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from connectors.spark.common.decode import key_hash
+from connectors.spark.common.decode import NO_KEY, key_hash
 from connectors.spark.common.frames import arrow_schema
 from connectors.spark.common.topics import ROW_SCHEMA
 from connectors.spark.ledger.expressions import DOUBTFUL, HASHED, ORDINARY
@@ -32,8 +32,6 @@ from delayservice.contract.partitioner import partition_for
 
 Batches: TypeAlias = Iterable[pa.RecordBatch]
 
-_KEY_HASH: Final = COLUMNS.index("key_hash")
-
 
 def completed(classified: DataFrame, ledger: Ledger) -> DataFrame:
     """Return the ledger rows of classified records, columns ``LEDGER``. ``ORDINARY`` records are
@@ -46,7 +44,7 @@ class Completion:
     """Maker of complete ledger rows on the executors."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._read = {True: SourceRows(ledger).of, False: OutputRows(ledger).of}
+        self._readers = (SourceRows(ledger).of, OutputRows(ledger).of)
         # By hash of the shard: its partition, and the number of partitions with homes of ids.
         self._homes = _homes(ledger)
 
@@ -61,9 +59,10 @@ class Completion:
                 is_away = self._are_away(batch, reading)
                 is_whole, is_doubtful = is_whole & ~is_away, is_doubtful | is_away
             if is_whole.any():
-                yield _with_key_hashes(_chosen(batch, is_whole))
-            for number, read in self._read.items():
-                is_theirs = is_doubtful & (_column(batch, "of_sources") == number)
+                yield _ledger_rows(_chosen(batch, is_whole))
+            is_source = _column(batch, "role") == SOURCE
+            for read, is_its in zip(self._readers, (is_source, ~is_source), strict=True):
+                is_theirs = is_doubtful & is_its
                 if is_theirs.any():
                     yield from read([_records(_chosen(batch, is_theirs).column("record"))])
 
@@ -119,13 +118,15 @@ def _chosen(batch: pa.RecordBatch, is_chosen: np.ndarray) -> pa.RecordBatch:
     return batch if is_chosen.all() else batch.filter(pa.array(is_chosen))
 
 
-def _with_key_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    arrays = [batch.column(name) for name in COLUMNS]
-    keys = batch.column("key")
-    if keys.null_count < batch.num_rows:
-        hashes = np.fromiter(map(key_hash, keys.to_pylist()), np.int32, batch.num_rows)
-        arrays[_KEY_HASH] = pa.array(hashes)
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+def _ledger_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    count, keys = batch.num_rows, batch.column("key")
+    hashes = np.full(count, NO_KEY, np.int32)
+    if keys.null_count < count:
+        hashes = np.fromiter(map(key_hash, keys.to_pylist()), np.int32, count)
+    key_ms = np.where(_column(batch, "role") == SOURCE, _column(batch, "due_ms"), 0)
+    made = {"key_ms": pa.array(key_ms), "key_hash": pa.array(hashes), "more": pa.nulls(count)}
+    arrays = [made[name] if name in made else batch.column(name) for name in COLUMNS]
+    return pa.RecordBatch.from_arrays(arrays, SCHEMA.names).cast(SCHEMA)
 
 
 def _homes(ledger: Ledger) -> dict[int, tuple[int, int]]:
