@@ -15,10 +15,19 @@ from confluent_kafka import Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors.kafka.clients import admin_client
-from connectors.spark.audit import AuditOptions, AuditResult, Following, audit, local, run
+from connectors.spark.audit import (
+    AuditOptions,
+    AuditResult,
+    Following,
+    audit,
+    local,
+    run,
+    state,
+)
 from connectors.spark.audit.engine import FoundRows, StepResult
 from connectors.spark.audit.evidence import Evidence, gather
 from connectors.spark.common import cut
+from connectors.spark.common.session import FAILURES
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base import faults
 from tests.integration.bench import Reader
@@ -134,6 +143,23 @@ def test_cancels_find_what_was_pending_at_an_earlier_cut(
     assert step(following).findings == {}
     assert found_in(spark, tmp_path) == [("lost", ignored)]
     assert audit(spark, options(h, tmp_path / "once")).findings == {"lost": 1}
+
+
+def test_a_pending_record_is_stored_once_however_often_its_id_is_named(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    named = ("delay-id", b"a")
+    h.source(h.now_ms + 100 * MINUTE, named)
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path))
+    step(following)
+    for _ in range(2):
+        h.write(h.delay, [named, ("delay-op", b"cancel")], value=None)
+        h.settled(h.now_ms, [1])  # H has not passed it
+        assert step(following).findings == {}
+    runs = Following(spark, options(h, tmp_path)).manifest.runs
+    assert sum(run.rows for run in runs if run.kind == state.IDENTIFIED) == 1
 
 
 def test_what_an_open_transaction_hides_is_unjudged_until_a_later_cut_judges_it(
@@ -269,6 +295,28 @@ def test_what_was_pending_and_is_delivered_ahead_of_its_checkpoint_is_not_lost_l
     assert (found.findings, found.counts["delivered"]) == ({}, 1)
 
 
+@pytest.mark.parametrize(("grace_ms", "findings"), [(MINUTE, {}), (1, {"duplicated": 1})])
+def test_at_least_once_what_is_delivered_again_is_found_after_the_grace_time(
+    spark: SparkSession,
+    history: MadeHistory,
+    tmp_path: Path,
+    grace_ms: int,
+    findings: dict[str, int],
+) -> None:
+    h = history
+    due_ms = h.now_ms - 2 * MINUTE
+    record = h.source(due_ms)
+    h.delivery(record, due_ms, at_ms=due_ms)
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path, grace_ms=grace_ms))
+    for _ in range(2):
+        assert step(following).findings == {}
+    h.delivery(record, due_ms, at_ms=due_ms + 10)
+    h.flush()
+    found = step(following)
+    assert (found.findings, found.counts.get("redelivered", 0)) == (findings, not findings)
+
+
 def test_a_copy_that_nobody_can_verify_waits_until_h_has_passed_it(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
@@ -310,3 +358,19 @@ def test_a_step_whose_records_retention_deletes_meanwhile_is_judged_by_spark(
     found = Following(spark, options(h, tmp_path)).step()
     assert (found.findings, found.counts["delivered"]) == ({"lost": 1}, 1)
     assert found_in(spark, tmp_path) == [("lost", records[2])]
+
+
+@pytest.mark.parametrize("_where", ["here"], indirect=True)
+def test_a_step_that_reads_a_damaged_log_fails(
+    spark: SparkSession, cluster: EmbeddedCluster, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    h.delivery(h.source(h.now_ms - MINUTE), h.now_ms - MINUTE)
+    h.settled(h.now_ms)
+    (segment,) = cluster.folder.glob(f"**/{h.target}-0/*.log")
+    segment.write_bytes(segment.read_bytes().replace(b"value", b"VALUE"))
+    try:
+        with pytest.raises(FAILURES):
+            Following(spark, options(h, tmp_path)).step()
+    finally:  # other tests on this cluster read all topics
+        admin_client(h.client).delete_topics([h.target])[h.target].result(60)

@@ -12,7 +12,6 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import dataset
 
-from connectors.kafka.log_ends import EARLIEST, offsets_of
 from connectors.kafka.scan import row_of
 from connectors.spark.audit.carried_state import CarriedState, waiting_kind
 from connectors.spark.audit.engine import FoundRows, StepResult
@@ -44,7 +43,7 @@ from connectors.spark.audit.verdicts import (
     with_id,
 )
 from connectors.spark.common import frames
-from connectors.spark.common.clients import admin_of, read_logs
+from connectors.spark.common.clients import read_logs
 from connectors.spark.common.decode import without_collector
 from connectors.spark.common.files import read_parquet
 from connectors.spark.ledger.facts import (
@@ -69,7 +68,8 @@ def judged_here(
     client: Mapping[str, str], evidence: Evidence, rules: Rules, ledger: Ledger, held: CarriedState
 ) -> StepResult[FoundRows] | None:
     """Judge the records of one step, and store what the next one reads. None: there are too many,
-    or retention deletes records that this step reads; Spark can judge such a step.
+    or a log can't be read, for example as retention has just deleted some of it; Spark can judge
+    such a step, or says what is wrong.
     """
     _, old = held.left()
     if evidence.offsets > ROWS_MAX or sum(run.rows for run in old) > ROWS_MAX:
@@ -82,9 +82,6 @@ def judged_here(
             rows += stored.look_up(_unmatched(rows))
             judge, found = judge_all(rows, rules)
     except _OnlyOnSparkError:
-        return None
-    starts = offsets_of(admin_of(client), evidence.spans.keys(), EARLIEST)
-    if any(starts[place] > span.start for place, span in evidence.spans.items()):
         return None
     runs = stored.keep(found)
     told = told_by(judge, found, rows)
