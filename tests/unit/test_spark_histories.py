@@ -239,6 +239,16 @@ def old_version_delivered_after_what_lies_behind_the_new_one(w: World) -> None:
     assert new == 1
 
 
+@case(*(("early", offset) for offset in range(2, 302)), at_ms=3 * HOUR)
+def old_version_delivered_late_and_others_too_early(w: World) -> None:
+    """From a delivery that is wrong itself, nothing follows for others."""
+    old = w.source(T, T + HOUR, NAMED)
+    w.source(T + 1_000, T + 9 * HOUR, NAMED)
+    for _ in range(300):
+        w.delivery(T + 3_000, w.source(T + 2_000, T + HOUR), T + HOUR)
+    w.delivery(T + 2 * HOUR, old, T + HOUR, NAMED)
+
+
 # --- expiry --------------------------------------------------------------------------------------
 
 
