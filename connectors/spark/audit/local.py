@@ -126,14 +126,19 @@ def judge_all(rows: Iterable[LedgerRow], rules: Rules) -> tuple[RowJudge, list[R
     ids = {row[:2]: row.id_hash for row in told if row.role == SOURCE}
     families = [(row.id_hash if row.role in SOURCES else 0) or ids.get(row[:2]) for row in told]
     pairs = [(family or hash(row[:2]), row) for family, row in zip(families, told, strict=True)]
-    pairs.sort(key=_in_order)
     judge = RowJudge(rules, PassedTimes())
-    found = list(judge.verdicts(pairs))
-    if not any(ids.values()):
-        return judge, found
-    # What settled other records shows when H had passed those of an id.
-    judge = RowJudge(rules, PassedTimes(BLOCK_BITS, _passed(found)))
-    return judge, list(judge.verdicts(pairs))
+    lone = (pair for pair, family in zip(pairs, families, strict=True) if not family)
+    found = list(judge.verdicts(sorted(lone, key=_in_order)))
+    of_ids = [pair for pair, family in zip(pairs, families, strict=True) if family]
+    if of_ids:
+        of_ids.sort(key=_in_order)
+        # What settled records shows when H had passed those of an id.
+        at_first = RowJudge(rules, PassedTimes()).verdicts(of_ids)
+        passed = PassedTimes(BLOCK_BITS, _passed([*found, *at_first]))
+        again = RowJudge(rules, passed)
+        found += again.verdicts(of_ids)
+        judge.counts.update(again.counts)
+    return judge, found
 
 
 def _in_order(pair: tuple[int, LedgerRow]) -> tuple[int, ...]:

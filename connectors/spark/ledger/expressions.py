@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -54,9 +57,15 @@ def id_hash(record_id: Column) -> Column:
 
 def has_readable_names() -> Column:
     """Return a column: whether the service reads every header name of a record as Java does."""
-    joined = sf.array_join("headers.key", "")
-    odd = [sf.contains(joined, sf.lit(text)) for text in ODD_IN_NAMES]
-    return ~or_false(odd[0] | odd[1])
+    return ~or_false(has_in_names("headers", ODD_IN_NAMES))
+
+
+def has_in_names(headers: str, texts: Sequence[str]) -> Column:
+    """Return a column: whether one of the texts is in the names of a column of headers, put one
+    behind the other.
+    """
+    joined = sf.array_join(f"{headers}.key", "")
+    return reduce(or_, (sf.contains(joined, sf.lit(text)) for text in texts))
 
 
 def row_with(*kept: str, **given: Column) -> list[Column]:

@@ -9,8 +9,6 @@ and ``outputs``. Both ways make the same rows (``tests/spark/test_readers.py``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -26,6 +24,7 @@ from connectors.spark.ledger.expressions import (
     classified,
     content,
     exact_number,
+    has_in_names,
     has_readable_names,
     id_hash,
 )
@@ -102,7 +101,7 @@ def _kind_of_source(targets: Sequence[str]) -> Column:
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
     is_read = sf.col("offset") >= sf.col("first")
     is_schedule = (
-        _are_usual("own")
+        ~has_in_names("own", _MARKS)
         & (has_id | (sf.col("id_at") == 0))
         & sf.col("target").isin(*targets)
         & ((sf.col("due_ms") >= SURELY_MS) | sf.col("is_after"))
@@ -157,12 +156,6 @@ def _own() -> Column:
 # Parts of names, of which one is in each name that has a meaning; and characters for which the
 # service can't read a name.
 _MARKS: Final = ("delay-", "DEL", "UNIQ_KEY", "schedule", *ODD_IN_NAMES)
-
-
-def _are_usual(headers: str) -> Column:
-    joined = sf.array_join(f"{headers}.key", "")
-    marked = [sf.contains(joined, sf.lit(mark)) for mark in _MARKS]
-    return ~reduce(or_, marked)
 
 
 # Columns with limits for the records of a shard from the source offset first on, to which its
