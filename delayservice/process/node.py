@@ -38,7 +38,7 @@ from delayservice.metrics.hub import MetricsHub
 from delayservice.process import fork_server, logs
 from delayservice.process.fork_server import CONTEXT
 from delayservice.process.stores import remove_strangers
-from delayservice.process.waiting import wait_for_kafka
+from delayservice.process.waiting import stop_event, wait_for_kafka
 from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
 from ha.zookeeper_session import SharedSession
@@ -63,9 +63,7 @@ _log = structlog.get_logger(__name__)
 
 def run(settings: Settings) -> int:
     logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = stop_event(signal.SIGTERM, signal.SIGINT)
     _log.info("starting", pid=os.getpid(), standalone=settings.standalone)
     lock = _lock_state_dir(settings)
     known = (cluster_secret(settings), *settings.node.accepted_secrets())

@@ -1,12 +1,14 @@
-"""Start of a worker before its loop runs: it waits for Kafka, and reports that it is alive."""
+"""What node and workers wait for: Kafka, their stores, and the signal to stop."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from typing import Final, TypeVar
 
 import structlog
@@ -21,6 +23,23 @@ _PAUSE_S_MIN: Final = 0.5
 _PAUSE_S_MAX: Final = 10.0
 
 _log = structlog.get_logger(__name__)
+
+
+def stop_event(*numbers: signal.Signals) -> threading.Event:
+    """Return an event that the first of these signals sets. Called by the main thread."""
+    # Not by the handler: that runs in the main thread, and would wait for ever if the thread is
+    # just inside ``Event.wait``, with the lock that ``Event.set`` needs. A SimpleQueue may be
+    # put to anywhere.
+    stopping, received = threading.Event(), SimpleQueue[int]()
+    for number in numbers:
+        signal.signal(number, lambda number, _: received.put(number))
+
+    def run() -> None:
+        received.get()
+        stopping.set()
+
+    threading.Thread(target=run, name="signals", daemon=True).start()
+    return stopping
 
 
 def wait_for_kafka(

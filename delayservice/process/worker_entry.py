@@ -21,7 +21,7 @@ from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.inspection.asking import answer_questions
 from delayservice.process import fork_server, logs
 from delayservice.process.stores import Stores
-from delayservice.process.waiting import reporting, wait_for_kafka
+from delayservice.process.waiting import reporting, stop_event, wait_for_kafka
 from delayservice.process.worker import EXIT_FAILED, EXIT_ORPHANED, Worker
 from ha.elected_ownership import ElectedOwnership
 from ha.notes import NodeNote
@@ -52,8 +52,7 @@ def run_worker(
     """
     hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
     logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    stopping = stop_event(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
     fork_server.accept_signals()
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)

@@ -119,7 +119,6 @@ def test_what_comes_late_for_a_record_that_was_judged_is_found(
         ("wrong_outcome", lost),
     ]
 
-
 def test_cancels_find_what_was_pending_at_an_earlier_cut(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
@@ -360,6 +359,25 @@ def test_a_step_whose_records_retention_deletes_meanwhile_is_judged_by_spark(
     found = Following(spark, options(h, tmp_path)).step()
     assert (found.findings, found.counts["delivered"]) == ({"lost": 1}, 1)
     assert found_in(spark, tmp_path) == [("lost", records[2])]
+
+
+@pytest.mark.parametrize("_where", ["here"], indirect=True)
+def test_a_step_that_needs_too_many_stored_rows_is_judged_by_spark(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = history
+    due_ms = h.now_ms + MINUTE
+    records = [h.source(due_ms) for _ in range(6)]
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path))
+    assert following.step().counts["pending"] == len(records)
+    h.delivery(records[0], due_ms)
+    h.settled(due_ms + 1)
+    judged_here, answers = local.judged_here, list[object]()
+    monkeypatch.setattr(run, "judged_here", lambda *given: answers.append(judged_here(*given)))
+    monkeypatch.setattr(local, "ROWS_MAX", len(records) - 1)
+    assert following.step().findings == {"lost": len(records) - 1}
+    assert answers == [None]
 
 
 @pytest.mark.parametrize("_where", ["here"], indirect=True)

@@ -84,6 +84,23 @@ def test_kafka_is_waited_for_until_it_answers_or_the_node_is_to_stop() -> None:
     assert reasons == ["no broker answers"] * 2
 
 
+# The lock is the one that the main thread holds while it begins or ends ``Event.wait``.
+STOPPED_IN_WAIT = """
+import signal
+from delayservice.process.waiting import stop_event
+
+stopping = stop_event(signal.SIGTERM)
+with stopping._cond:
+    signal.raise_signal(signal.SIGTERM)
+assert stopping.wait(10)
+"""
+
+
+def test_a_signal_at_the_start_of_a_wait_stops_the_process() -> None:
+    command = [sys.executable, "-c", STOPPED_IN_WAIT]
+    subprocess.run(command, cwd=ROOT, timeout=60, check=True)
+
+
 class Process:
     """A worker process that is there until it is killed."""
 
