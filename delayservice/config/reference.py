@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, SecretStr
 
 from delayservice.base.errors import SettingsError
-from delayservice.config.kafka import is_secret_name
 from delayservice.config.layers import PathKey
 from delayservice.config.settings import Loaded, Settings
 from delayservice.config.units import format_duration
@@ -85,11 +84,11 @@ def _leaves(path: PathKey, value: object) -> Iterator[tuple[PathKey, Any]]:
         for name, below in value.items():
             yield from _leaves((*path, name), below)
     else:
-        yield path, _shown(path[-1], value)
+        yield path, _shown(value)
 
 
-def _shown(name: str, value: object) -> object:
-    if isinstance(value, SecretStr) or (value is not None and is_secret_name(name)):
+def _shown(value: object) -> object:
+    if isinstance(value, SecretStr):
         return HIDDEN
     if isinstance(value, tuple):
         return list(value)
