@@ -27,27 +27,22 @@ HostName = Annotated[
 class Admin(Section):
     """HTTP server of the admin API and the web page."""
 
-    listen: Listen = Field(
-        default="127.0.0.1:9465",
-        description="`host:port` of the API and the page. Port 0: any free port. Empty: off.",
-    )
-    token: SecretStr | None = Field(
-        default=None,
-        description="Password for changes; 16 characters at least. Default: a random one in the "
-        "file `admin_token` of the state folder.",
-    )
-    token_file: Path | None = Field(default=None, description="File that holds `token`.")
-    reads: Literal["auto", "open", "token"] = Field(
-        default="auto",
-        description="Who may read: everyone, or who sends the token as password of any user. "
-        "`auto`: open on a loopback address, else token.",
-    )
-    hosts: Annotated[tuple[HostName, ...], ListText] = Field(
-        default=(),
-        max_length=100,
-        description="Further host names of the page, besides `localhost`, loopback and the one in "
-        "`listen`. `*`: any.",
-    )
+    listen: Listen = "127.0.0.1:9465"
+    """`host:port` of the API and the page. Port 0: any free port. Empty: off."""
+    token: SecretStr | None = None
+    """Password for changes; 16 characters at least. Default: a random one in the file `admin_token`
+    of the state folder.
+    """
+    token_file: Path | None = None
+    """File that holds `token`."""
+    reads: Literal["auto", "open", "token"] = "auto"
+    """Who may read: everyone, or who sends the token as password of any user. `auto`: open on a
+    loopback address, else token.
+    """
+    hosts: Annotated[tuple[HostName, ...], ListText] = Field(default=(), max_length=100)
+    """Further host names of the page, besides `localhost`, loopback and the one in `listen`. `*`:
+    any.
+    """
 
     @model_validator(mode="after")
     def _one_token(self) -> Self:

@@ -31,50 +31,37 @@ _AclId: TypeAlias = Annotated[
 class ZooKeeper(Section):
     """The ensemble in which nodes elect the owner of each slice."""
 
-    hosts: Servers = Field(
-        default="",
-        description="Servers: `host:port`, separated by commas. Empty: this node runs alone and "
-        "owns every slice.",
-    )
+    hosts: Servers = ""
+    """Servers: `host:port`, separated by commas. Empty: this node runs alone and owns every slice.
+    """
     root: Annotated[
         str, matching(r"(/[A-Za-z0-9._-]+)+", "write a path such as /delayservice or /team/delays")
-    ] = Field(
-        default="/delayservice",
-        description="Path of this cluster; the same on every node.",
-    )
-    session_timeout_s: DurationS = Field(
-        default=6,
-        ge=1,
-        le=_SESSION_S_MAX,
-        description="Seconds without contact after which a node loses its slices. Smaller: faster "
-        "take-over, more false alarms. ZooKeeper bounds it to 2 to 20 ticks.",
-    )
-    auth: Literal["none", "digest", "sasl"] = Field(
-        default="none",
-        description="Login. With `none`, everyone may change the cluster's data, else only "
-        "`username`.",
-    )
-    username: str = Field(default="", description="User of the login.")
-    password: SecretStr | None = Field(default=None, description="Password of `username`.")
-    password_file: Path | None = Field(default=None, description="File that holds `password`.")
-    accepted: Annotated[tuple[_AclId, ...], ListText] = Field(
-        default=(),
-        description="Further users with write access, while user or password are replaced: names "
-        "for `sasl`, `user:digest` for `digest`.",
-    )
-    tls: bool = Field(
-        default=False,
-        description="Encrypt, and verify the server's certificate and host name.",
-    )
-    tls_ca_file: Path | None = Field(
-        default=None,
-        description="PEM file of trusted authorities. Unset: those of the system.",
-    )
-    tls_cert_file: Path | None = Field(
-        default=None,
-        description="PEM file of this node's certificate. Unset: no client certificate.",
-    )
-    tls_key_file: Path | None = Field(default=None, description="PEM file of its private key.")
+    ] = "/delayservice"
+    """Path of this cluster; the same on every node."""
+    session_timeout_s: DurationS = Field(default=6, ge=1, le=_SESSION_S_MAX)
+    """Seconds without contact after which a node loses its slices. Smaller: faster take-over, more
+    false alarms. ZooKeeper bounds it to 2 to 20 ticks.
+    """
+    auth: Literal["none", "digest", "sasl"] = "none"
+    """Login. With `none`, everyone may change the cluster's data, else only `username`."""
+    username: str = ""
+    """User of the login."""
+    password: SecretStr | None = None
+    """Password of `username`."""
+    password_file: Path | None = None
+    """File that holds `password`."""
+    accepted: Annotated[tuple[_AclId, ...], ListText] = ()
+    """Further users with write access, while user or password are replaced: names for `sasl`,
+    `user:digest` for `digest`.
+    """
+    tls: bool = False
+    """Encrypt, and verify the server's certificate and host name."""
+    tls_ca_file: Path | None = None
+    """PEM file of trusted authorities. Unset: those of the system."""
+    tls_cert_file: Path | None = None
+    """PEM file of this node's certificate. Unset: no client certificate."""
+    tls_key_file: Path | None = None
+    """PEM file of its private key."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -103,35 +90,20 @@ class ZooKeeper(Section):
 class Placement(Section):
     """Choice of the nodes that keep a slice, and of its owner."""
 
-    replicas: Annotated[int, Field(ge=1, le=1000)] | Literal["all"] = Field(
-        default="all",
-        description="Nodes that keep a copy of each slice.",
-    )
-    leader_stable_s: DurationS = Field(
-        default=60,
-        ge=0,
-        le=3600,
-        description="Seconds for which a partition must keep its leader before the slice moves to "
-        "that broker's node, and for which a slice stays with the node that took it over after a "
-        "crash. Larger: fewer moves.",
-    )
-    claim_stagger_ms: DurationMs = Field(
-        default=150,
-        ge=0,
-        le=10_000,
-        description="Delay between candidates for a slice without an owner: the first claims it at "
-        "once, the second after this time, and so on.",
-    )
-    lag_s_max: DurationS = Field(
-        default=10,
-        ge=1,
-        le=3600,
-        description="Seconds that a replica may be behind and still become owner.",
-    )
-    away_ms: DurationMs = Field(
-        default=600_000,
-        ge=0,
-        le=366 * DAY_MS,
-        description="Time after which the copies of a node that is gone are built elsewhere; not "
-        "if `replicas` is `all`.",
-    )
+    replicas: Annotated[int, Field(ge=1, le=1000)] | Literal["all"] = "all"
+    """Nodes that keep a copy of each slice."""
+    leader_stable_s: DurationS = Field(default=60, ge=0, le=3600)
+    """Seconds for which a partition must keep its leader before the slice moves to that broker's
+    node, and for which a slice stays with the node that took it over after a crash. Larger: fewer
+    moves.
+    """
+    claim_stagger_ms: DurationMs = Field(default=150, ge=0, le=10_000)
+    """Delay between candidates for a slice without an owner: the first claims it at once, the
+    second after this time, and so on.
+    """
+    lag_s_max: DurationS = Field(default=10, ge=1, le=3600)
+    """Seconds that a replica may be behind and still become owner."""
+    away_ms: DurationMs = Field(default=600_000, ge=0, le=366 * DAY_MS)
+    """Time after which the copies of a node that is gone are built elsewhere; not if `replicas` is
+    `all`.
+    """

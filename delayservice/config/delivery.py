@@ -27,25 +27,19 @@ from delayservice.contract.levels import PRESETS, level_topic
 class TargetRules(Section):
     """Targets of one delay topic; a target that is not listed is refused."""
 
-    allow: Annotated[tuple[TopicPattern, ...], ListText] = Field(
-        default=(),
-        max_length=1000,
-        description="Patterns of allowed target topics (`*` and `?`).",
-    )
-    default_target: Topic | None = Field(
-        default=None,
-        description="Target of records without `delay-target-topic`, always allowed. Unset: they "
-        "become dead letters.",
-    )
+    allow: Annotated[tuple[TopicPattern, ...], ListText] = Field(default=(), max_length=1000)
+    """Patterns of allowed target topics (`*` and `?`)."""
+    default_target: Topic | None = None
+    """Target of records without `delay-target-topic`, always allowed. Unset: they become dead
+    letters.
+    """
 
 
 class Delivery(Section):
     """Rules and limits for delayed records and their delivery."""
 
-    mode: Literal["exactly_once", "at_least_once"] = Field(
-        default="exactly_once",
-        description="`at_least_once`: faster, but a crash may deliver records twice.",
-    )
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    """`at_least_once`: faster, but a crash may deliver records twice."""
     partitioner: Literal[
         "murmur2_random",
         "murmur2",
@@ -54,117 +48,67 @@ class Delivery(Section):
         "fnv1a_random",
         "fnv1a",
         "random",
-    ] = Field(
-        default="murmur2_random",
-        description="librdkafka partitioner that chooses the target partition. The default agrees "
-        "with Java producers.",
-    )
-    transaction_interval_ms_min: DurationMs = Field(
-        default=10,
-        ge=0,
-        le=MINUTE_MS,
-        description="Shortest time between two transactions of a worker. Larger: less broker load "
-        "(2 to 4 ms of a core each), but more lateness under exactly_once.",
-    )
-    transaction_interval_ms_max: DurationMs = Field(
-        default=100,
-        ge=1,
-        le=MINUTE_MS,
-        description="Longest time between two transactions; load decides between the two. Under "
-        "at_least_once always this.",
-    )
-    transactions_per_s_max: int = Field(
-        default=200,
-        ge=1,
-        le=100_000,
-        description="Transactions per second of the node, shared by its workers.",
-    )
-    batch_records_max: int = Field(
-        default=20_000,
-        ge=1,
-        le=1_000_000,
-        description="Records in one transaction. Larger: more throughput, longer transactions.",
-    )
-    batch_bytes_max: Bytes = Field(
-        default=ByteSize(32 * MIB), description="Approximate bytes in one transaction."
-    )
-    max_delay_ms: DurationMs = Field(
-        default=10 * YEAR_MS,
-        ge=1_000,
-        le=100 * YEAR_MS,
-        description="Longest accepted delay; a longer one is a dead letter, or shortened "
-        "(`clamp`).",
-    )
-    clamp: bool = Field(
-        default=False,
-        description="Shorten a delay above `max_delay_ms` to it.",
-    )
-    past_due: Literal["deliver", "dead-letter"] = Field(
-        default="deliver",
-        description="Action for a record that was due before it was written.",
-    )
-    header_bytes_max: HeaderBytes = Field(
-        default=ByteSize(4_096),
-        description="Longest value of a `delay-*` header; a longer one: dead letter.",
-    )
-    id_bytes_max: HeaderBytes = Field(
-        default=ByteSize(512),
-        description="Longest `delay-id`; a longer one: dead letter.",
-    )
-    id_partitions: int = Field(
-        default=0,
-        ge=0,
-        description="Partitions over which ids are spread, so that a cancel from any client finds "
-        "its record. Set it once, to the partitions of the delay topics. 0: a record and its "
-        "cancel must be sent to the same partition.",
-    )
-    roll_window_ms: DurationMs = Field(
-        default=0,
-        ge=0,
-        le=366 * DAY_MS,
-        description="Records due later than this are appended to their delay topic again, before "
-        "retention deletes them. 0: the span of the wheel.",
-    )
+    ] = "murmur2_random"
+    """librdkafka partitioner that chooses the target partition. The default agrees with Java
+    producers.
+    """
+    transaction_interval_ms_min: DurationMs = Field(default=10, ge=0, le=MINUTE_MS)
+    """Shortest time between two transactions of a worker. Larger: less broker load (2 to 4 ms of a
+    core each), but more lateness under exactly_once.
+    """
+    transaction_interval_ms_max: DurationMs = Field(default=100, ge=1, le=MINUTE_MS)
+    """Longest time between two transactions; load decides between the two. Under at_least_once
+    always this.
+    """
+    transactions_per_s_max: int = Field(default=200, ge=1, le=100_000)
+    """Transactions per second of the node, shared by its workers."""
+    batch_records_max: int = Field(default=20_000, ge=1, le=1_000_000)
+    """Records in one transaction. Larger: more throughput, longer transactions."""
+    batch_bytes_max: Bytes = ByteSize(32 * MIB)
+    """Approximate bytes in one transaction."""
+    max_delay_ms: DurationMs = Field(default=10 * YEAR_MS, ge=1_000, le=100 * YEAR_MS)
+    """Longest accepted delay; a longer one is a dead letter, or shortened (`clamp`)."""
+    clamp: bool = False
+    """Shorten a delay above `max_delay_ms` to it."""
+    past_due: Literal["deliver", "dead-letter"] = "deliver"
+    """Action for a record that was due before it was written."""
+    header_bytes_max: HeaderBytes = ByteSize(4_096)
+    """Longest value of a `delay-*` header; a longer one: dead letter."""
+    id_bytes_max: HeaderBytes = ByteSize(512)
+    """Longest `delay-id`; a longer one: dead letter."""
+    id_partitions: int = Field(default=0, ge=0)
+    """Partitions over which ids are spread, so that a cancel from any client finds its record. Set
+    it once, to the partitions of the delay topics. 0: a record and its cancel must be sent to the
+    same partition.
+    """
+    roll_window_ms: DurationMs = Field(default=0, ge=0, le=366 * DAY_MS)
+    """Records due later than this are appended to their delay topic again, before retention deletes
+    them. 0: the span of the wheel.
+    """
     park_delays_ms: Annotated[
         tuple[Annotated[DurationMs, Field(ge=1, le=YEAR_MS)], ...], ListText
     ] = Field(
-        default=(1_000, 5_000, 30_000, 2 * MINUTE_MS, 10 * MINUTE_MS),
-        min_length=1,
-        max_length=100,
-        description="Delays before each retry at a target that fails. After the last retry: dead "
-        "letter.",
+        default=(1_000, 5_000, 30_000, 2 * MINUTE_MS, 10 * MINUTE_MS), min_length=1, max_length=100
     )
-    missing_target: Literal["park", "dead-letter"] = Field(
-        default="park",
-        description="Action for a record whose target does not exist. `park`: try again, as "
-        "`park_delays_ms` says.",
-    )
-    held_ms: DurationMs = Field(
-        default=MINUTE_MS,
-        ge=1_000,
-        le=60 * MINUTE_MS,
-        description="Wait before a record for a paused target is tried again; grows up to tenfold. "
-        "Smaller: faster after the pause, more requeued records.",
-    )
-    slot_records_max: int = Field(
-        default=0,
-        ge=0,
-        le=100_000_000,
-        description="Records of one shard that are delivered in the second in which they are due; "
-        "more: `slot_policy`. 0: no limit.",
-    )
-    slot_policy: Literal["accept", "spread", "dead-letter"] = Field(
-        default="accept",
-        description="Records above that: deliver and count them, spread them over later seconds, "
-        "or dead letter.",
-    )
-    clock_tolerance_ms: DurationMs = Field(
-        default=500,
-        ge=10,
-        le=MINUTE_MS,
-        description="Allowed difference between this machine's clock and the brokers'; above, the "
-        "node delivers nothing.",
-    )
+    """Delays before each retry at a target that fails. After the last retry: dead letter."""
+    missing_target: Literal["park", "dead-letter"] = "park"
+    """Action for a record whose target does not exist. `park`: try again, as `park_delays_ms` says.
+    """
+    held_ms: DurationMs = Field(default=MINUTE_MS, ge=1_000, le=60 * MINUTE_MS)
+    """Wait before a record for a paused target is tried again; grows up to tenfold. Smaller: faster
+    after the pause, more requeued records.
+    """
+    slot_records_max: int = Field(default=0, ge=0, le=100_000_000)
+    """Records of one shard that are delivered in the second in which they are due; more:
+    `slot_policy`. 0: no limit.
+    """
+    slot_policy: Literal["accept", "spread", "dead-letter"] = "accept"
+    """Records above that: deliver and count them, spread them over later seconds, or dead letter.
+    """
+    clock_tolerance_ms: DurationMs = Field(default=500, ge=10, le=MINUTE_MS)
+    """Allowed difference between this machine's clock and the brokers'; above, the node delivers
+    nothing.
+    """
 
     @model_validator(mode="after")
     def _interval_in_order(self) -> Self:
@@ -183,34 +127,20 @@ class Levels(Section):
     number from 1.
     """
 
-    preset: Literal["none", "default", "rocketmq"] = Field(
-        default="none",
-        description="List of delays. `default`: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h. "
-        "`rocketmq`: the 18 of RocketMQ. `none`: `delays_ms`.",
-    )
+    preset: Literal["none", "default", "rocketmq"] = "none"
+    """List of delays. `default`: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h. `rocketmq`: the 18 of
+    RocketMQ. `none`: `delays_ms`.
+    """
     delays_ms: Annotated[
         tuple[Annotated[DurationMs, Field(ge=_LEVEL_MS_MIN, le=YEAR_MS)], ...], ListText
-    ] = Field(
-        default=(),
-        max_length=100,
-        description="Delays of the levels, ascending, instead of `preset`. Add new ones at the "
-        "end.",
-    )
-    prefix: Annotated[str, names_of(1, 240)] = Field(
-        default="delay_topic_",
-        description="Prefix of level topics; level 3 of the default is `delay_topic_3`.",
-    )
-    fetch_ahead_records: int = Field(
-        default=5_000,
-        ge=10,
-        le=1_000_000,
-        description="Records of a partition that are held in memory before they are due. Larger: "
-        "faster bursts.",
-    )
-    fetch_ahead_bytes: Bytes = Field(
-        default=ByteSize(8 * MIB),
-        description="The same as bytes of keys, values and headers.",
-    )
+    ] = Field(default=(), max_length=100)
+    """Delays of the levels, ascending, instead of `preset`. Add new ones at the end."""
+    prefix: Annotated[str, names_of(1, 240)] = "delay_topic_"
+    """Prefix of level topics; level 3 of the default is `delay_topic_3`."""
+    fetch_ahead_records: int = Field(default=5_000, ge=10, le=1_000_000)
+    """Records of a partition that are held in memory before they are due. Larger: faster bursts."""
+    fetch_ahead_bytes: Bytes = ByteSize(8 * MIB)
+    """The same as bytes of keys, values and headers."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -237,9 +167,6 @@ RatePerS = Annotated[int, Field(ge=0, le=10_000_000)]
 class Rates(Section):
     """Limits of the rate at which target topics get records, for the whole cluster."""
 
-    per_s: dict[TopicPattern, RatePerS] = Field(
-        default_factory=dict,
-        max_length=1_000,
-        description="Records per second by pattern of target topics; the first that matches "
-        "counts. 0: no limit.",
-    )
+    per_s: dict[TopicPattern, RatePerS] = Field(default_factory=dict, max_length=1_000)
+    """Records per second by pattern of target topics; the first that matches counts. 0: no limit.
+    """

@@ -95,21 +95,18 @@ Options: TypeAlias = Annotated[dict[str, OptionValue], AfterValidator(_guard), F
 class Kafka(Section):
     """Connection to Kafka."""
 
-    bootstrap: Brokers = Field(
-        default="",
-        description="Brokers: `host:port`, separated by commas. Required.",
-    )
-    transactional_id_prefix: Annotated[str, names_of(1, 128)] = Field(
-        default="delayservice",
-        description="Prefix of each worker's `transactional.id`. Change it only while all nodes "
-        "are stopped.",
-    )
-    client: Options = Field(default={}, description="librdkafka options of every client.")
-    consumer: Options = Field(
-        default={}, description="Options of consumers; they override `client`."
-    )
-    producer: Options = Field(default={}, description="Options of producers.")
-    admin: Options = Field(default={}, description="Options of admin clients.")
+    bootstrap: Brokers = ""
+    """Brokers: `host:port`, separated by commas. Required."""
+    transactional_id_prefix: Annotated[str, names_of(1, 128)] = "delayservice"
+    """Prefix of each worker's `transactional.id`. Change it only while all nodes are stopped."""
+    client: Options = Field(default={})
+    """librdkafka options of every client."""
+    consumer: Options = Field(default={})
+    """Options of consumers; they override `client`."""
+    producer: Options = Field(default={})
+    """Options of producers."""
+    admin: Options = Field(default={})
+    """Options of admin clients."""
 
     def client_config(self, role: ClientRole) -> dict[str, str]:
         if not self.bootstrap:

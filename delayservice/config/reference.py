@@ -113,14 +113,18 @@ def _section(title: str, definition: dict[str, Any]) -> str:
     lines = [
         f"### [{title}]",
         "",
-        definition["description"].partition("\n\n")[0].replace("\n", " "),
+        _on_one_line(definition["description"].partition("\n\n")[0]),
         "",
     ]
     for key, field in definition["properties"].items():
         default, bounds = as_text(key, field.get("default")), _bounds(key, field)
         shown = (f" = `{default}`" if default else "") + (f" ({bounds})" if bounds else "")
-        lines.append(f"- `{key}`{shown}: {field['description']}")
+        lines.append(f"- `{key}`{shown}: {_on_one_line(field['description'])}")
     return "\n".join(lines) + "\n"
+
+
+def _on_one_line(docstring: str) -> str:
+    return docstring.replace("\n", " ").strip()
 
 
 def _bounds(key: str, field: dict[str, Any]) -> str:

@@ -59,48 +59,30 @@ def _secret(path: Path, text: bytes) -> bytes:
 class NodeSettings(Section):
     """One node: its name, its worker processes and its folder on disk."""
 
-    node_id: Annotated[str, names_of(1, 128)] = Field(
-        default_factory=socket.gethostname,
-        description="Unique name of this node, kept over restarts. Default: the host name.",
-    )
-    broker_id: int | None = Field(
-        default=None,
-        ge=0,
-        description="Id of the broker on the same host: the node is preferred for slices whose "
-        "partitions it holds or leads.",
-    )
-    workers: int = Field(
-        default_factory=workers_default,
-        ge=1,
-        le=64,
-        description="Worker processes, each for whole slices, with one core at most. Default: one "
-        "per core, 4 at most.",
-    )
-    state_dir: Path = Field(
-        default=Path("./delayservice-state"),
-        description="Folder of the stores.",
-    )
-    store: Literal["wheel", "rocksdb", "memory"] = Field(
-        default="wheel",
-        description="Store of pending records. `memory` is rebuilt from Kafka at each start.",
-    )
-    cluster_secret: SecretStr | None = Field(
-        default=None,
-        description="Secret that signs requeued records: 16 characters at least, the same on every "
-        "node. Required with ZooKeeper; a single node makes its own.",
-    )
-    cluster_secret_file: Path | None = Field(
-        default=None, description="File that holds `cluster_secret`."
-    )
-    accepted_secrets_file: Path | None = Field(
-        default=None,
-        description="File of further accepted secrets, one per line, while `cluster_secret` is "
-        "replaced.",
-    )
-    rack: Annotated[str, names_of(0, 128)] = Field(
-        default="",
-        description="Rack or zone: copies of a slice go to different ones. Empty: one of its own.",
-    )
+    node_id: Annotated[str, names_of(1, 128)] = Field(default_factory=socket.gethostname)
+    """Unique name of this node, kept over restarts. Default: the host name."""
+    broker_id: int | None = Field(default=None, ge=0)
+    """Id of the broker on the same host: the node is preferred for slices whose partitions it holds
+    or leads.
+    """
+    workers: int = Field(default_factory=workers_default, ge=1, le=64)
+    """Worker processes, each for whole slices, with one core at most. Default: one per core, 4 at
+    most.
+    """
+    state_dir: Path = Path("./delayservice-state")
+    """Folder of the stores."""
+    store: Literal["wheel", "rocksdb", "memory"] = "wheel"
+    """Store of pending records. `memory` is rebuilt from Kafka at each start."""
+    cluster_secret: SecretStr | None = None
+    """Secret that signs requeued records: 16 characters at least, the same on every node. Required
+    with ZooKeeper; a single node makes its own.
+    """
+    cluster_secret_file: Path | None = None
+    """File that holds `cluster_secret`."""
+    accepted_secrets_file: Path | None = None
+    """File of further accepted secrets, one per line, while `cluster_secret` is replaced."""
+    rack: Annotated[str, names_of(0, 128)] = ""
+    """Rack or zone: copies of a slice go to different ones. Empty: one of its own."""
 
     @field_validator("cluster_secret")
     @classmethod
@@ -138,68 +120,41 @@ class Topics(Section):
     """Topics of the service, and how missing ones are created."""
 
     delay: Annotated[tuple[Topic, ...], ListText] = Field(
-        default=("delay_topic_any",), max_length=256, description="Names of delay topics."
+        default=("delay_topic_any",), max_length=256
     )
-    discover: bool = Field(
-        default=True, description="Also serve every topic that matches `pattern`."
-    )
-    pattern: TopicPattern = Field(
-        default="delay_topic_*",
-        description="Pattern of delay topics (`*` and `?`), served as soon as they exist.",
-    )
-    checkpoint: Topic = Field(default="delay_checkpoint", description="Topic of the cursors.")
-    checkpoint_partitions: int = Field(
-        default=4,
-        ge=1,
-        le=1000,
-        description="Partitions of the checkpoint topic when it is created; fixed afterwards.",
-    )
-    claims: Topic | None = Field(
-        default=None,
-        description="Topic of the claims: which worker may write for a slice. Default: name of the "
-        "checkpoint topic and `_claims`.",
-    )
-    dead_letter: Topic = Field(
-        default="delay_dead_letter", description="Topic of records that can't be delivered."
-    )
-    outcomes: Topic = Field(
-        default="delay_outcomes",
-        description="Topic of outcomes.",
-    )
-    digests: Topic = Field(default="delay_digests", description="Topic of the digests.")
-    repairs: Topic = Field(
-        default="delay_repairs",
-        description="Topic of repair orders for copies, and of the answers.",
-    )
-    audit: Topic = Field(
-        default="delay_audit",
-        description="Topic of the results of audits and comparisons of copies.",
-    )
-    pauses: Topic = Field(
-        default="delay_pauses", description="Topic of paused targets and delay topics."
-    )
-    create: bool = Field(
-        default=True,
-        description="Create missing topics. `false`: a missing topic is an error.",
-    )
-    partitions: int = Field(
-        default=4,
-        ge=1,
-        le=1000,
-        description="Partitions of delay topics that the service creates: slices.",
-    )
-    replication_factor: int = Field(
-        default=-1,
-        ge=-1,
-        le=15,
-        description="Replicas of created topics. -1: the broker's default.",
-    )
-    refresh_s: DurationS = Field(
-        default=5,
-        ge=1,
-        le=3600,
-        description="Seconds between two checks for new topics and partitions.",
-    )
+    """Names of delay topics."""
+    discover: bool = True
+    """Also serve every topic that matches `pattern`."""
+    pattern: TopicPattern = "delay_topic_*"
+    """Pattern of delay topics (`*` and `?`), served as soon as they exist."""
+    checkpoint: Topic = "delay_checkpoint"
+    """Topic of the cursors."""
+    checkpoint_partitions: int = Field(default=4, ge=1, le=1000)
+    """Partitions of the checkpoint topic when it is created; fixed afterwards."""
+    claims: Topic | None = None
+    """Topic of the claims: which worker may write for a slice. Default: name of the checkpoint
+    topic and `_claims`.
+    """
+    dead_letter: Topic = "delay_dead_letter"
+    """Topic of records that can't be delivered."""
+    outcomes: Topic = "delay_outcomes"
+    """Topic of outcomes."""
+    digests: Topic = "delay_digests"
+    """Topic of the digests."""
+    repairs: Topic = "delay_repairs"
+    """Topic of repair orders for copies, and of the answers."""
+    audit: Topic = "delay_audit"
+    """Topic of the results of audits and comparisons of copies."""
+    pauses: Topic = "delay_pauses"
+    """Topic of paused targets and delay topics."""
+    create: bool = True
+    """Create missing topics. `false`: a missing topic is an error."""
+    partitions: int = Field(default=4, ge=1, le=1000)
+    """Partitions of delay topics that the service creates: slices."""
+    replication_factor: int = Field(default=-1, ge=-1, le=15)
+    """Replicas of created topics. -1: the broker's default."""
+    refresh_s: DurationS = Field(default=5, ge=1, le=3600)
+    """Seconds between two checks for new topics and partitions."""
 
     @model_validator(mode="after")
     def _all_differ(self) -> Self:
@@ -233,36 +188,27 @@ class Topics(Section):
 class Outage(Section):
     """Planned length of an outage."""
 
-    allowance_ms: DurationMs = Field(
-        default=DAY_MS,
-        ge=0,
-        le=366 * DAY_MS,
-        description="Longest outage without loss: delay topics must retain records for the roll "
-        "window plus this time.",
-    )
+    allowance_ms: DurationMs = Field(default=DAY_MS, ge=0, le=366 * DAY_MS)
+    """Longest outage without loss: delay topics must retain records for the roll window plus this
+    time.
+    """
 
 
 class Metrics(Section):
     """HTTP server of metrics and status."""
 
-    listen: Listen = Field(
-        default="127.0.0.1:9464",
-        description="`host:port` of /metrics and /status, without a password. Port 0: any free "
-        "port. Empty: off.",
-    )
+    listen: Listen = "127.0.0.1:9464"
+    """`host:port` of /metrics and /status, without a password. Port 0: any free port. Empty: off.
+    """
 
 
 class LogSettings(Section):
     """Log lines on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Lowest level that is written."
-    )
-    format: Literal["auto", "console", "json"] = Field(
-        default="auto",
-        description="`auto`: console (text with colours) on a terminal, else JSON, one object per "
-        "line.",
-    )
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is written."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """`auto`: console (text with colours) on a terminal, else JSON, one object per line."""
 
 
 class Settings(Section):

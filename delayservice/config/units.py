@@ -186,11 +186,15 @@ Brokers: TypeAlias = Annotated[
 
 class Section(BaseModel):
     """Base class of the sections of the settings: immutable, without unknown keys, and with errors
-    that do not quote the input, as it may be secret.
+    that do not quote the input, as it may be secret. The docstring of a setting is its description.
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
     )
 
 
