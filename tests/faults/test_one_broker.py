@@ -12,15 +12,9 @@ from tests.faults.conftest import Scenario
 from tests.faults.network import Namespace
 from tests.faults.node import Place
 from tests.faults.stage import Script, Stage
-from tests.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.fault
 
-SURE_S: Final = 7.0
-"""Time that an owner waits for a silent broker before it resigns."""
-HANDED_OVER_S: Final = 15.0
-"""Seven seconds until an owner is sure and resigns, two for the take-over, and what a busy machine
-adds."""
 STOOD_STILL_S: Final = 6.0
 """Longer than an owner waits for one silent broker, shorter than the session of a broker."""
 
@@ -39,12 +33,10 @@ def test_a_node_that_does_not_reach_one_broker_leaves_its_slices_to_others_withi
         stage.await_true(cut_off.serves, "it owns what it is preferred for")
         stage.await_written(600)
         away.cut(port_of(stage, broker))
-        with Stopwatch() as watch:
-            stage.await_true(
-                lambda: len({n for node in others for n in node.serves()}) == script.slices,
-                "others have taken over",
-            )
-            assert watch.fair_s(SURE_S) < HANDED_OVER_S
+        stage.await_true(
+            lambda: len({n for node in others for n in node.serves()}) == script.slices,
+            "others have taken over",
+        )
         assert cut_off.told_now("worker_not_electable")[-1]["cause"] == "broker_unreachable"
         stage.await_delivered(600)
         assert not any(node.told_now("brokers_silent", "kafka_lost") for node in others)

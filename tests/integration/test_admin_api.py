@@ -20,7 +20,6 @@ from delayservice.cli import app
 from tests.integration.asked import TOKEN, Asked
 from tests.integration.bench import Bench, Place, await_true, now_ms
 from tests.integration.fuzz_api import fuzz
-from tests.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.cluster
 
@@ -270,9 +269,8 @@ def test_many_changes_that_wait_leave_room_for_probes_and_the_others_are_told_so
             pool.submit(api.raw, "POST", "/v1/records/cancel", json=body, headers=bearer)
             for _ in range(45)
         ]
-        with Stopwatch() as watch:
-            assert api.raw("GET", "/healthz").status_code == 200
-        assert watch.fair_s() < 4
+        assert api.raw("GET", "/healthz").status_code == 200
+        assert sum(not one.done() for one in asked) >= WAITING_MAX
         answers = [one.result() for one in asked]
     api.change("DELETE", path)
     refused = [one for one in answers if one.status_code == 503]
@@ -465,13 +463,10 @@ def test_a_node_that_is_stopped_answers_those_who_wait_and_does_not_wait_for_the
         await_true(
             lambda: len(stand.bench.read_all(stand.bench.any)) == before + 3, "all are written"
         )
-        with Stopwatch() as watch:
-            assert stand.service.stop() == 0
-            took_s = watch.fair_s()
+        assert stand.service.stop() == 0
         answers = [one.result() for one in waits]
     assert [one["outcome"] for one in answers] == [None] * 3
     assert all("this node is stopping" in one["detail"] for one in answers)
-    assert took_s < 20
     stand.again()
     stand.api.change("DELETE", path)
 

@@ -24,7 +24,7 @@ from delayservice.inspection.asking import (
     answer_questions,
 )
 from delayservice.inspection.query import Ahead, BacklogCounts, Question
-from tests.stopwatch import Stopwatch
+from tests.elapsed import at_most
 
 AHEAD = Ahead(now_ms=5)
 
@@ -120,9 +120,8 @@ def test_a_worker_that_is_stopped_delays_a_question_to_its_deadline_at_most() ->
         with suppress(NotAnsweredError):
             for _ in range(100_000):  # until the pipe is full
                 client.forget(client.ask(AHEAD, 0.2).number)
-        with Stopwatch() as watch, pytest.raises(NotAnsweredError, match="takes no questions"):
+        with at_most(30), pytest.raises(NotAnsweredError, match="takes no questions"):
             client.ask(AHEAD, 0.2)
-        assert watch.fair_s(2.0) < 2.0
         os.kill(worker.pid or 0, signal.SIGCONT)
         assert client.ask(AHEAD, 10).answer(BacklogCounts).total == 1
     finally:
