@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -19,6 +21,7 @@ from delayservice.engine.ports import Control
 from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
 from tests.integration.claimants import PLACE, SLICE, Topics, Worker
+from tests.simulation.mutations import to_lso
 
 pytestmark = [pytest.mark.cluster, pytest.mark.quick]
 
@@ -97,6 +100,23 @@ def test_a_claim_or_a_tombstone_that_is_still_open_does_not_hide_its_writer(
     with pytest.raises(OwnershipLostError):
         frozen.sink.commit([])
     assert topics.delivered() == [b"1"]
+
+
+@pytest.mark.parametrize("mistake", [nullcontext, to_lso])
+def test_a_checkpoint_that_is_still_open_does_not_hide_its_writer(
+    make_worker: Callable[[str], Worker], mistake: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    frozen, second = make_worker("a"), make_worker("b")
+    taken = frozen.take_over()
+    frozen.serve(b"1", taken.claim)
+    frozen.sink._begin()
+    frozen.sink._produce_control(frozen.sink._fenced_producer, frozen.checkpoint(taken.claim, 2))
+    assert frozen.sink._flush_step(frozen.sink._fenced_producer) == 0
+    with mistake():
+        second.succession.read_to_end([SLICE])
+    is_fenced = pytest.raises(OwnershipLostError) if mistake is nullcontext else nullcontext()
+    with is_fenced:
+        frozen.sink.commit([])
 
 
 def test_a_fence_in_a_delivery_report_gives_the_writer_up_without_an_abort(

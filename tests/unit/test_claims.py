@@ -22,6 +22,7 @@ from delayservice.engine.claims import (
     encode_word,
     names_to_fence,
 )
+from delayservice.slices import take_over as taking_over
 from delayservice.slices.take_over import take_over
 from tests.unit.loop_stage import Heritage, Logs, ManualClock, Writer
 
@@ -48,7 +49,8 @@ class Topic:
         """Whom the own newest claim has to fence."""
         claimed = self.log.claimed(SLICE)
         assert claimed is not None
-        return set(names_to_fence(claimed, tenure, ME))
+        names = taking_over.names_to_fence  # type: ignore[attr-defined]  # where mutations patch it
+        return set(names(claimed, tenure, ME))
 
 
 # --- the mistakes -------------------------------------------------------------------------------
