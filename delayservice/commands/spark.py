@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
-from delayservice.commands.console import err, out, print_error
-from delayservice.commands.options import KafkaOptions, moment_ms, pairs, with_options
+from delayservice.commands.console import EXIT_FINDINGS, CommandLine, out
+from delayservice.commands.options import KafkaOptions, duration, moment, pairs, with_options
 from delayservice.commands.spark_audit import read_options, secrets_of
 from delayservice.commands.spark_session import (
-    EXIT_FINDINGS,
     STATUS,
     STATUS_JUDGED,
     FollowOptions,
     OutOption,
     SessionOptions,
     TargetsOption,
-    duration,
     require_extra,
 )
 
@@ -33,9 +29,8 @@ if TYPE_CHECKING:
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
-EXIT_ERROR: Final = 1
-
 app = typer.Typer(
+    cls=CommandLine,
     help="Audit, compare, report and schedule with Spark, locally or on a cluster.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -176,7 +171,7 @@ def repair(
 
 
 @app.command(
-    epilog="Examples: [bold]delayservice spark report -b localhost:9092 --since 1d[/]"
+    epilog="Examples: [bold]delayservice spark report -b localhost:9092 --from -1d[/]"
     "\n\n[bold]delayservice spark report -c delayservice.toml --horizon 7d --out s3a://ops/delay[/]"
 )
 @with_options
@@ -184,10 +179,8 @@ def report(
     *,
     output: OutOption = "delay-report",
     targets: TargetsOption = None,
-    since: Annotated[
-        str | None, typer.Option(help="Written at or after: RFC 3339, or 2h for two hours ago.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(help="Written before; as --since.")] = None,
+    from_ms: Annotated[int | None, moment("--from", "Written at or after")] = None,
+    to_ms: Annotated[int | None, moment("--to", "Written before")] = None,
     horizon_ms: Annotated[
         int, duration("--horizon", "Time covered by the load forecast: 6h, 7d.", "1d")
     ] = 86_400_000,
@@ -205,8 +198,8 @@ def report(
 
     options = ReportOptions(
         audit=read_options(common.settings(), output, targets),
-        since_ms=moment_ms("--since", since),
-        until_ms=moment_ms("--until", until),
+        since_ms=from_ms,
+        until_ms=to_ms,
         horizon_ms=horizon_ms,
         top=top,
     )
@@ -222,14 +215,3 @@ def _show_report(found: ReportFacts, path: str) -> None:
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
     out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
     out.print(path, style="bold green", markup=False)
-
-
-def main() -> None:
-    """Run ``delayservice spark`` as a program, and exit with the status of its command."""
-    try:
-        app(prog_name="job.py")
-    except DelayServiceError as exc:
-        if "--debug" in sys.argv:
-            err.print_exception()
-        print_error(str(exc))
-        sys.exit(EXIT_ERROR)

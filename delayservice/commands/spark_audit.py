@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from delayservice.commands.console import err, out
-from delayservice.commands.options import KafkaOptions, with_options
+from delayservice.commands.options import KafkaOptions, duration, with_options
 from delayservice.commands.spark_session import (
     STATUS_JUDGED,
     FollowOptions,
@@ -19,7 +19,6 @@ from delayservice.commands.spark_session import (
     Running,
     SessionOptions,
     TargetsOption,
-    duration,
     repeat,
     require_extra,
     show_counts,

@@ -12,14 +12,12 @@ import typer
 from xxhash import xxh3_64_hexdigest
 
 from delayservice.base.errors import InvalidRequestError
-from delayservice.commands.console import err, out
-from delayservice.commands.options import KafkaOptions, pairs, with_options
+from delayservice.commands.console import EXIT_FINDINGS, err, out
+from delayservice.commands.options import KafkaOptions, duration, pairs, with_options
 from delayservice.commands.spark_session import (
-    EXIT_FINDINGS,
     STATUS,
     Running,
     SessionOptions,
-    duration,
     require_extra,
     told_to_stop,
 )
@@ -81,7 +79,9 @@ class InputOptions:
     stream: Annotated[
         bool, typer.Option("--stream", help="Continue with new records, until Ctrl-C.")
     ] = False
-    every_ms: Annotated[int, duration("--every", "With --stream: interval of reads.", "5s")] = 5_000
+    interval_ms: Annotated[
+        int, duration("--interval", "With --stream: interval of reads.", "5s")
+    ] = 5_000
     max_records: Annotated[int, typer.Option(min=1, help="Batch size of --from-topic.")] = 100_000
     kind: Annotated[
         str | None,
@@ -111,7 +111,7 @@ class InputOptions:
             from_topic=self.from_topic or "",
             checkpoint=self.checkpoint or "",
             schema=self.schema,
-            every_ms=self.every_ms if self.stream else None,
+            every_ms=self.interval_ms if self.stream else None,
             records_max=self.max_records,
         )
 

@@ -1,4 +1,4 @@
-"""``delayservice inspect``: content of a store folder, read offline without changes."""
+"""Content of a store folder, read offline without changes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Final
 
 from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
 from delayservice.base.errors import StoreError
-from delayservice.commands.console import err, instant, out, print_error, print_json
-from delayservice.commands.send import instant_ms
+from delayservice.commands.console import err, instant, out, print_error, print_json, show_table
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.cursor import NO_MARK, Frame
@@ -54,15 +52,10 @@ class RecordFilter:
 
 
 def wanted(
-    since: str | None, until: str | None, record_id: str | None, target: str | None
+    from_ms: int | None, to_ms: int | None, record_id: str | None, target: str | None
 ) -> RecordFilter:
-    to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
-    bounds = ReadBounds(_instant_ms("--from", since, 0), to_ms)
+    bounds = ReadBounds(from_ms or 0, DUE_STOP_MS if to_ms is None else to_ms)
     return RecordFilter(bounds, None if record_id is None else record_id.encode(), target)
-
-
-def _instant_ms(option: str, text: str | None, default: int) -> int:
-    return default if text is None else instant_ms(option, text)
 
 
 def time_text(ms: int | None) -> str:
@@ -157,22 +150,19 @@ def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> Non
     for name, text in rows.items():
         out.print(f"  {name:<11}{text}")
     if facts.hours:
-        out.print(_hours_table(facts))
-    if len(facts.hours) > _HOURS_SHOWN:
-        out.print(f"  and {len(facts.hours) - _HOURS_SHOWN:,} more hours; --json has them all")
+        _show_hours(facts)
     for damage in facts.damages:
         _tell_damage(damage)
 
 
-def _hours_table(facts: StoreFacts) -> Table:
-    table = Table(box=None, pad_edge=True, header_style="bold")
-    table.add_column("hour", no_wrap=True)
-    for name in ("records", "bytes"):
-        table.add_column(name, justify="right")
-    for hour in facts.hours[:_HOURS_SHOWN]:
-        text = time_text(hour.hour_ms)[:16] + "Z"
-        table.add_row(text, f"{hour.records:,}", f"{hour.bytes:,}")
-    return table
+def _show_hours(facts: StoreFacts) -> None:
+    rows = [
+        (f"{time_text(hour.hour_ms)[:16]}Z", f"{hour.records:,}", f"{hour.bytes:,}")
+        for hour in facts.hours[:_HOURS_SHOWN]
+    ]
+    show_table(("hour", "records", "bytes"), rows)
+    if len(facts.hours) > _HOURS_SHOWN:
+        out.print(f"  and {len(facts.hours) - _HOURS_SHOWN:,} more hours; --json has them all")
 
 
 @dataclass(frozen=True, slots=True)

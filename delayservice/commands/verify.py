@@ -1,4 +1,4 @@
-"""``delayservice verify``: check of a whole store folder, with an explanation of each damage."""
+"""Check of a whole store folder, with an explanation of each damage."""
 
 from __future__ import annotations
 

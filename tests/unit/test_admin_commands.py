@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands import api, console, pending
-from delayservice.commands.api import add_row, connect, reachable, tell_nothing
+from delayservice.commands import console, record
+from delayservice.commands.api import connect, reachable
 from delayservice.config.settings import Settings, load
 
 MADE = "the token that the node has made"
@@ -99,10 +99,9 @@ def test_an_address_that_is_none_is_an_error(tmp_path: Path) -> None:
 def test_nothing_that_others_wrote_steers_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = io.StringIO()
     terminal = Console(file=seen, force_terminal=True, color_system=None, width=1_000)
-    for module in (api, console, pending):
-        for name in ("out", "err"):
-            monkeypatch.setattr(module, name, terminal, raising=False)
-    record = {
+    for name in ("out", "err"):
+        monkeypatch.setattr(console, name, terminal)
+    found = {
         "topic": HOSTILE,
         "partition": 0,
         "offset": 1,
@@ -120,19 +119,21 @@ def test_nothing_that_others_wrote_steers_the_terminal(monkeypatch: pytest.Monke
         "value": {"encoding": "utf-8", "data": HOSTILE},
         "headers": [{"name": HOSTILE, "value": None}],
     }
-    pending._show_record(record)
-    pending._show_record({**record, "state": HOSTILE, "detail": HOSTILE, "timestamp_ms": 0})
-    table = pending._records_table()
-    add_row(table, *pending._cells(record))
-    terminal.print(table)
-    with pytest.raises(Exception, match="4"):
-        tell_nothing(HOSTILE, as_json=False)
-    console.say(terminal, HOSTILE, "")
+    console.show_facts(record._lines(found))
+    located = {**found, "state": HOSTILE, "detail": HOSTILE, "timestamp_ms": 0}
+    console.show_facts(record._lines(located))
+    console.show_table(record._COLUMNS, [record._cells(found)])
+    console.say(terminal, HOSTILE)
     console.print_error(HOSTILE)
     shown = seen.getvalue()
     assert shown.count("a\ufffd]0;owned\ufffd") >= 15
     assert SHOWN in shown
     assert all(char.isprintable() or char == "\n" for char in shown)
+
+
+def test_a_length_of_time_is_told_in_the_largest_unit_that_fits_twice() -> None:
+    told = [console.span(ms) for ms in (0, 1_999, 2_000, 119_999, 5_400_000, 2_591_905_000)]
+    assert told == ["0 ms", "1,999 ms", "2 seconds", "120 seconds", "90 minutes", "30 days"]
 
 
 def test_json_means_the_same_and_has_nothing_in_it_that_steers_the_terminal(

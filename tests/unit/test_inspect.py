@@ -1,4 +1,4 @@
-"""What `delayservice inspect` says of a folder is what its owner would, and it changes nothing."""
+"""What `store inspect` says of a folder is what its owner would, and it changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both_kinds = pytest.mark.parametrize("kind", ["wheel", "rocksdb"])
 
 
 def inspect(*words: object) -> Result:
-    return CliRunner().invoke(app, ["inspect", *map(str, words)])
+    return CliRunner().invoke(app, ["store", "inspect", *map(str, words)])
 
 
 def rows(*words: object) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def test_nothing_below_the_folder_is_changed_while_a_node_has_it_open(
     more = [stored.a_frame(stored.DUE_MS + n, 601 + n) for n in range(400)]
     store.append(more, stored.named_of(more), [], 1_001)  # some of it in files, none of it synced
     before = stored.snapshot(tmp_path)
-    done = CliRunner().invoke(app, [words[0], str(tmp_path), *words[1:], "--json"])
+    done = CliRunner().invoke(app, ["store", words[0], str(tmp_path), *words[1:], "--json"])
     assert done.exit_code == 0, done.output
     assert stored.snapshot(tmp_path) == before
     store.prune(Cursor(frames[20][:2], 601))  # the owner is not disturbed
@@ -160,7 +160,7 @@ def test_a_store_of_another_format_is_named_and_the_others_are_shown(
 def test_a_folder_without_stores_is_an_error_that_says_what_to_name(tmp_path: Path) -> None:
     done = inspect(tmp_path)
     assert done.exit_code == 1
-    assert "node.state_dir" in str(done.exception)
+    assert "node.state_dir" in done.output
 
 
 @pytest.mark.parametrize("kind", ["wheel"])
