@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,14 +16,14 @@ from rich.console import Console
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import emit, err, instant, out, print_json, say
-from delayservice.commands.options import KafkaOptions, duration, moment, with_options
+from delayservice.commands.options import KafkaOptions, duration, flag, moment, with_options
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.dead_letters import DeadLetter, Filter
 from delayservice.contract.names import Header
 
 if TYPE_CHECKING:
-    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, LetterPosition, Replay
+    from connectors.kafka.dead_letters import Advance, LetterPosition, Replay
     from delayservice.config.settings import Settings
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
@@ -155,22 +154,18 @@ def list_letters(
     to_ms: _To = None,
     source: _Source = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number, oldest first.")] = 100,
-    every: Annotated[bool, typer.Option("--all", help="Include replayed dead letters.")] = False,
-    values: Annotated[bool, typer.Option("--values", help="Show keys and values.")] = False,
+    every: Annotated[bool, flag("--all", "Include replayed dead letters.")] = False,
+    values: Annotated[bool, flag("--values", "Show keys and values.")] = False,
     common: KafkaOptions,
 ) -> None:
     """List dead letters that were not replayed yet."""
     wanted = _filter(code, from_ms, to_ms, source)
-    topic, _ = _open(common.settings())
-    with _progress(2 * topic.length) as advance:
-        replayed = topic.replayed(advance)
-        letters = (
-            letter
-            for letter in topic.letters(advance)
-            if wanted.matches(letter) and (every or letter.place not in replayed)
-        )
-        found = list(islice(letters, limit + 1))
-    told = [described(letter, replayed, values=values) for letter in found[:limit]]
+    letters = _Letters(common.settings())
+    matching = (
+        one for one in letters.matching(wanted) if every or one.place not in letters.replayed
+    )
+    found = list(islice(matching, limit + 1))
+    told = [described(one, letters.replayed, values=values) for one in found[:limit]]
     emit(told, lambda: show(told), as_json=common.as_json)
     if len(found) > limit:
         err.print(f"{limit} are shown of more: raise --limit, or narrow the search", style="dim")
@@ -189,16 +184,10 @@ def replay(
     source: _Source = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number, oldest first.")] = None,
     at_ms: Annotated[int | None, moment("--at", "New due time")] = None,
-    after_ms: Annotated[
-        int | None, duration("--after", "New due time as a delay from now: 0, 30s, 2h.")
-    ] = None,
-    replays_max: Annotated[
-        int, typer.Option(min=1, help="Skip records replayed this many times.")
-    ] = REPLAYS_MAX,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Dry run: show what would be written.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    after_ms: Annotated[int | None, duration("--after", "New delay from now: 0, 30s, 2h.")] = None,
+    replays_max: Annotated[int, typer.Option(min=1, help="Skip what was replayed so often.")] = 3,
+    dry_run: Annotated[bool, flag("--dry-run", "Show what would be written.")] = False,
+    yes: Annotated[bool, flag("--yes", "Don't ask.", "-y")] = False,
     common: KafkaOptions,
 ) -> None:
     """Write dead letters to the delay topic and partition that they came from, each once.
@@ -214,28 +203,21 @@ def replay(
         raise typer.BadParameter("stdin is not a terminal: add --yes, or --dry-run to look first")
     settings = common.settings()
     if dry_run:
-        topic, counts = _open(settings)
-        survey = _survey(topic, _Sieve(settings, counts, choice, topic))
-        tell(survey, "would be replayed", as_json=common.as_json)
+        tell(_survey(_Letters(settings), choice), "would be replayed", as_json=common.as_json)
         return
     transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
     producer = settings.kafka.client_config("producer")
+    done = ReplayTally()
     with Replayer(settings.topics.dead_letter, transactional_id, producer) as replayer:
         # Opened after fencing, so that the end of the log is above the records of an older replay.
-        topic, counts = _open(settings)
-        sieve = _Sieve(settings, counts, choice, topic)
+        letters = _Letters(settings)
         if not yes:
-            survey = _survey(topic, sieve)
+            survey = _survey(letters, choice)
             tell(survey, "to be replayed", as_json=False, console=err)
-            if not survey.replayed or not typer.confirm("Replay them?", err=True):
-                tell(ReplayTally(), "replayed", as_json=common.as_json)
-                return
-        done = ReplayTally()
+            yes = bool(survey.replayed) and typer.confirm("Replay them?", err=True)
         try:
-            with _progress(topic.length) as advance:
-                for batch in _batches(sieve.sift(topic.letters(advance), done)):
-                    refused = replayer.replay(batch)
-                    done.count(batch, refused)
+            for batch in _batches(letters.chosen(choice, done)) if yes else ():
+                done.count(batch, replayer.replay(batch))
         finally:
             tell(done, "replayed", as_json=common.as_json)
 
@@ -252,51 +234,56 @@ class _Choice:
     replays_max: int
 
 
-class _Sieve:
-    """Filter that yields the dead letters to replay, and counts the skipped ones by reason.
-    ``counts``: partition count of each topic of the cluster.
-    """
+class _Letters:
+    """The dead-letter topic, and which of its dead letters were replayed already."""
 
-    def __init__(
-        self, settings: Settings, counts: dict[str, int], choice: _Choice, topic: DeadLetterTopic
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
+        from connectors.kafka.clients import admin_client
+        from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
+
+        kafka, name = settings.kafka, settings.topics.dead_letter
+        admin = admin_client(kafka.client_config("admin"))
         self._settings = settings
-        self._counts = counts
-        self._choice = choice
-        with _progress(topic.length) as advance:
-            self._replayed = topic.replayed(advance)
+        self._counts = partition_counts(admin)
+        if name not in self._counts:
+            raise DelayServiceError(f"there is no topic {name}, or it may not be described")
+        consumer = kafka.client_config("consumer")
+        self._topic = DeadLetterTopic(name, self._counts[name], consumer, admin)
+        with _progress(self._topic.length) as advance:
+            self.replayed = self._topic.replayed(advance)
 
-    def sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        return islice(self._sift(letters, tally), self._choice.limit)
+    def matching(self, wanted: Filter) -> Iterator[DeadLetter]:
+        with _progress(self._topic.length) as advance:
+            yield from filter(wanted.matches, self._topic.letters(advance))
 
-    def _sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        choice = self._choice
-        for letter in filter(choice.wanted.matches, letters):
-            reason = self._reason(letter)
-            if reason is None and letter.source is not None:
-                is_level = letter.source.topic in self._settings.levels.by_topic
-                yield (
-                    letter,
-                    dead_letters.rewritten(letter, letter.source, choice.time, is_level=is_level),
-                )
-            elif reason is not None:
+    def chosen(self, choice: _Choice, tally: ReplayTally) -> Iterator[Replay]:
+        """Yield the dead letters to replay; count the others in ``tally`` by reason."""
+        return islice(self._chosen(choice, tally), choice.limit)
+
+    def _chosen(self, choice: _Choice, tally: ReplayTally) -> Iterator[Replay]:
+        for letter in self.matching(choice.wanted):
+            reason = self._refusal(letter, choice)
+            if reason is not None:
                 tally.skipped[reason] += 1
+            elif letter.source is not None:
+                is_level = letter.source.topic in self._settings.levels.by_topic
+                again = dead_letters.rewritten(
+                    letter, letter.source, choice.time, is_level=is_level
+                )
+                yield letter, again
 
-    def _reason(self, letter: DeadLetter) -> str | None:
-        if letter.place in self._replayed:
+    def _refusal(self, letter: DeadLetter, choice: _Choice) -> str | None:
+        from connectors.kafka.topic_configs import is_delay_topic
+
+        if letter.place in self.replayed:
             return dead_letters.REPLAYED
-        return dead_letters.refusal(
-            letter,
-            self._choice.replays_max,
-            self._is_delay_partition,
-            retimed=self._choice.time is not None,
-        )
 
-    def _is_delay_partition(self, topic: str, partition: int) -> bool:
-        topics = self._settings.topics
-        named = topic in topics.delay or topic in self._settings.levels.by_topic
-        is_ours = named or (topics.discover and fnmatchcase(topic, topics.pattern))
-        return is_ours and partition < self._counts.get(topic, 0)
+        def is_ours(topic: str, partition: int) -> bool:
+            is_known = partition < self._counts.get(topic, 0)
+            return is_known and is_delay_topic(topic, self._settings)
+
+        is_retimed = choice.time is not None
+        return dead_letters.refusal(letter, choice.replays_max, is_ours, retimed=is_retimed)
 
 
 def _filter(
@@ -329,22 +316,9 @@ def _new_time(at_ms: int | None, after_ms: int | None) -> Header | None:
     return None if after_ms is None else (names.DELAY_AFTER, b"%d" % after_ms)
 
 
-def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
-    from connectors.kafka.clients import admin_client
-    from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
-
-    kafka, name = settings.kafka, settings.topics.dead_letter
-    admin = admin_client(kafka.client_config("admin"))
-    counts = partition_counts(admin)
-    if name not in counts:
-        raise DelayServiceError(f"there is no topic {name}, or it may not be described")
-    return DeadLetterTopic(name, counts[name], kafka.client_config("consumer"), admin), counts
-
-
-def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
+def _survey(letters: _Letters, choice: _Choice) -> ReplayTally:
     survey = ReplayTally()
-    with _progress(topic.length) as advance:
-        survey.count(sieve.sift(topic.letters(advance), survey))
+    survey.count(letters.chosen(choice, survey))
     return survey
 
 

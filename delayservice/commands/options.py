@@ -44,6 +44,10 @@ BootstrapOption = Annotated[
 ]
 
 
+def flag(name: str, text: str, *more: str) -> Any:  # noqa: ANN401  # as typer.Option
+    return typer.Option(name, *more, help=text)
+
+
 def duration(name: str, text: str, shown: str | None = None) -> Any:  # noqa: ANN401  # as typer.Option
     """Return an option ``name`` of milliseconds that takes a duration with a unit. ``text``: its
     help; ``shown``: its default, as the help shows it.

@@ -24,7 +24,7 @@ from delayservice.commands.console import (
     show_table,
     span,
 )
-from delayservice.commands.options import duration, moment, with_options
+from delayservice.commands.options import duration, flag, moment, with_options
 
 _PLACE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
 _PAGE: Final = 1_000
@@ -52,14 +52,11 @@ def list_records(
         str | None, typer.Option("--target", "-t", help="Target topic; * and ? stand for any.")
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Delay topic.")] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, help="Maximum number of records, earliest first.")
-    ] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Most records, earliest first.")] = 50,
     beyond_window: Annotated[
-        bool,
-        typer.Option("--beyond-window", help="Include those beyond the roll window; slower."),
+        bool, flag("--beyond-window", "Also beyond the roll window; slower.")
     ] = False,
-    counts: Annotated[bool, typer.Option("--counts", help="Show counts by due time only.")] = False,
+    counts: Annotated[bool, flag("--counts", "Show counts by due time only.")] = False,
     common: ApiOptions,
 ) -> None:
     """List pending records stored on a node."""
@@ -152,9 +149,7 @@ def show(
         str, typer.Argument(metavar="ID|TOPIC:PARTITION:OFFSET", help="Which record.")
     ],
     *,
-    is_id: Annotated[
-        bool, typer.Option("--id", help="It is an id, even if it has colons.")
-    ] = False,
+    is_id: Annotated[bool, flag("--id", "It is an id, even if it has colons.")] = False,
     common: ApiOptions,
 ) -> None:
     """Show one record and its state, by id or by source offset."""

@@ -21,6 +21,7 @@ from delayservice.commands.console import (
 from delayservice.commands.options import (
     KafkaOptions,
     duration,
+    flag,
     moment,
     now_ms,
     pairs,
@@ -48,28 +49,20 @@ class RecordOptions:
     """Command-line options that describe the record to send."""
 
     value_file: Annotated[Path | None, typer.Option(help="File with the value.")] = None
-    null: Annotated[bool, typer.Option("--null", help="Send a null value.")] = False
+    null: Annotated[bool, flag("--null", "Send a null value.")] = False
     key: Annotated[str | None, typer.Option("--key", "-k", help="Key.")] = None
     at_ms: Annotated[int | None, moment("--at", "Due time")] = None
     after_ms: Annotated[int | None, duration("--after", "Delay: 500ms, 30s, 2h, PT30S.")] = None
-    expires_ms: Annotated[
-        int | None, moment("--expires-at", "Time after which it is not delivered")
-    ] = None
+    expires_ms: Annotated[int | None, moment("--expires-at", "Not delivered after")] = None
     target: Annotated[str | None, typer.Option("--target", "-t", help="Target topic.")] = None
     target_partition: Annotated[int | None, typer.Option(min=0, help="Target partition.")] = None
-    target_key: Annotated[
-        str | None, typer.Option(help="Key of the delivered record. Default: --key.")
-    ] = None
+    target_key: Annotated[str | None, typer.Option(help="Key of the output, if not --key.")] = None
     record_id: Annotated[str | None, typer.Option("--id", help="The delay-id.")] = None
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the record of --id.")] = False
-    fire: Annotated[bool, typer.Option("--fire", help="Deliver the record of --id now.")] = False
-    window_ms: Annotated[int | None, duration("--window", "Spread the due time over: 10s, 5m.")] = (
-        None
-    )
+    cancel: Annotated[bool, flag("--cancel", "Cancel the record of --id.")] = False
+    fire: Annotated[bool, flag("--fire", "Deliver the record of --id now.")] = False
+    window_ms: Annotated[int | None, duration("--window", "Spread over: 10s, 5m.")] = None
     every_ms: Annotated[int | None, duration("--every", "Recurring: period, such as 1h.")] = None
-    cron: Annotated[
-        str | None, typer.Option(help="Recurring: cron expression, such as '0 9 * * MON-FRI'.")
-    ] = None
+    cron: Annotated[str | None, typer.Option(help="Recurring: '0 9 * * MON-FRI'.")] = None
     timezone: Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Berlin.")] = None
     times: Annotated[int | None, typer.Option(min=1, help="Maximum number of occurrences.")] = None
     header: Annotated[
@@ -77,7 +70,7 @@ class RecordOptions:
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="Delivered header; repeatable."),
     ] = None
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Partition of the delay topic.")
+        int | None, typer.Option("--partition", "-p", min=0, help="Of the delay topic.")
     ] = None
 
     def headers(self) -> Headers:
@@ -139,8 +132,7 @@ def send(
     ] = None,
     asked: RecordOptions,
     wait_ms: Annotated[
-        int | None,
-        duration("--wait", "Of a cancel or fire: how long to wait for the outcome: 5s."),
+        int | None, duration("--wait", "Wait for the outcome of a cancel: 5s.")
     ] = None,
     common: KafkaOptions,
 ) -> None:

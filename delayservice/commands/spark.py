@@ -11,7 +11,7 @@ import typer
 
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import EXIT_FINDINGS, CommandLine, out
-from delayservice.commands.options import KafkaOptions, duration, moment, pairs, with_options
+from delayservice.commands.options import KafkaOptions, duration, flag, moment, pairs, with_options
 from delayservice.commands.spark_audit import read_options, secrets_of
 from delayservice.commands.spark_session import (
     STATUS,
@@ -67,15 +67,9 @@ class ComparedOptions:
             "--node.",
         ),
     ] = 0
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Also compare every hour with the delay topics.")
-    ] = False
-    details: Annotated[
-        bool, typer.Option("--details/--no-details", help="Query nodes for records that differ.")
-    ] = True
-    behind_ms: Annotated[
-        int, duration("--behind", "Age from which a copy is a finding.", "10m")
-    ] = 600_000
+    deep: Annotated[bool, flag("--deep", "Compare hours with the delay topics, too.")] = False
+    details: Annotated[bool, flag("--details/--no-details", "Query nodes for differences.")] = True
+    behind_ms: Annotated[int, duration("--behind", "A copy so old is a finding.", "10m")] = 600_000
 
 
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
@@ -84,9 +78,7 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
 
 
 @app.command(
-    epilog="Examples: [bold]delayservice spark reconcile -c delayservice.toml[/]"
-    "\n\n[bold]delayservice spark reconcile -c delayservice.toml --follow --repair 10[/]"
-    "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
+    epilog="Example: [bold]delayservice spark reconcile -c FILE --follow --repair 9[/]"
     f"\n\n{STATUS_JUDGED}"
 )
 @with_options
@@ -101,7 +93,7 @@ def reconcile(
             "--repair",
             min=0,
             metavar="N",
-            help="With --follow: maximum number of rebuilds of wrong replica copies; 0: only plan.",
+            help="With --follow: rebuild up to N wrong copies; 0: only plan.",
         ),
     ] = 0,
     session: SessionOptions,
@@ -143,20 +135,15 @@ def reconcile(
 
 
 @app.command(
-    epilog="Examples: [bold]delayservice spark repair delay-reconcile/plan.json[/]"
-    "\n\n[bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
+    epilog="Example: [bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
     f"\n\n{STATUS}"
 )
 @with_options
 def repair(
     plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
     *,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Carry out the plan instead of showing it.")
-    ] = False,
-    timeout_ms: Annotated[
-        int, duration("--timeout", "Longest wait for steps that are sent together.", "10m")
-    ] = 600_000,
+    yes: Annotated[bool, flag("--yes", "Carry it out; else it is shown.", "-y")] = False,
+    timeout_ms: Annotated[int, duration("--timeout", "Longest wait for a step.", "10m")] = 600_000,
     common: KafkaOptions,
 ) -> None:
     """Let nodes rebuild the copies of a repair plan; without --yes, only show the plan."""
@@ -171,8 +158,7 @@ def repair(
 
 
 @app.command(
-    epilog="Examples: [bold]delayservice spark report -b localhost:9092 --from -1d[/]"
-    "\n\n[bold]delayservice spark report -c delayservice.toml --horizon 7d --out s3a://ops/delay[/]"
+    epilog="Example: [bold]delayservice spark report -b localhost:9092 --from -1d --horizon 7d[/]"
 )
 @with_options
 def report(
@@ -181,9 +167,7 @@ def report(
     targets: TargetsOption = None,
     from_ms: Annotated[int | None, moment("--from", "Written at or after")] = None,
     to_ms: Annotated[int | None, moment("--to", "Written before")] = None,
-    horizon_ms: Annotated[
-        int, duration("--horizon", "Time covered by the load forecast: 6h, 7d.", "1d")
-    ] = 86_400_000,
+    horizon_ms: Annotated[int, duration("--horizon", "Forecast for: 6h, 7d.", "1d")] = 86_400_000,
     top: Annotated[int, typer.Option(min=1, max=200, help="Number of targets to show.")] = 20,
     session: SessionOptions,
     common: KafkaOptions,

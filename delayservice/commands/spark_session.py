@@ -21,7 +21,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import emit, err, out, print_error
 from delayservice.commands.extras import how_to_install
-from delayservice.commands.options import duration, pairs
+from delayservice.commands.options import duration, flag, pairs
 from delayservice.smoke.progress import stop_signals
 
 if TYPE_CHECKING:
@@ -59,12 +59,8 @@ OutOption = Annotated[
 class FollowOptions:
     """Command-line options of the commands that can be repeated and publish what they find."""
 
-    publish: Annotated[
-        bool, typer.Option("--publish", help="Also write findings to the topic `topics.audit`.")
-    ] = False
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
-    ] = False
+    publish: Annotated[bool, flag("--publish", "Also write to the topic topics.audit.")] = False
+    follow: Annotated[bool, flag("--follow", "Go on until Ctrl-C.")] = False
     interval_ms: Annotated[int, duration("--interval", "With --follow: interval.", "1m")] = 60_000
 
 

@@ -7,20 +7,18 @@ from typing import Annotated, Final
 
 import typer
 
-from delayservice.commands.options import JsonOption, moment
+from delayservice.commands.options import JsonOption, flag, moment
+from delayservice.contract.times import DUE_STOP_MS
 
 # The stores' packages are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 _INSPECT_EPILOG: Final = (
-    "Examples: [bold]delayservice store inspect /var/lib/delayservice[/]"
-    "\n\n[bold]delayservice store inspect STATE_DIR --from now --to +1h --values[/]"
-    "\n\n[bold]delayservice store inspect STATE_DIR --id reminder-17 --json[/]"
+    "Example: [bold]delayservice store inspect STATE_DIR --from now --to +1h --values[/]"
     "\n\nExit status: 0 done, 1 a store can't be read or is of another format, 2 wrong usage."
 )
 _VERIFY_EPILOG: Final = (
-    "Examples: [bold]delayservice store verify /var/lib/delayservice[/]"
-    "\n\n[bold]delayservice store verify STATE_DIR/wheel/0 --json[/]"
+    "Example: [bold]delayservice store verify STATE_DIR[/]"
     "\n\nExit status: 0 sound, 1 a store can't be read or is of another "
     "format, 2 wrong usage, 3 damaged."
 )
@@ -40,20 +38,15 @@ app = typer.Typer(help="Inspect and check store folders.", no_args_is_help=True)
 def inspect(
     path: _StorePath,
     *,
-    records: Annotated[
-        bool, typer.Option("--records", help="List records; implied by the options below.")
-    ] = False,
+    records: Annotated[bool, flag("--records", "List records; implied by the others.")] = False,
     from_ms: Annotated[int | None, moment("--from", "Due at or after")] = None,
     to_ms: Annotated[int | None, moment("--to", "Due before")] = None,
     record_id: Annotated[str | None, typer.Option("--id", help="With this delay-id.")] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="For this target topic.")
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number per shard.", show_default=str(_LIMIT)),
-    ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Show values and headers.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Per shard; 100.")] = None,
+    values: Annotated[bool, flag("--values", "Show values and headers.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the content of a store folder, read-only and without a lock: a node may be running.
@@ -61,16 +54,15 @@ def inspect(
     With --json, facts are one object, and records one object on a line each.
     """
     from delayservice.commands import stored
+    from delayservice.store.offline import ReadBounds
 
     asked = (from_ms, to_ms, record_id, target, limit)
     if not (records or values or any(option is not None for option in asked)):
-        is_whole = stored.show_facts(path, as_json=as_json)
-    else:
-        wanted = stored.wanted(from_ms, to_ms, record_id, target)
-        is_whole = stored.show_records(
-            path, wanted, limit or _LIMIT, values=values, as_json=as_json
-        )
-    raise typer.Exit(0 if is_whole else 1)
+        raise typer.Exit(stored.inspect(path, as_json=as_json))
+    bounds = ReadBounds(from_ms or 0, DUE_STOP_MS if to_ms is None else to_ms)
+    wanted = stored.RecordFilter(bounds, record_id.encode() if record_id else None, target)
+    limit = limit or _LIMIT
+    raise typer.Exit(stored.show_records(path, wanted, limit, values=values, as_json=as_json))
 
 
 @app.command(epilog=_VERIFY_EPILOG)
@@ -80,6 +72,6 @@ def verify(path: _StorePath, *, as_json: JsonOption = False) -> None:
     Opens a snapshot as a node would, reads all records, and counts the rows of databases.
     Explains each damage: what, where, due times and offsets, what a node does, what to do.
     """
-    from delayservice.commands import verify as verifying
+    from delayservice.commands import stored
 
-    raise typer.Exit(verifying.run(path, as_json=as_json))
+    raise typer.Exit(stored.verify(path, as_json=as_json))

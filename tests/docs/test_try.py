@@ -78,11 +78,3 @@ def test_it_stays_to_be_tried_until_it_is_told_to_end(trying: subprocess.Popen[s
     assert any("value 'again'" in line for line in iter(trying.stderr.readline, ""))
     trying.send_signal(signal.SIGINT)
     assert trying.wait(60) == 0
-
-
-def test_a_delay_that_is_none_is_told_before_anything_starts() -> None:
-    done = subprocess.run(
-        [*TRY, "--after", "soon"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1
-    assert "--after is 'soon': milliseconds, 30s" in done.stderr

@@ -385,7 +385,7 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     stand.schedule("by hand", HOUR_MS)
     shown = command("record", "show", "by hand", "--json")
     assert shown.exit_code == 0
-    [record] = json.loads(shown.stdout)
+    record = json.loads(shown.stdout)
     assert record["value"]["data"] == "by hand"
     rows = command("record", "list", "--target", stand.target, "--json", "--limit", "1000")
     listed = [json.loads(line) for line in rows.stdout.splitlines()]
@@ -401,11 +401,16 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     assert command("record", "cancel", "by hand").exit_code == 4
     assert command("record", "fire", "by hand").exit_code == 4
     assert command("record", "show", "by hand").exit_code == 4
+    assert command("status").exit_code == 0
+    assert "moves to" in command("cluster", "show").stdout
     target = bench.target_name("by_hand")
     assert command("pause", "add", "target", target, "--reason", "tried").exit_code == 0
     await_true(lambda: "tried" in command("pause", "list").stdout, "the pause is heard of")
     assert command("pause", "remove", "target", target).exit_code == 0
     await_true(lambda: command("pause", "remove", "target", target).exit_code == 4, "it is over")
+    misspelt = command("pause", "add", "target", "nosuch*", sets=bench.settings()[:1])
+    assert "no topic matches nosuch*" in misspelt.stderr
+    assert command("pause", "remove", "target", "nosuch*").exit_code == 0
     refused = command("pause", "add", "target", target, sets=["admin.token=not the right token"])
     assert "is not this node's" in refused.stderr
 
@@ -445,11 +450,11 @@ def test_what_others_wrote_does_not_steer_the_terminal_of_who_looks(stand: Stand
     await_true(lambda: stand.api.raw("GET", "/v1/records?id=x").status_code == 200, "it waits")
     path = f"/v1/pauses/target/{stand.bench.target_name('hostile')}"
     stand.api.change("PUT", path, {"reason": hostile})
-    shown = (
-        stand.api.command("record", "show", "x").stdout + stand.api.command("pause", "list").stdout
-    )
+    words = ("record show x", f"record show {hostile}", "record list", "pause list", "status")
+    told = [stand.api.command(*line.split()).output for line in words]
     stand.api.change("DELETE", path)
-    assert shown.count("\ufffd[31m\ufffd") == 5
+    shown = "".join(told)
+    assert [text.count("\ufffd[31m\ufffd") for text in told] == [4, 0, 0, 1, 1]
     assert all(char.isprintable() or char == "\n" for char in shown)
 
 

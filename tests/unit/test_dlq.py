@@ -10,7 +10,7 @@ from delayservice.commands import dlq
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource, Filter
+from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource
 from delayservice.contract.entry import (
     INVALID,
     SCHEDULE,
@@ -108,16 +108,6 @@ def test_a_record_that_could_not_be_read_is_replayed_byte_for_byte() -> None:
     written, entry = again(letter)
     assert written == headers + PROVENANCE
     assert entry[4][:2] == (b"\x00k", b"\xffv")
-
-
-def test_each_replay_is_counted_and_the_first_source_kept() -> None:
-    letter = refused(read([("delay-target-topic", b"orders")]))
-    for count in (1, 2, 3):
-        assert letter.replays == count - 1
-        headers, entry = again(letter)
-        assert headers[-2:] == [PROVENANCE[0], ("delay-replays", b"%d" % count)]
-        letter = replace(refused(entry), source=DeadLetterSource(TOPIC, PARTITION, 100 + count))
-    assert dead_letters.refusal(letter, 3, lambda *_: True, retimed=False) == dead_letters.LIMIT
 
 
 # --- another due time ----------------------------------------------------------------------------
@@ -236,32 +226,6 @@ def test_a_marker_is_read_back_and_is_no_dead_letter() -> None:
 def test_what_is_no_marker_marks_nothing(text: bytes | None) -> None:
     assert dead_letters.replayed_offsets((0, 0, None, None, [(names.DELAY_REPLAYED, text)])) == []
     assert dead_letters.replayed_offsets((0, 0, None, None, UNREADABLE)) == []
-
-
-@pytest.mark.parametrize(
-    ("wanted", "matches"),
-    [
-        (Filter(), True),
-        (Filter(codes=frozenset({"time-missing", "time-past"})), True),
-        (Filter(codes=frozenset({"time-past"})), False),
-        (Filter(since_ms=NOW_MS), True),
-        (Filter(since_ms=NOW_MS + 1), False),
-        (Filter(until_ms=NOW_MS), False),
-        (Filter(until_ms=NOW_MS + 1), True),
-        (Filter(topic=TOPIC), True),
-        (Filter(topic=TOPIC, partition=3, offset=7), True),
-        (Filter(topic="delay_topic"), False),
-        (Filter(topic=TOPIC, partition=4), False),
-        (Filter(topic=TOPIC, partition=3, offset=8), False),
-    ],
-)
-def test_filters(wanted: Filter, *, matches: bool) -> None:
-    assert wanted.matches(refused(read([("own", b"1")]))) is matches
-
-
-def test_a_filter_of_sources_leaves_a_dead_letter_without_one() -> None:
-    letter = replace(refused(read([("own", b"1")])), source=None)
-    assert not Filter(topic=TOPIC).matches(letter)
 
 
 def test_every_code_can_be_asked_for() -> None:

@@ -274,23 +274,6 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert "no valid TOML" in refused(config=write(tmp_path, "[node"))
 
 
-@pytest.mark.parametrize(
-    ("text", "ms"),
-    [
-        ("500ms", 500),
-        ("2h", 7_200_000),
-        ("1h30m", 5_400_000),
-        ("1.5s", 1_500),
-        ("10y", 315_360_000_000),
-        ("PT30S", 30_000),
-        ("P1D", 86_400_000),
-        ("0.0001s", 1),  # rounded up: nothing is early
-    ],
-)
-def test_durations_are_read_as_people_write_them(text: str, ms: int) -> None:
-    assert read_duration_ms(text) == ms
-
-
 @given(st.integers(min_value=0, max_value=10**13))
 def test_a_formatted_duration_reads_back(ms: int) -> None:
     assert read_duration_ms(format_duration(ms)) == ms
