@@ -10,7 +10,7 @@ from delayservice.commands import dlq
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource
+from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource, Filter
 from delayservice.contract.entry import (
     INVALID,
     SCHEDULE,
@@ -226,6 +226,13 @@ def test_a_marker_is_read_back_and_is_no_dead_letter() -> None:
 def test_what_is_no_marker_marks_nothing(text: bytes | None) -> None:
     assert dead_letters.replayed_offsets((0, 0, None, None, [(names.DELAY_REPLAYED, text)])) == []
     assert dead_letters.replayed_offsets((0, 0, None, None, UNREADABLE)) == []
+
+
+def test_a_filter_includes_its_start_and_no_dead_letter_without_a_source() -> None:
+    letter = refused(read([("own", b"1")]))
+    assert Filter(since_ms=NOW_MS, until_ms=NOW_MS + 1).matches(letter)
+    assert not Filter(until_ms=NOW_MS).matches(letter)
+    assert not Filter(topic=TOPIC).matches(replace(letter, source=None))
 
 
 def test_every_code_can_be_asked_for() -> None:
