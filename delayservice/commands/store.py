@@ -45,7 +45,7 @@ def inspect(
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="For this target topic.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Per shard; 100.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Of each shard. Default: 100.")] = None,
     values: Annotated[bool, flag("--values", "Show values and headers.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -505,9 +505,8 @@ def test_a_wrong_password_is_said_and_waited_out_and_shown_nowhere(
     await_true(lambda: service.events("waiting_for_kafka"), "the service waits for Kafka")
     await_true(lambda: "invalid credentials" in told(bench), "why is said")
     assert service.stop() == 0
-    done = command(
-        "send", "x", "--topic", bench.any, "--after", "1s", *as_sets([*bench.settings(), *wrong])
-    )
+    sets = as_sets([*bench.settings(), *wrong])
+    done = command("send", "x", "--topic", bench.any, "--after", "1s", *sets)
     assert done.returncode == 1
     assert "invalid credentials" in done.stderr.replace("\n", " ")
     for text in (told(bench), done.stdout, done.stderr):

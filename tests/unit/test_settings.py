@@ -264,11 +264,6 @@ def test_settings_cross_process_borders() -> None:
     assert isinstance(copy.node.cluster_secret, SecretStr)
 
 
-def test_a_missing_broker_is_told_when_a_client_is_made() -> None:
-    with pytest.raises(SettingsError, match=r"kafka\.bootstrap is not set"):
-        load(None, [], {}).kafka.client_config("admin")
-
-
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert "can't be read" in refused(config=tmp_path / "none.toml")
     assert "no valid TOML" in refused(config=write(tmp_path, "[node"))
