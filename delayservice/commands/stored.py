@@ -112,6 +112,12 @@ def _shard(shard: ShardFolder) -> dict[str, Any]:
     return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
 
+def _place(told: dict[str, Any]) -> str:
+    # A store may have several shards: of the topic whose id has this hash, one for each partition.
+    partition = "?" if told["partition"] is None else told["partition"]
+    return f"{told['path']}  {told['shard']}/{partition}"
+
+
 def _facts(shard: ShardFolder, facts: StoreFacts | StoreError) -> dict[str, Any]:
     if isinstance(facts, StoreError):
         return {**_shard(shard), "error": str(facts)}
@@ -142,12 +148,10 @@ def _show_facts(told: dict[str, Any]) -> None:
     if "error" in told:
         print_error(told["error"])
         return
-    say(out, told["path"], "bold")
+    say(out, _place(told), "bold")
     hours, user = told["hours"], told["in_use_by"]
     facts = {
         "store": told["store"] + ("" if user is None else f", open in process {user}"),
-        "shard": f"{told['shard']} (hash of the topic id)",
-        "partition": "unknown" if told["partition"] is None else str(told["partition"]),
         "horizon S": f"{told['stop_offset']:,}: all records below it are stored",
         "read by": json.dumps(told["label"]),
         "records": f"{told['records']:,} in {len(hours):,} hours, {told['bytes']:,} bytes",
@@ -314,7 +318,7 @@ def _checked(shard: ShardFolder, facts: StoreFacts | StoreError) -> dict[str, An
 
 def _show_checked(found: dict[str, Any]) -> None:
     state = found["state"]
-    said = f"{state}  {found['path']}"
+    said = f"{state}  {_place(found)}"
     if state == "unreadable":
         say(out, f"{said}\n  {found['error']}", _STYLES[state])
         return

@@ -119,6 +119,7 @@ PYTHON_NOT_RUN: Final = (
 
 LONG: Final = (
     "delayservice dev bench",
+    "delayservice dev drill",
     "delayservice spark",
     "kafka-acls.sh",
     "kafka-topics.sh",
