@@ -81,7 +81,7 @@ try: $(TRY_STAMP)  ## Kafka, a node and a first delayed record, to play with; AR
 	@touch $@
 
 demo: $(TRY_STAMP)  ## the main job on a real cluster, with the service killed in it
-	$(TRY)/bin/delayservice demo $(ARGS)
+	$(TRY)/bin/delayservice dev demo $(ARGS)
 
 simulate: $(STAMP)  ## the simulation in its long mode; ARGS reach pytest
 	SIMULATION_MODE=long $(BIN)/pytest tests/simulation --timeout=0 $(ARGS)

@@ -16,9 +16,11 @@ def main() -> None:
         needed = f"delayservice needs {', '.join(missing)}, which is not installed"
         sys.stderr.write(f"error: {needed}: {how_to_install('node')}\n")
         sys.exit(2)
-    from delayservice.cli import main as run  # noqa: PLC0415 (imports these packages)
+    from delayservice.cli import app  # noqa: PLC0415 (imports these packages)
+    from delayservice.commands.console import log_to_stderr  # noqa: PLC0415 (as above)
 
-    run()
+    log_to_stderr()
+    app(prog_name="delayservice")
 
 
 if __name__ == "__main__":

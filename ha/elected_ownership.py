@@ -381,7 +381,7 @@ class ElectedOwnership:
     def _read_pin(self) -> None:
         before, self._pin = self._pin, self.ensemble.pin()
         if self._pin is not None and self._pin != before:
-            hint = "owners keep their slices; delayservice zookeeper unpin ends it"
+            hint = "owners keep their slices; delayservice cluster unpin ends it"
             _log.warning("ownership_pinned", why=str(self._pin), hint=hint)
         elif before is not None and self._pin is None:
             _log.info("ownership_unpinned")

@@ -90,21 +90,24 @@ class TopicKeeper:
 
     def prepare(self) -> None:
         topics = self._settings.topics
-        existing = self._list()
-        specs = self._specs(existing)
-        missing = {name: spec for name, spec in specs.items() if name not in existing}
+        missing = self.missing()
         if missing and not topics.create:
             raise KafkaEdgeError(
                 f"missing topics: {', '.join(sorted(missing))}; create them, or set topics.create. "
                 "If they are there, give the service its rights on them"
             )
-        self._create(missing)
-        self._check_rights(specs)
+        self.create(missing)
+        self._check_rights(self._specs({}))
         configs = self._configs((topics.checkpoint, topics.claims_topic))
         problems = self._own_problems(self._list(), configs, None)
         unsafe = [problem for problem, is_fatal in problems if is_fatal]
         if unsafe:
             raise KafkaEdgeError("; ".join(unsafe))
+
+    def missing(self) -> dict[str, _Spec]:
+        existing = self._list()
+        specs = self._specs(existing)
+        return {name: spec for name, spec in specs.items() if name not in existing}
 
     def _specs(self, existing: Mapping[str, Brokers]) -> dict[str, _Spec]:
         topics = self._settings.topics
@@ -155,7 +158,7 @@ class TopicKeeper:
         if not self._settings.topics.create:
             return f"{waits}; create it, or set topics.create"
         try:
-            self._create({name: _Spec(1, LETTER_CONFIG)})
+            self.create({name: _Spec(1, LETTER_CONFIG)})
         except KafkaEdgeError as exc:
             return f"{waits}; {exc}"
         return f"{name} {MADE_AGAIN}"
@@ -211,7 +214,7 @@ class TopicKeeper:
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
-    def _create(self, missing: Mapping[str, _Spec]) -> None:
+    def create(self, missing: Mapping[str, _Spec]) -> None:
         if not missing:
             return
         replication = self._settings.topics.replication_factor

@@ -47,9 +47,8 @@ from delayservice.admin.reading import (
 )
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.reference import as_text, redacted
-from delayservice.config.units import parse_duration_ms
 from delayservice.contract.codes import EXPLANATIONS
-from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
+from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
 from delayservice.inspection.query import Locate, Position, Search
 
 NO_FIGURE: Final = "\N{EN DASH}"
@@ -64,7 +63,6 @@ _STACK: Final = re.compile(
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
 )
 _STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
-_SIGN: Final = re.compile(r"([+-])\s*(.+)")
 
 
 def count(number: int) -> str:
@@ -172,38 +170,16 @@ def is_plain(text: str) -> bool:
 
 
 def read_moment(text: str, now_ms: int) -> int | None:
-    """Parse a typed point in time into epoch milliseconds, 0 to ``DUE_STOP_MS``; None: the text is
-    empty. It is ``now``, ``+10m``, ``-1h``, RFC 3339 or epoch milliseconds. ``ValueError`` says how
-    to write it.
+    """Parse a typed point in time into epoch milliseconds; None: the text is empty. The page shows
+    times without a zone, which are UTC, so it reads them, too.
     """
     asked = text.strip()
     if not asked:
         return None
-    if asked == "now":
-        return now_ms
-    signed = _SIGN.fullmatch(asked)
-    try:
-        if signed is not None:
-            ahead_ms = parse_duration_ms(signed[2])
-            found_ms = now_ms + ahead_ms if signed[1] == "+" else now_ms - ahead_ms
-        else:
-            found_ms = parse_instant_ms("time", _zoned(asked).encode())
-    except (ValueError, DelayServiceError) as exc:
-        raise ValueError(
-            "Not a valid time. Use now, +10m, -1h30m, 2026-11-21T18:00:00Z or epoch milliseconds."
-        ) from exc
-    return min(max(found_ms, 0), DUE_STOP_MS)
+    return read_instant_ms(f"{asked}Z" if _ZONELESS.fullmatch(asked) else asked, now_ms)
 
 
-def _zoned(text: str) -> str:
-    # RFC 3339 with missing seconds added, and UTC for a missing zone; any other text unchanged.
-    short = re.fullmatch(
-        r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?", text
-    )
-    if short is None:
-        return text
-    day, minute, second, zone = short.groups()
-    return f"{day}T{minute}{second or ':00'}{zone or 'Z'}"
+_ZONELESS: Final = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.]+")
 
 
 BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}

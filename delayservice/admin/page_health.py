@@ -47,7 +47,7 @@ def _of_node(status: NodeState) -> Iterator[HealthFinding]:
             "warning",
             f"Owners are pinned {status.pinned}.",
             "Slices stay where they are even if other nodes are preferred. "
-            "`delayservice zookeeper unpin` ends it.",
+            "`delayservice cluster unpin` ends it.",
         )
     for text in status.problems:
         yield HealthFinding("problem", text, "See the run-book in docs/operations.md.")
@@ -76,7 +76,8 @@ def _of_pause(pause: Pause) -> HealthFinding:
     return HealthFinding(
         "warning",
         f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
-        f"An operator set this pause. `delayservice resume {pause.kind} {pause.name}` ends it.",
+        f"An operator set this pause. `delayservice pause remove {pause.kind} {pause.name}` ends "
+        "it.",
     )
 
 

@@ -18,10 +18,9 @@ from delayservice.admin.context import ApiContext
 from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.problems import Refusal, described
 from delayservice.config.reference import redacted
-from delayservice.contract.codes import RecordRefusedError
 from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
+from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
 from delayservice.inspection.query import (
     HORIZONS_MS,
     HOUR_MS,
@@ -40,9 +39,8 @@ UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
 
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
-_MOMENT: Final = (
-    r"^(\d{1,15}|\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2}))$"
-)
+_TIME: Final = "epoch ms, RFC 3339, `now`, `+10m` or `-2h`."
+_TIME_CHARS_MAX: Final = 64
 # ``(key_ms, topic, partition, offset)``: the ``Position`` at which a page of results ended.
 _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=DUE_STOP_MS)],
@@ -84,12 +82,11 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
     def pending(
         from_: Annotated[
             str,
-            Query(
-                alias="from", pattern=_MOMENT, description="First due time: epoch ms or RFC 3339."
-            ),
+            Query(alias="from", max_length=_TIME_CHARS_MAX, description=f"First due time: {_TIME}"),
         ] = "0",
         to: Annotated[
-            str | None, Query(pattern=_MOMENT, description="End of the due times. Default: none.")
+            str | None,
+            Query(max_length=_TIME_CHARS_MAX, description="End, as `from`. Default: none."),
         ] = None,
         target: Annotated[
             str | None,
@@ -112,8 +109,8 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
         next processed: by due time, parked ones by their next try, and what is due beyond the roll
         window by its roll time.
         """
-        from_ms = _epoch_ms(from_)
-        to_ms = DUE_STOP_MS if to is None else _epoch_ms(to)
+        from_ms = _epoch_ms(context, from_)
+        to_ms = DUE_STOP_MS if to is None else _epoch_ms(context, to)
         if beyond_window is None:
             beyond_window = may_be_beyond_window(context, from_ms)
         asked = Search(
@@ -195,11 +192,11 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
     )
 
 
-def _epoch_ms(moment: str) -> int:
+def _epoch_ms(context: ApiContext, moment: str) -> int:
     try:
-        return max(parse_instant_ms("a due time", moment.encode()), 0)
-    except RecordRefusedError as exc:
-        raise Refusal(400, exc.detail) from exc
+        return read_instant_ms(moment, context.wall_ms())
+    except ValueError as exc:
+        raise Refusal(400, str(exc)) from exc
 
 
 def _cursor(position: Position) -> str:

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err, plain, print_json, say
-from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load_settings
+from delayservice.commands.console import NothingThereError
+from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load
 
 if TYPE_CHECKING:
     from httpx import Client, Response
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
-EXIT_NOTHING: Final = 4
 _TIMEOUT_S: Final = 45.0
 
 ApiOption = Annotated[
@@ -91,12 +88,11 @@ class ApiOptions:
     sets: SetOption = None
     as_json: JsonOption = False
 
+    def settings(self) -> Settings:
+        return load(self.config, self.sets).settings
+
     def connect(self) -> Api:
-        return connect(load_settings(self.config, self.sets), self.api, self.token_file)
-
-
-class NothingThereError(DelayServiceError):
-    """Status 404 from the API: the requested object does not exist."""
+        return connect(self.settings(), self.api, self.token_file)
 
 
 def _refusal(response: Response, api: Api) -> DelayServiceError:
@@ -111,7 +107,12 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
     return (NothingThereError if is_nothing else DelayServiceError)(f"{api.address}: {told}")
 
 
-def connect(settings: Settings, address: str | None, token_file: Path | None) -> Api:
+def connect(
+    settings: Settings,
+    address: str | None = None,
+    token_file: Path | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> Api:
     """Return a client of the admin API at ``address``; None: at ``admin.listen`` of the settings.
     ``token_file``: None: the configured token, or the one that the node made.
     """
@@ -127,7 +128,7 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
         raise DelayServiceError(f"{where!r} is no HOST:PORT: {exc}") from exc
     token, no_token = _token(settings, token_file, url.host)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    client = Client(base_url=url, headers=headers, timeout=_TIMEOUT_S)
+    client = Client(base_url=url, headers=headers, timeout=timeout_s)
     return Api(client, where, no_token)
 
 
@@ -174,16 +175,3 @@ def _read_token(path: Path) -> str:
     if not token.isascii() or not token.isprintable() or not token:
         raise DelayServiceError(f"{path} holds no token: printable ASCII characters are expected")
     return token
-
-
-def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
-    if as_json:
-        print_json({"detail": why})
-    else:
-        say(err, why, "yellow")
-    raise typer.Exit(EXIT_NOTHING)
-
-
-def add_row(table: Table, *cells: str) -> None:
-    # Rich markup and terminal controls in the cells have no effect.
-    table.add_row(*(Text(plain(cell)) for cell in cells))

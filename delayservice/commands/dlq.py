@@ -8,32 +8,28 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.console import Console
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err, instant, out, print_json
-from delayservice.commands.options import KafkaOptions, moment_ms, with_options
+from delayservice.commands.console import emit, err, instant, out, print_json, say
+from delayservice.commands.options import KafkaOptions, duration, flag, moment, with_options
 from delayservice.contract import dead_letters, names
-from delayservice.contract.codes import EXPLANATIONS, printable
+from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.dead_letters import DeadLetter, Filter
 from delayservice.contract.names import Header
 
 if TYPE_CHECKING:
-    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, LetterPosition, Replay
+    from connectors.kafka.dead_letters import Advance, LetterPosition, Replay
     from delayservice.config.settings import Settings
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
-_VALUE_CHARS_MAX: Final = 200
-_FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
-_NUMBERS: Final = {"key", "value", "replays"}
-# Least width of each column with wrapped text, in characters; narrower, no table is shown.
-_FOLDED_WIDTH_MIN: Final = 30
+_CONTENT_CHARS_MAX: Final = 200
 
 
 @dataclass(slots=True)
@@ -63,7 +59,7 @@ _REASONS: Final = {
 
 def described(
     letter: DeadLetter, replayed: Collection[LetterPosition], *, values: bool
-) -> dict[str, object]:
+) -> dict[str, Any]:
     content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
     return {
         "partition": letter.partition,
@@ -82,69 +78,28 @@ def described(
     }
 
 
-def show(
-    letters: list[DeadLetter], replayed: Collection[LetterPosition], *, every: bool, values: bool
-) -> None:
-    """Print dead letters as a table, or as some lines each if the terminal is too narrow."""
+def show(letters: list[dict[str, Any]]) -> None:
+    """Print some lines for each dead letter, so that all of it fits on any terminal."""
     if not letters:
         err.print("no dead letter matches", style="dim")
-        return
-    names = [*_FACTS, *(["replayed"] if every else []), *(["content"] if values else []), "detail"]
-    rows = [_cells(letter, replayed, every=every, values=values) for letter in letters]
-    facts = [names, *rows]
-    width = sum(max(len(row[at]) for row in facts) + 1 for at in range(len(_FACTS)))
-    if width + _FOLDED_WIDTH_MIN * (len(names) - len(_FACTS)) <= out.width:
-        _show_table(names, rows)
-    else:
-        _show_blocks(names, rows)
+    for one in letters:
+        route = f"{one['source'] or '?'} to {one['target'] or '?'}"
+        say(out, f"{one['time']}  {one['code']}  {route}", "bold")
+        facts = {
+            "id": one["id"],
+            "key": _size(one["key_bytes"]),
+            "value": _size(one["value_bytes"]),
+            "replays": one["replays"] or None,
+        }
+        told = [f"{name} {fact}" for name, fact in facts.items() if fact is not None]
+        say(out, f"  {', '.join(told)}{', replayed' if one['replayed'] else ''}", "dim")
+        if "value" in one:
+            key, value = ("null" if one[name] is None else one[name] for name in ("key", "value"))
+            say(out, f"  {key}  {value}"[:_CONTENT_CHARS_MAX])
+        say(out, f"  {one['detail']}")
 
 
-def _cells(
-    letter: DeadLetter, replayed: Collection[LetterPosition], *, every: bool, values: bool
-) -> list[str]:
-    cells = [
-        instant(letter.time_ms, "T", zone="+00:00"),
-        letter.code,
-        str(letter.source or "?"),
-        letter.target or "",
-        _text(letter.record_id) or "",
-        *(_size(part) for part in (letter.key, letter.value)),
-        str(letter.replays),
-    ]
-    if every:
-        cells.append("yes" if letter.place in replayed else "")
-    if values:
-        cells.append(f"{_text(letter.key)}  {_text(letter.value)}"[:_VALUE_CHARS_MAX])
-    return [printable(cell) for cell in (*cells, letter.detail)]
-
-
-def _show_table(names: list[str], rows: list[list[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(names):
-        is_fact = at < len(_FACTS)
-        justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
-        table.add_column(name, justify=justify, no_wrap=is_fact, overflow="fold")
-    for row in rows:
-        # Text, never markup: its origin is unknown.
-        table.add_row(*(Text(cell) for cell in row))
-    out.print(table)
-
-
-def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
-    # For terminals too narrow for a table.
-    for row in rows:
-        time, code, source, target, *rest = row
-        out.print(f"{time}  {code}", style="bold", markup=False)
-        out.print(f"  {source} to {target or '?'}", markup=False)
-        told = [f"{name} {cell}" for name, cell in zip(names[4:-1], rest, strict=False) if cell]
-        out.print(f"  {', '.join(told)}", style="dim", markup=False)
-        out.print(f"  {row[-1]}", markup=False)
-
-
-def tell(tally: ReplayTally, what: str, *, as_json: bool) -> None:
+def tell(tally: ReplayTally, what: str, *, as_json: bool, console: Console = out) -> None:
     """Print the counts of a replay. ``what``: text after the number of replayed dead letters, as in
     ``7 replayed``; JSON has a fixed name instead.
     """
@@ -155,19 +110,19 @@ def tell(tally: ReplayTally, what: str, *, as_json: bool) -> None:
         ]
         print_json({"replayed": tally.replayed.total(), "by": replayed, "skipped": tally.skipped})
         return
-    out.print(f"{tally.replayed.total():,} {what}", style="bold green")
+    say(console, f"{tally.replayed.total():,} {what}", "bold green")
     for (code, target), records in tally.replayed.most_common():
-        out.print(f"  {records:,}  {code}  {printable(target)}", markup=False)
+        say(console, f"  {records:,}  {code}  {target}")
     for reason, records in tally.skipped.most_common():
-        out.print(f"{records:,} skipped: {_REASONS[reason]}", style="yellow")
+        say(console, f"{records:,} skipped: {_REASONS[reason]}", "yellow")
 
 
 def _text(content: bytes | None) -> str | None:
     return None if content is None else content.decode("utf-8", "replace")
 
 
-def _size(content: bytes | None) -> str:
-    return "null" if content is None else f"{len(content):,}"
+def _size(size: int | None) -> str:
+    return "null" if size is None else f"{size:,} bytes"
 
 
 REPLAYS_MAX: Final = 3
@@ -180,10 +135,8 @@ app = typer.Typer(help="List and replay dead letters.", no_args_is_help=True)
 _Code = Annotated[
     list[str] | None, typer.Option("--code", metavar="CODE", help="With this code; repeatable.")
 ]
-_Since = Annotated[
-    str | None, typer.Option(help="Dead-lettered at or after: RFC 3339, or 2h for two hours ago.")
-]
-_Until = Annotated[str | None, typer.Option(help="Dead-lettered before; as --since.")]
+_From = Annotated[int | None, moment("--from", "Dead-lettered at or after")]
+_To = Annotated[int | None, moment("--to", "Dead-lettered before")]
 _Source = Annotated[
     str | None,
     typer.Option(metavar="TOPIC[:PARTITION[:OFFSET]]", help="Where the record was written."),
@@ -191,100 +144,80 @@ _Source = Annotated[
 
 
 @app.command(
-    "list", epilog="Example: [bold]delayservice dlq list --code target-unknown --since 2h[/]"
+    "list", epilog="Example: [bold]delayservice dlq list --code target-unknown --from -2h[/]"
 )
 @with_options
 def list_letters(
     *,
     code: _Code = None,
-    since: _Since = None,
-    until: _Until = None,
+    from_ms: _From = None,
+    to_ms: _To = None,
     source: _Source = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number, oldest first.")] = 100,
-    every: Annotated[bool, typer.Option("--all", help="Include replayed dead letters.")] = False,
-    values: Annotated[bool, typer.Option("--values", help="Show keys and values.")] = False,
+    every: Annotated[bool, flag("--all", "Include replayed dead letters.")] = False,
+    values: Annotated[bool, flag("--values", "Show keys and values.")] = False,
     common: KafkaOptions,
 ) -> None:
     """List dead letters that were not replayed yet."""
-    wanted = _filter(code, since, until, source)
-    topic, _ = _open(common.settings())
-    with _progress(2 * topic.length) as advance:
-        replayed = topic.replayed(advance)
-        letters = (
-            letter
-            for letter in topic.letters(advance)
-            if wanted.matches(letter) and (every or letter.place not in replayed)
-        )
-        found = list(islice(letters, limit + 1))
-    if common.as_json:
-        for letter in found[:limit]:
-            print_json(described(letter, replayed, values=values))
-        return
-    show(found[:limit], replayed, every=every, values=values)
+    wanted = _filter(code, from_ms, to_ms, source)
+    letters = _Letters(common.settings())
+    matching = (
+        one for one in letters.matching(wanted) if every or one.place not in letters.replayed
+    )
+    found = list(islice(matching, limit + 1))
+    told = [described(one, letters.replayed, values=values) for one in found[:limit]]
+    emit(told, lambda: show(told), as_json=common.as_json)
     if len(found) > limit:
         err.print(f"{limit} are shown of more: raise --limit, or narrow the search", style="dim")
 
 
 @app.command(
     epilog="Examples: [bold]delayservice dlq replay --code target-unknown --dry-run[/]"
-    "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --delay 0 --yes[/]"
+    "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --after 0 --yes[/]"
 )
 @with_options
 def replay(
     *,
     code: _Code = None,
-    since: _Since = None,
-    until: _Until = None,
+    from_ms: _From = None,
+    to_ms: _To = None,
     source: _Source = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number, oldest first.")] = None,
-    at: Annotated[
-        str | None, typer.Option(help="New due time: RFC 3339 or epoch milliseconds.")
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option(help="New due time as a delay from now: 0, 30s, 2h, PT30S.")
-    ] = None,
-    replays_max: Annotated[
-        int, typer.Option(min=1, help="Skip records replayed this many times.")
-    ] = REPLAYS_MAX,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Dry run: show what would be written.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    at_ms: Annotated[int | None, moment("--at", "New due time")] = None,
+    after_ms: Annotated[int | None, duration("--after", "New delay from now: 0, 30s, 2h.")] = None,
+    replays_max: Annotated[int, typer.Option(min=1, help="Skip what was replayed so often.")] = 3,
+    dry_run: Annotated[bool, flag("--dry-run", "Show what would be written.")] = False,
+    yes: Annotated[bool, flag("--yes", "Don't ask.", "-y")] = False,
     common: KafkaOptions,
 ) -> None:
     """Write dead letters to the delay topic and partition that they came from, each once.
 
-    Records dead-lettered during the run are left for the next one. A due time in the past means
-    now; a delay counts from now.
+    Records dead-lettered during the run are left for the next one. A due time in the past is now.
     """
     from connectors.kafka.dead_letters import Replayer
 
-    choice = _Choice(_filter(code, since, until, source), _new_time(at, delay), limit, replays_max)
+    choice = _Choice(
+        _filter(code, from_ms, to_ms, source), _new_time(at_ms, after_ms), limit, replays_max
+    )
     if not (yes or dry_run or sys.stdin.isatty()):
-        raise DelayServiceError("stdin is not a terminal: add --yes, or --dry-run to look first")
+        raise typer.BadParameter("stdin is not a terminal: add --yes, or --dry-run to look first")
     settings = common.settings()
     if dry_run:
-        topic, counts = _open(settings)
-        survey = _survey(topic, _Sieve(settings, counts, choice, topic))
-        tell(survey, "would be replayed", as_json=common.as_json)
+        tell(_survey(_Letters(settings), choice), "would be replayed", as_json=common.as_json)
         return
     transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
     producer = settings.kafka.client_config("producer")
+    done = ReplayTally()
     with Replayer(settings.topics.dead_letter, transactional_id, producer) as replayer:
         # Opened after fencing, so that the end of the log is above the records of an older replay.
-        topic, counts = _open(settings)
-        sieve = _Sieve(settings, counts, choice, topic)
+        letters = _Letters(settings)
         if not yes:
-            survey = _survey(topic, sieve)
-            tell(survey, "to be replayed", as_json=False)
-            if not survey.replayed or not typer.confirm("Replay them?", err=True):
-                return
-        done = ReplayTally()
+            survey = _survey(letters, choice)
+            tell(survey, "to be replayed", as_json=False, console=err)
+            yes = bool(survey.replayed) and typer.confirm("Replay them?", err=True)
         try:
-            with _progress(topic.length) as advance:
-                for batch in _batches(sieve.sift(topic.letters(advance), done)):
-                    refused = replayer.replay(batch)
-                    done.count(batch, refused)
+            for batch in _batches(letters.chosen(choice, done)) if yes else ():
+                done.count(batch, replayer.replay(batch))
         finally:
             tell(done, "replayed", as_json=common.as_json)
 
@@ -301,101 +234,91 @@ class _Choice:
     replays_max: int
 
 
-class _Sieve:
-    """Filter that yields the dead letters to replay, and counts the skipped ones by reason.
-    ``counts``: partition count of each topic of the cluster.
-    """
+class _Letters:
+    """The dead-letter topic, and which of its dead letters were replayed already."""
 
-    def __init__(
-        self, settings: Settings, counts: dict[str, int], choice: _Choice, topic: DeadLetterTopic
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
+        from connectors.kafka.clients import admin_client
+        from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
+
+        kafka, name = settings.kafka, settings.topics.dead_letter
+        admin = admin_client(kafka.client_config("admin"))
         self._settings = settings
-        self._counts = counts
-        self._choice = choice
-        with _progress(topic.length) as advance:
-            self._replayed = topic.replayed(advance)
+        self._counts = partition_counts(admin)
+        if name not in self._counts:
+            raise DelayServiceError(f"there is no topic {name}, or it may not be described")
+        consumer = kafka.client_config("consumer")
+        self._topic = DeadLetterTopic(name, self._counts[name], consumer, admin)
+        with _progress(self._topic.length) as advance:
+            self.replayed = self._topic.replayed(advance)
 
-    def sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        return islice(self._sift(letters, tally), self._choice.limit)
+    def matching(self, wanted: Filter) -> Iterator[DeadLetter]:
+        with _progress(self._topic.length) as advance:
+            yield from filter(wanted.matches, self._topic.letters(advance))
 
-    def _sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        choice = self._choice
-        for letter in filter(choice.wanted.matches, letters):
-            reason = self._reason(letter)
-            if reason is None and letter.source is not None:
-                is_level = letter.source.topic in self._settings.levels.by_topic
-                yield (
-                    letter,
-                    dead_letters.rewritten(letter, letter.source, choice.time, is_level=is_level),
-                )
-            elif reason is not None:
+    def chosen(self, choice: _Choice, tally: ReplayTally) -> Iterator[Replay]:
+        """Yield the dead letters to replay; count the others in ``tally`` by reason."""
+        return islice(self._chosen(choice, tally), choice.limit)
+
+    def _chosen(self, choice: _Choice, tally: ReplayTally) -> Iterator[Replay]:
+        for letter in self.matching(choice.wanted):
+            reason = self._refusal(letter, choice)
+            if reason is not None:
                 tally.skipped[reason] += 1
+            elif letter.source is not None:
+                is_level = letter.source.topic in self._settings.levels.by_topic
+                again = dead_letters.rewritten(
+                    letter, letter.source, choice.time, is_level=is_level
+                )
+                yield letter, again
 
-    def _reason(self, letter: DeadLetter) -> str | None:
-        if letter.place in self._replayed:
+    def _refusal(self, letter: DeadLetter, choice: _Choice) -> str | None:
+        from connectors.kafka.topic_configs import is_delay_topic
+
+        if letter.place in self.replayed:
             return dead_letters.REPLAYED
-        return dead_letters.refusal(
-            letter,
-            self._choice.replays_max,
-            self._is_delay_partition,
-            retimed=self._choice.time is not None,
-        )
 
-    def _is_delay_partition(self, topic: str, partition: int) -> bool:
-        topics = self._settings.topics
-        named = topic in topics.delay or topic in self._settings.levels.by_topic
-        is_ours = named or (topics.discover and fnmatchcase(topic, topics.pattern))
-        return is_ours and partition < self._counts.get(topic, 0)
+        def is_ours(topic: str, partition: int) -> bool:
+            is_known = partition < self._counts.get(topic, 0)
+            return is_known and is_delay_topic(topic, self._settings)
+
+        is_retimed = choice.time is not None
+        return dead_letters.refusal(letter, choice.replays_max, is_ours, retimed=is_retimed)
 
 
 def _filter(
-    codes: list[str] | None, since: str | None, until: str | None, source: str | None
+    codes: list[str] | None, from_ms: int | None, to_ms: int | None, source: str | None
 ) -> Filter:
     for code in codes or ():
         if code not in EXPLANATIONS:
-            raise DelayServiceError(f"--code {code!r} is none: use {', '.join(EXPLANATIONS)}")
+            known = ", ".join(EXPLANATIONS)
+            raise typer.BadParameter(f"{code!r} is none: use {known}", param_hint="--code")
     place = _SOURCE.fullmatch(source) if source is not None else None
     if source is not None and place is None:
-        raise DelayServiceError(f"--source {source!r} must be TOPIC[:PARTITION[:OFFSET]]")
+        told = f"{source!r} must be TOPIC[:PARTITION[:OFFSET]]"
+        raise typer.BadParameter(told, param_hint="--source")
     topic, partition, offset = place.groups() if place is not None else (None, None, None)
     return Filter(
         codes=frozenset(codes or ()),
-        since_ms=moment_ms("--since", since),
-        until_ms=moment_ms("--until", until),
+        since_ms=from_ms,
+        until_ms=to_ms,
         topic=topic,
         partition=None if partition is None else int(partition),
         offset=None if offset is None else int(offset),
     )
 
 
-def _new_time(at: str | None, delay: str | None) -> Header | None:
-    from delayservice.commands.send import delay_ms, instant_ms
-
-    if at is not None and delay is not None:
-        raise DelayServiceError("give --at or --delay, not both")
-    if at is not None:
-        return names.DELAY_AT, b"%d" % instant_ms("--at", at)
-    if delay is not None:
-        return names.DELAY_AFTER, b"%d" % delay_ms("--delay", delay)
-    return None
+def _new_time(at_ms: int | None, after_ms: int | None) -> Header | None:
+    if at_ms is not None and after_ms is not None:
+        raise typer.BadParameter("give --at or --after, not both")
+    if at_ms is not None:
+        return names.DELAY_AT, b"%d" % at_ms
+    return None if after_ms is None else (names.DELAY_AFTER, b"%d" % after_ms)
 
 
-def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
-    from connectors.kafka.clients import admin_client
-    from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
-
-    kafka, name = settings.kafka, settings.topics.dead_letter
-    admin = admin_client(kafka.client_config("admin"))
-    counts = partition_counts(admin)
-    if name not in counts:
-        raise DelayServiceError(f"there is no topic {name}, or it may not be described")
-    return DeadLetterTopic(name, counts[name], kafka.client_config("consumer"), admin), counts
-
-
-def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
+def _survey(letters: _Letters, choice: _Choice) -> ReplayTally:
     survey = ReplayTally()
-    with _progress(topic.length) as advance:
-        survey.count(sieve.sift(topic.letters(advance), survey))
+    survey.count(letters.chosen(choice, survey))
     return survey
 
 

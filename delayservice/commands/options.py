@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from delayservice.base.errors import DelayServiceError
+from delayservice.contract.times import read_duration_ms, read_instant_ms
 
 if TYPE_CHECKING:
     from delayservice.config.settings import Loaded, Settings
@@ -44,6 +44,37 @@ BootstrapOption = Annotated[
 ]
 
 
+def flag(name: str, text: str, *more: str) -> Any:  # noqa: ANN401  # as typer.Option
+    return typer.Option(name, *more, help=text)
+
+
+def duration(name: str, text: str, shown: str | None = None) -> Any:  # noqa: ANN401  # as typer.Option
+    """Return an option ``name`` of milliseconds that takes a duration with a unit. ``text``: its
+    help; ``shown``: its default, as the help shows it.
+    """
+    return _read(name, "DURATION", read_duration_ms, text, shown)
+
+
+def moment(name: str, text: str) -> Any:  # noqa: ANN401  # as typer.Option
+    """Return an option ``name`` of epoch milliseconds that takes a time as people write it."""
+    hint = f"{text}: RFC 3339, epoch ms, now, +10m, -2h."
+    return _read(name, "TIME", lambda said: read_instant_ms(said, now_ms()), hint, None)
+
+
+def _read(name: str, metavar: str, read: Callable[[str], int], text: str, shown: str | None) -> Any:  # noqa: ANN401  # as above
+    def parsed(given: str | int) -> int:
+        try:
+            return given if isinstance(given, int) else read(given)  # int: the default
+        except ValueError as exc:
+            raise typer.BadParameter(str(exc)) from exc
+
+    return typer.Option(name, metavar=metavar, parser=parsed, help=text, show_default=shown or True)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) -> Loaded:
     """Return the settings and the place of each value. ``config`` None: the file ``INSTALLED``, if
     it exists; a node (``is_node``) reads no file then.
@@ -54,36 +85,12 @@ def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) 
     return load_with_origins(config or installed, sets or [], os.environ)
 
 
-def load_settings(
-    config: Path | None, sets: list[str] | None, bootstrap: str | None = None
-) -> Settings:
-    """Return the settings as ``load`` does; ``bootstrap`` replaces the configured brokers."""
-    named = [f"kafka.bootstrap={bootstrap}"] if bootstrap else []
-    return load(config, [*(sets or []), *named]).settings
-
-
-def moment_ms(option: str, text: str | None) -> int | None:
-    """Parse a time (RFC 3339, epoch milliseconds, or a duration before now: ``2h``) into epoch
-    milliseconds; None: the option is not given.
-    """
-    from delayservice.commands.send import instant_ms  # noqa: PLC0415  # as above
-    from delayservice.config.units import parse_duration_ms  # noqa: PLC0415  # as above
-
-    if text is None:
-        return None
-    try:
-        ago_ms = parse_duration_ms(text)
-    except ValueError:
-        return instant_ms(option, text)
-    return time.time_ns() // 1_000_000 - ago_ms
-
-
 def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
     found = []
     for text in texts or ():
         name, equals, said = text.partition("=")
         if not (equals and name):
-            raise DelayServiceError(f"{option} {text!r} must be NAME=VALUE")
+            raise typer.BadParameter(f"{text!r} must be NAME=VALUE", param_hint=option)
         found.append((name, said))
     return found
 
@@ -97,7 +104,7 @@ class CommonOptions:
     as_json: JsonOption = False
 
     def settings(self) -> Settings:
-        return load_settings(self.config, self.sets)
+        return load(self.config, self.sets).settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +116,10 @@ class KafkaOptions:
     sets: SetOption = None
     as_json: JsonOption = False
 
-    def settings(self) -> Settings:
-        return load_settings(self.config, self.sets, self.bootstrap)
+    def settings(self, *more: str) -> Settings:
+        """Return the settings; ``more`` override them, as ``--set`` does."""
+        named = [f"kafka.bootstrap={self.bootstrap}"] if self.bootstrap else []
+        return load(self.config, [*(self.sets or []), *named, *more]).settings
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,268 +1,169 @@
-"""``delayservice send``: write one record into a delay topic, with its delivery report."""
+"""``delayservice send``: writes one record into a delay topic."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+import typer
 
-from connectors.kafka.clients import FORCED, UNREACHABLE, admin_client, partitions_of
-from connectors.kafka.controls import ControlClient
-from connectors.kafka.outcomes import RecordPlace
-from connectors.kafka.topic_facts import topic_ids
-from delayservice.base.errors import DelayServiceError, KafkaEdgeError
-from delayservice.commands.console import instant
-from delayservice.config.contract import allowlist_for, contract_for, reserved_topics
-from delayservice.config.settings import Settings
-from delayservice.contract import names
-from delayservice.contract.codes import TARGET_DENIED, RecordRefusedError
-from delayservice.contract.contracts import Contracts
-from delayservice.contract.entry import INVALID, SCHEDULE
-from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
-from delayservice.contract.partitioner import partition_for
-from delayservice.contract.record import RecordReader
-from delayservice.contract.targets import Allowlist
-from delayservice.contract.times import parse_checked_instant_ms, parse_duration_ms
+from delayservice.commands.console import (
+    EXIT_NOT_KNOWN,
+    EXIT_NOTHING,
+    emit,
+    err,
+    instant,
+    out,
+    plain,
+    say,
+)
+from delayservice.commands.options import (
+    KafkaOptions,
+    duration,
+    flag,
+    moment,
+    now_ms,
+    pairs,
+    with_options,
+)
 
-TIMEOUT_S = 15.0
-# Partition number that makes librdkafka choose the partition.
-_ANY_PARTITION = -1
+if TYPE_CHECKING:
+    from delayservice.commands.sending import Outgoing
+    from delayservice.contract.entry import Headers
 
-Header: TypeAlias = tuple[str, bytes]
+# librdkafka is imported when the command runs, so that help is shown at once.
+# ruff: noqa: PLC0415
+
+EPILOG: Final = (
+    "Examples: [bold]delayservice send hello --after 30s --target orders[/]"
+    "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
+    "\n\n[bold]delayservice send --id reminder-17 --cancel --wait 5s[/]"
+    "\n\nExit status: 0 written, 1 an error, 2 wrong usage, 4 (with --wait) nothing was pending, "
+    "5 (with --wait) outcome unknown."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """Record to write to a delay topic. ``partition`` None: that of its id, or else of its key."""
+class RecordOptions:
+    """Command-line options that describe the record to send."""
 
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-    partition: int | None
-    record_id: bytes | None
+    value_file: Annotated[Path | None, typer.Option(help="File with the value.")] = None
+    null: Annotated[bool, flag("--null", "Send a null value.")] = False
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key.")] = None
+    at_ms: Annotated[int | None, moment("--at", "Due time")] = None
+    after_ms: Annotated[int | None, duration("--after", "Delay: 500ms, 30s, 2h, PT30S.")] = None
+    expires_ms: Annotated[int | None, moment("--expires-at", "Not delivered after")] = None
+    target: Annotated[str | None, typer.Option("--target", "-t", help="Target topic.")] = None
+    target_partition: Annotated[int | None, typer.Option(min=0, help="Target partition.")] = None
+    target_key: Annotated[str | None, typer.Option(help="Key of the output, if not --key.")] = None
+    record_id: Annotated[str | None, typer.Option("--id", help="The delay-id.")] = None
+    cancel: Annotated[bool, flag("--cancel", "Cancel the record of --id.")] = False
+    fire: Annotated[bool, flag("--fire", "Deliver the record of --id now.")] = False
+    window_ms: Annotated[int | None, duration("--window", "Spread over: 10s, 5m.")] = None
+    every_ms: Annotated[int | None, duration("--every", "Recurring: period, such as 1h.")] = None
+    cron: Annotated[str | None, typer.Option(help="Recurring: '0 9 * * MON-FRI'.")] = None
+    timezone: Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Berlin.")] = None
+    times: Annotated[int | None, typer.Option(min=1, help="Maximum number of occurrences.")] = None
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Delivered header; repeatable."),
+    ] = None
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Of the delay topic.")
+    ] = None
 
+    def headers(self) -> Headers:
+        from delayservice.base.errors import InvalidRequestError
+        from delayservice.contract import names
+        from delayservice.contract.request import when_headers
 
-@dataclass(frozen=True, slots=True)
-class DeliveryReport:
-    """Confirmation of the broker; on a delay topic, the timestamp is the time of the append."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-
-
-def time_header(at: str | None, after: str | None) -> list[Header]:
-    # Checked here, so that a typo causes no dead letter.
-    if at is not None and after is not None:
-        raise DelayServiceError("give --at or --after, not both")
-    if at is not None:
-        return [(names.DELAY_AT, str(instant_ms("--at", at)).encode())]
-    if after is not None:
-        return [(names.DELAY_AFTER, str(delay_ms("--after", after)).encode())]
-    return []
-
-
-def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
-    if cancel and fire:
-        raise DelayServiceError("give --cancel or --fire, not both")
-    asked = CANCEL_OP if cancel else FIRE_OP if fire else None
-    if asked is not None and not record_id:
-        raise DelayServiceError(f"--{asked} needs --id: it says which record")
-    return asked
-
-
-def milliseconds(option: str, text: str | None) -> str | None:
-    # Decimal digits, for a header.
-    return None if text is None else str(delay_ms(option, text))
-
-
-def instant_ms(option: str, text: str) -> int:
-    """Parse a time (epoch milliseconds or RFC 3339) into epoch milliseconds. Raises
-    ``DelayServiceError`` if it is invalid, has no zone, or looks like seconds.
-    """
-    try:
-        return parse_checked_instant_ms(option, text.strip().encode())
-    except RecordRefusedError as exc:
-        raise DelayServiceError(exc.detail) from exc
-
-
-def delay_ms(option: str, text: str) -> int:
-    """Parse a duration (with units, ISO 8601 or in milliseconds) into milliseconds."""
-    try:
-        return parse_duration_ms(option, text.strip().encode())
-    except RecordRefusedError as exc:
-        raise DelayServiceError(exc.detail) from exc
-
-
-def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:
-    # Without an argument and a file, or with ``-``, the value is read from standard input.
-    if (value is not None) + (value_file is not None) + null > 1:
-        raise DelayServiceError("give a value, --value-file or --null, only one of them")
-    if null:
-        return None
-    if value is not None and value != "-":
-        return value.encode()
-    if value_file is not None:
+        if self.cancel and self.fire:
+            raise typer.BadParameter("give --cancel or --fire, not both")
+        if (self.cancel or self.fire) and not self.record_id:
+            raise typer.BadParameter("--cancel and --fire need --id: it says which record")
+        partition = self.target_partition
+        named = {
+            names.DELAY_TARGET_TOPIC: self.target,
+            names.DELAY_TARGET_PARTITION: None if partition is None else str(partition),
+            names.DELAY_TARGET_KEY: self.target_key,
+            names.DELAY_ID: self.record_id,
+            names.DELAY_OP: "cancel" if self.cancel else "fire" if self.fire else None,
+        }
         try:
-            return value_file.read_bytes()
-        except OSError as exc:
-            raise DelayServiceError(f"{value_file} can't be read: {exc.strerror or exc}") from exc
-    if sys.stdin.isatty():
-        raise DelayServiceError("no value: give one, --value-file, --null, or pipe it in")
-    return sys.stdin.buffer.read()
+            when = when_headers(
+                delay=self.after_ms,
+                at=self.at_ms,
+                expires_at=self.expires_ms,
+                window=self.window_ms,
+                every=self.every_ms,
+                cron=self.cron,
+                timezone=self.timezone,
+                times=self.times,
+            )
+        except InvalidRequestError as exc:
+            raise typer.BadParameter(str(exc)) from exc
+        return [
+            *when,
+            *((name, text.encode()) for name, text in named.items() if text is not None),
+            *((name, text.encode()) for name, text in pairs("--header", self.header)),
+        ]
+
+    def record(self, topic: str, value: str | None) -> Outgoing:
+        from delayservice.commands import sending
+
+        is_null = self.null or self.cancel or self.fire
+        return sending.Outgoing(
+            topic=topic,
+            key=None if self.key is None else self.key.encode(),
+            headers=self.headers(),
+            value=sending.read_value(value, self.value_file, null=is_null),
+            partition=self.partition,
+            record_id=None if self.record_id is None else self.record_id.encode(),
+        )
 
 
-def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
-    """Return why the service will probably not deliver a record; None: no reason is known. Settings
-    without ``[targets]``, as those of a client, allow any target.
-    """
-    # Without homes, because the partition of the record is not known yet.
-    contract = replace(contract_for(settings, record.topic), id_partitions=0)
-    contracts = Contracts([(0, contract)])
-    reader = RecordReader(record.topic, 0, contracts, [])
-    entry = reader.read(0, now_ms, record.key, record.value, list(record.headers))
-    if entry[1] == INVALID:
-        code, detail = entry[5][:2]
-        return f"it will be dead-lettered ({code}): {detail}"
-    if entry[1] != SCHEDULE:
-        return None
-    denial = _allowlist(settings, record.topic).denial(entry[4][0])
-    if denial is not None:
-        return f"it will be dead-lettered at its due time ({TARGET_DENIED}): {denial}"
-    return _missing_target(settings, entry[4][0])
-
-
-def _allowlist(settings: Settings, topic: str) -> Allowlist:
-    if settings.targets:
-        return allowlist_for(settings, topic)
-    return Allowlist(topic, ["*"], reserved_topics(settings))
-
-
-def _missing_target(settings: Settings, target: str) -> str | None:
-    try:
-        found = topic_ids(admin_client(settings.kafka.client_config("admin")), [target])
-    except (KafkaEdgeError, KafkaException):  # a user who may write here may have no rights there
-        return None
-    return None if found else f"its target {target} does not exist (yet)"
-
-
-@contextmanager
-def hearing(
-    settings: Settings, wait_s: float | None
-) -> Iterator[Callable[[DeliveryReport], str | None]]:
-    """Read new outcomes while the ``with`` block runs, which writes a control record. Yields a
-    function that takes its delivery report, and returns the name of its outcome (``cancelled``,
-    ``not_pending`` ...); None: no outcome was read in time.
-    """
-    if wait_s is None:
-        yield lambda _: None
-        return
-    options = settings.kafka.client_config
-    admin = admin_client(options("admin"))
-    desk = ControlClient(options("producer"), options("consumer"), admin, settings.topics.outcomes)
-    with desk.listen() as outcomes:
-
-        def outcome_of(report: DeliveryReport) -> str | None:
-            place = RecordPlace(report.topic, report.partition, report.offset)
-            return outcomes.of([place], wait_s, replaces=False).get(place)
-
-        yield outcome_of
-
-
+@with_options
 def send(
-    config: dict[str, str], record: Outgoing, on_ready: Callable[[], object] = lambda: None
-) -> DeliveryReport:
-    """Write the record and wait for the broker to confirm it. ``on_ready`` is called when the
-    cluster has answered, before the record is written.
+    value: Annotated[str | None, typer.Argument(help="Value; '-' or none: standard input.")] = None,
+    *,
+    topic: Annotated[
+        str | None, typer.Option(help="Delay topic.", show_default="the first configured one")
+    ] = None,
+    asked: RecordOptions,
+    wait_ms: Annotated[
+        int | None, duration("--wait", "Wait for the outcome of a cancel: 5s.")
+    ] = None,
+    common: KafkaOptions,
+) -> None:
+    """Write one record to a delay topic and show its offset.
 
-    Raises:
-        KafkaEdgeError: no broker answers, the topic is unknown, or the broker refuses the record.
+    The partition is chosen as by a Java producer: by key, or by the id if it has one.
     """
-    done: list[tuple[KafkaError | None, Message]] = []
-    troubles: list[KafkaError] = []
-    try:
-        producer = Producer(
-            {
-                "message.timeout.ms": str(int(TIMEOUT_S * 1_000)),
-                # Errors that matter are raised; warnings before them would mislead.
-                "log_level": "2",
-                **config,
-                **FORCED,
-                "error_cb": troubles.append,
-                "acks": "all",
-                "enable.idempotence": "true",
-                "partitioner": "murmur2_random",
-            }
-        )
-        partition = _choose_partition(producer, record, config["bootstrap.servers"], troubles)
-        on_ready()
-        producer.produce(
-            record.topic,
-            value=record.value,
-            key=record.key,
-            headers=list(record.headers),
-            on_delivery=lambda error, message: done.append((error, message)),
-            partition=_ANY_PARTITION if partition is None else partition,
-        )
-        producer.flush()
-    except KafkaException as exc:
-        raise KafkaEdgeError(f"{record.topic}: {_words(exc.args[0])}") from exc
-    except BufferError as exc:
-        raise KafkaEdgeError(f"{record.topic}: the record does not fit into the queue") from exc
-    return _report(record.topic, done)
+    from delayservice.commands import sending
 
+    settings = common.settings()
+    record = asked.record(topic or settings.topics.delay[0], value)
+    forecast = sending.Forecast(settings, record)
+    if wait_ms is not None and not forecast.is_control:
+        raise typer.BadParameter("--wait is for a cancel or fire of --id")
+    partition = sending.choose_partition(settings, record)  # fails early if no broker answers
+    if (why := forecast.doubt(now_ms())) is not None:
+        say(err, f"warning: {why}", "yellow")
+    with sending.hearing(settings, wait_ms) as outcome_of:
+        report = sending.write(settings, record, partition)
+        outcome = outcome_of(report)
+    due_ms = forecast.due_ms(report)
+    due = None if due_ms is None else instant(due_ms, "T", zone="+00:00")
+    result = {"outcome": outcome} if forecast.is_control else {"due_at": due}
 
-def _choose_partition(
-    producer: Producer, record: Outgoing, bootstrap: str, troubles: Sequence[KafkaError]
-) -> int | None:
-    # None: the key chooses.
-    try:
-        count = partitions_of(producer, record.topic, TIMEOUT_S)
-    except KafkaException as exc:
-        producer.poll(0)  # delivers the reason to the error callback
-        reasons = [error for error in troubles if error.code() in UNREACHABLE]
-        why = _words(reasons[-1] if reasons else exc.args[0])
-        raise KafkaEdgeError(f"no broker answers at {bootstrap}: {why}") from exc
-    if record.partition is not None:
-        if record.partition >= count:
-            raise KafkaEdgeError(f"{record.topic} has partitions 0 to {count - 1} only")
-        return record.partition
-    return None if record.record_id is None else partition_for(record.record_id, count)
+    def show() -> None:
+        place = f"{report.topic}:{report.partition}:{report.offset}"
+        out.print(plain(place), style="bold green", end="", markup=False)
+        unheard = "written, outcome unknown (--wait 5s waits for it)"
+        done = outcome or unheard if forecast.is_control else f"due {due}" if due else "written"
+        out.print(f"  {done}")
 
-
-def _report(topic: str, done: list[tuple[KafkaError | None, Message]]) -> DeliveryReport:
-    if not done:
-        raise KafkaEdgeError(f"{topic}: the broker has not answered; the record may be there")
-    error, message = done[0]
-    if error is not None:
-        raise KafkaEdgeError(f"{topic}: the broker refused the record: {_words(error)}")
-    partition, offset = message.partition(), message.offset()
-    return DeliveryReport(topic, partition or 0, offset or 0, message.timestamp()[1])
-
-
-def _words(error: object) -> str:
-    return f"{error.str()} ({error.name()})" if isinstance(error, KafkaError) else str(error)
-
-
-def due_text(headers: Sequence[Header], timestamp_ms: int) -> str | None:
-    """Return the due time that headers give, as ISO 8601 text in UTC; None: they give none.
-    ``timestamp_ms``: the broker's append time, epoch milliseconds.
-    """
-    by_name = dict(headers)
-    try:
-        if names.DELAY_AT in by_name:
-            due_ms = int(by_name[names.DELAY_AT])
-        elif names.DELAY_AFTER in by_name:
-            due_ms = timestamp_ms + int(by_name[names.DELAY_AFTER])
-        else:
-            return None
-    except ValueError:  # given with --header, in a form that only the service reads
-        return None
-    return instant(due_ms, "T", zone="+00:00")
+    emit({**asdict(report), **result}, show, as_json=common.as_json)
+    if wait_ms is not None and outcome in (None, "not_pending"):
+        raise typer.Exit(EXIT_NOT_KNOWN if outcome is None else EXIT_NOTHING)

@@ -10,8 +10,6 @@ from delayservice.commands.options import KafkaOptions, with_options
 
 EPILOG = "Exit status 0 only if no record was lost, duplicated, early or altered."
 
-dev = typer.Typer(help="Local Kafka and ZooKeeper for development.")
-
 
 @with_options
 def smoke(

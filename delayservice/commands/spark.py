@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
-from delayservice.commands.console import err, out, print_error
-from delayservice.commands.options import KafkaOptions, moment_ms, pairs, with_options
+from delayservice.commands.console import EXIT_FINDINGS, CommandLine, out
+from delayservice.commands.options import KafkaOptions, duration, flag, moment, pairs, with_options
 from delayservice.commands.spark_audit import read_options, secrets_of
 from delayservice.commands.spark_session import (
-    EXIT_FINDINGS,
     STATUS,
     STATUS_JUDGED,
     FollowOptions,
     OutOption,
     SessionOptions,
     TargetsOption,
-    duration,
     require_extra,
 )
 
@@ -33,9 +29,8 @@ if TYPE_CHECKING:
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
-EXIT_ERROR: Final = 1
-
 app = typer.Typer(
+    cls=CommandLine,
     help="Audit, compare, report and schedule with Spark, locally or on a cluster.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -72,15 +67,9 @@ class ComparedOptions:
             "--node.",
         ),
     ] = 0
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Also compare every hour with the delay topics.")
-    ] = False
-    details: Annotated[
-        bool, typer.Option("--details/--no-details", help="Query nodes for records that differ.")
-    ] = True
-    behind_ms: Annotated[
-        int, duration("--behind", "Age from which a copy is a finding.", "10m")
-    ] = 600_000
+    deep: Annotated[bool, flag("--deep", "Compare hours with the delay topics, too.")] = False
+    details: Annotated[bool, flag("--details/--no-details", "Query nodes for differences.")] = True
+    behind_ms: Annotated[int, duration("--behind", "A copy so old is a finding.", "10m")] = 600_000
 
 
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
@@ -89,9 +78,7 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
 
 
 @app.command(
-    epilog="Examples: [bold]delayservice spark reconcile -c delayservice.toml[/]"
-    "\n\n[bold]delayservice spark reconcile -c delayservice.toml --follow --repair 10[/]"
-    "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
+    epilog="Example: [bold]delayservice spark reconcile -c FILE --follow --repair 9[/]"
     f"\n\n{STATUS_JUDGED}"
 )
 @with_options
@@ -106,7 +93,7 @@ def reconcile(
             "--repair",
             min=0,
             metavar="N",
-            help="With --follow: maximum number of rebuilds of wrong replica copies; 0: only plan.",
+            help="With --follow: rebuild up to N wrong copies; 0: only plan.",
         ),
     ] = 0,
     session: SessionOptions,
@@ -148,20 +135,15 @@ def reconcile(
 
 
 @app.command(
-    epilog="Examples: [bold]delayservice spark repair delay-reconcile/plan.json[/]"
-    "\n\n[bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
+    epilog="Example: [bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
     f"\n\n{STATUS}"
 )
 @with_options
 def repair(
     plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
     *,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Carry out the plan instead of showing it.")
-    ] = False,
-    timeout_ms: Annotated[
-        int, duration("--timeout", "Longest wait for steps that are sent together.", "10m")
-    ] = 600_000,
+    yes: Annotated[bool, flag("--yes", "Carry it out; else it is shown.", "-y")] = False,
+    timeout_ms: Annotated[int, duration("--timeout", "Longest wait for a step.", "10m")] = 600_000,
     common: KafkaOptions,
 ) -> None:
     """Let nodes rebuild the copies of a repair plan; without --yes, only show the plan."""
@@ -176,21 +158,16 @@ def repair(
 
 
 @app.command(
-    epilog="Examples: [bold]delayservice spark report -b localhost:9092 --since 1d[/]"
-    "\n\n[bold]delayservice spark report -c delayservice.toml --horizon 7d --out s3a://ops/delay[/]"
+    epilog="Example: [bold]delayservice spark report -b localhost:9092 --from -1d --horizon 7d[/]"
 )
 @with_options
 def report(
     *,
     output: OutOption = "delay-report",
     targets: TargetsOption = None,
-    since: Annotated[
-        str | None, typer.Option(help="Written at or after: RFC 3339, or 2h for two hours ago.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(help="Written before; as --since.")] = None,
-    horizon_ms: Annotated[
-        int, duration("--horizon", "Time covered by the load forecast: 6h, 7d.", "1d")
-    ] = 86_400_000,
+    from_ms: Annotated[int | None, moment("--from", "Written at or after")] = None,
+    to_ms: Annotated[int | None, moment("--to", "Written before")] = None,
+    horizon_ms: Annotated[int, duration("--horizon", "Forecast for: 6h, 7d.", "1d")] = 86_400_000,
     top: Annotated[int, typer.Option(min=1, max=200, help="Number of targets to show.")] = 20,
     session: SessionOptions,
     common: KafkaOptions,
@@ -205,8 +182,8 @@ def report(
 
     options = ReportOptions(
         audit=read_options(common.settings(), output, targets),
-        since_ms=moment_ms("--since", since),
-        until_ms=moment_ms("--until", until),
+        since_ms=from_ms,
+        until_ms=to_ms,
         horizon_ms=horizon_ms,
         top=top,
     )
@@ -222,14 +199,3 @@ def _show_report(found: ReportFacts, path: str) -> None:
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
     out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
     out.print(path, style="bold green", markup=False)
-
-
-def main() -> None:
-    """Run ``delayservice spark`` as a program, and exit with the status of its command."""
-    try:
-        app(prog_name="job.py")
-    except DelayServiceError as exc:
-        if "--debug" in sys.argv:
-            err.print_exception()
-        print_error(str(exc))
-        sys.exit(EXIT_ERROR)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from delayservice.commands.console import err, out
-from delayservice.commands.options import KafkaOptions, with_options
+from delayservice.commands.options import KafkaOptions, duration, flag, with_options
 from delayservice.commands.spark_session import (
     STATUS_JUDGED,
     FollowOptions,
@@ -19,7 +19,6 @@ from delayservice.commands.spark_session import (
     Running,
     SessionOptions,
     TargetsOption,
-    duration,
     repeat,
     require_extra,
     show_counts,
@@ -39,14 +38,11 @@ if TYPE_CHECKING:
 _UNJUDGED_SHOWN: Final = 5
 
 AUDIT_EPILOG: Final = (
-    "Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
-    "\n\n[bold]delayservice spark audit -c delayservice.toml --all-topics --publish[/]"
-    "\n\n[bold]delayservice spark audit -c delayservice.toml --follow[/]"
+    "Example: [bold]delayservice spark audit -c delayservice.toml --late 5s --publish[/]"
     f"\n\n{STATUS_JUDGED}"
 )
 ARCHIVE_EPILOG: Final = (
-    "Examples: [bold]delayservice spark archive -c delayservice.toml --out s3a://ops/delay[/]"
-    "\n\n[bold]delayservice spark archive -b localhost:9092 --once[/]"
+    "Example: [bold]delayservice spark archive -c delayservice.toml --out s3a://ops/delay[/]"
 )
 
 
@@ -54,25 +50,17 @@ ARCHIVE_EPILOG: Final = (
 class LimitOptions:
     """Command-line options of an audit: largest lateness and tolerances."""
 
-    late_ms: Annotated[
-        int | None, duration("--late", "Longest allowed lateness: 500ms, 5s.", "no limit")
-    ] = None
+    late_ms: Annotated[int | None, duration("--late", "Longest lateness.", "no limit")] = None
     early_ms: Annotated[int, duration("--early", "Tolerance for early delivery.")] = 0
-    overdue_ms: Annotated[
-        int, duration("--overdue", "Longest time from due time to outcome.", "10m")
-    ] = 600_000
-    lag_ms: Annotated[
-        int,
-        duration(
-            "--lag", "A cancel written this long before the due time must take effect.", "30s"
-        ),
-    ] = 30_000
+    overdue_ms: Annotated[int, duration("--overdue", "Longest time to an outcome.", "10m")] = (
+        600_000
+    )
+    lag_ms: Annotated[int, duration("--lag", "A cancel this early must win.", "30s")] = 30_000
     grace_ms: Annotated[
         int | None,
         duration(
             "--grace",
-            "At least once: age up to which outputs may be ahead of the checkpoint, and time "
-            "within which deliveries may repeat.",
+            "At least once: outputs may be this far ahead of the checkpoint.",
             "1m under at_least_once, else 0",
         ),
     ] = None
@@ -88,23 +76,15 @@ def audit(
     *,
     output: OutOption = "delay-audit",
     targets: TargetsOption = None,
-    all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Read every topic, not only allowed targets.")
-    ] = False,
+    all_topics: Annotated[bool, flag("--all-topics", "Also targets that are not allowed.")] = False,
     limits: LimitOptions,
     following: FollowOptions,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="With --follow: begin at the start of the topics.")
+        bool, flag("--from-start", "With --follow: from the first record.")
     ] = False,
-    archived: Annotated[
-        str | None,
-        typer.Option("--archive", help="Audit an archive (folder or URL) instead of a cluster."),
-    ] = None,
+    archived: Annotated[str | None, typer.Option("--archive", help="Audit this archive.")] = None,
     kind: Annotated[
-        str | None,
-        typer.Option(
-            "--format", help="Write findings to OUT/findings.FORMAT too: csv, json, orc, delta."
-        ),
+        str | None, typer.Option("--format", help="Findings also as csv, json, orc, delta.")
     ] = None,
     session: SessionOptions,
     common: KafkaOptions,
@@ -176,14 +156,9 @@ def archive(
         "delay-archive"
     ),
     targets: TargetsOption = None,
-    once: Annotated[
-        bool,
-        typer.Option("--once", help="Stop at the current end of the topics instead of at Ctrl-C."),
-    ] = False,
+    once: Annotated[bool, flag("--once", "Stop at the end of the topics.")] = False,
     interval_ms: Annotated[int, duration("--interval", "Interval of batches.", "1m")] = 60_000,
-    values: Annotated[
-        bool, typer.Option("--values", help="Store values; default: only their hashes.")
-    ] = False,
+    values: Annotated[bool, flag("--values", "Store values, not only hashes.")] = False,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 
 def main() -> None:
     _make_importable()
-    from delayservice.commands.spark import main as run  # noqa: PLC0415  # not before the path is right
+    from delayservice.commands.console import log_to_stderr  # noqa: PLC0415  # not before the path is right
+    from delayservice.commands.spark import app  # noqa: PLC0415  # as above
 
-    run()
+    log_to_stderr()
+    app(prog_name="job.py")
 
 
 def _make_importable() -> None:

@@ -12,14 +12,12 @@ import typer
 from xxhash import xxh3_64_hexdigest
 
 from delayservice.base.errors import InvalidRequestError
-from delayservice.commands.console import err, out
-from delayservice.commands.options import KafkaOptions, pairs, with_options
+from delayservice.commands.console import EXIT_FINDINGS, err, out
+from delayservice.commands.options import KafkaOptions, duration, flag, pairs, with_options
 from delayservice.commands.spark_session import (
-    EXIT_FINDINGS,
     STATUS,
     Running,
     SessionOptions,
-    duration,
     require_extra,
     told_to_stop,
 )
@@ -56,9 +54,7 @@ class InputOptions:
             metavar="INPUT", help="A file, folder, pattern, URL or table.", show_default=False
         ),
     ] = None
-    from_topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Read a topic instead of INPUT.")
-    ] = None
+    from_topic: Annotated[str | None, typer.Option(help="Read this topic instead.")] = None
     from_config: Annotated[
         Path | None,
         typer.Option(
@@ -68,24 +64,17 @@ class InputOptions:
             show_default="the cluster of the delay topic",
         ),
     ] = None
-    schema: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DDL", help="Columns of JSON values, as 'user string, n int', or infer."
-        ),
-    ] = None
+    schema: Annotated[str | None, typer.Option(help="Columns of JSON values: DDL, or infer.")] = (
+        None
+    )
     checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Folder or URL with the state of --from-topic."),
+        str | None, typer.Option(help="Folder or URL with the state of --from-topic.")
     ] = None
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Continue with new records, until Ctrl-C.")
-    ] = False
-    every_ms: Annotated[int, duration("--every", "With --stream: interval of reads.", "5s")] = 5_000
+    stream: Annotated[bool, flag("--stream", "Continue until Ctrl-C.")] = False
+    interval_ms: Annotated[int, duration("--interval", "Interval of --stream.", "5s")] = 5_000
     max_records: Annotated[int, typer.Option(min=1, help="Batch size of --from-topic.")] = 100_000
     kind: Annotated[
-        str | None,
-        typer.Option("--format", help="parquet, csv, json, orc or table. Default: by its name."),
+        str | None, typer.Option("--format", help="Of INPUT: parquet, csv, json, orc, table.")
     ] = None
 
     def check(self, *, is_dry: bool) -> None:
@@ -111,7 +100,7 @@ class InputOptions:
             from_topic=self.from_topic or "",
             checkpoint=self.checkpoint or "",
             schema=self.schema,
-            every_ms=self.every_ms if self.stream else None,
+            every_ms=self.interval_ms if self.stream else None,
             records_max=self.max_records,
         )
 
@@ -122,41 +111,26 @@ class FieldOptions:
 
     target: Annotated[
         str | None,
-        typer.Option(
-            "--target", "-t", help="Target topic: a column, or else fixed; =NAME is always fixed."
-        ),
+        typer.Option("--target", "-t", help="Target topic: a column, or fixed; =NAME: fixed."),
     ] = None
-    at: Annotated[
-        str | None, typer.Option(help="Due time: a column, or fixed: RFC 3339, epoch milliseconds.")
-    ] = None
-    after: Annotated[
-        str | None, typer.Option(help="Delay: a column (milliseconds, PT30S), or fixed, as 2h.")
-    ] = None
+    at: Annotated[str | None, typer.Option(help="Due time: a column, or fixed.")] = None
+    after: Annotated[str | None, typer.Option(help="Delay: a column, or fixed: 2h.")] = None
     value: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Value. Default: the row as JSON, or the record's."),
+        str | None, typer.Option(help="Column of the value. Default: the row as JSON.")
     ] = None
     key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", "-k", metavar="COLUMN", help="Key. Default: no key, or the record's."
-        ),
+        str | None, typer.Option("--key", "-k", help="Column of the key. Default: no key.")
     ] = None
-    id: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", help="Id. Default: job and a hash of the row, or its place."
-        ),
-    ] = None
+    id: Annotated[str | None, typer.Option(help="Column of the id. Default: made of the row.")] = (
+        None
+    )
     headers: Annotated[
         list[str] | None,
         typer.Option(
             "--header", "-H", metavar="NAME=COLUMN", help="Header, NAME==TEXT fixed; repeatable."
         ),
     ] = None
-    job: Annotated[
-        str | None, typer.Option(help="Prefix of generated ids.", show_default="INPUT")
-    ] = None
+    job: Annotated[str | None, typer.Option(help="Prefix of generated ids.")] = None
 
     def fields(self, given: InputOptions) -> Fields:
         # Without ``--job``, ids that are made begin with the input's name.
@@ -176,15 +150,10 @@ def schedule(
     ] = None,
     row: FieldOptions,
     rejected: Annotated[
-        str, typer.Option(help="Folder or URL for rejected rows.")
+        str, typer.Option(help="Folder or URL of rejected rows.")
     ] = "delay-rejected",
-    skip_rejected: Annotated[
-        bool,
-        typer.Option(
-            "--skip-rejected", help="Write valid rows even if some are invalid, as with a topic."
-        ),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show rows.")] = False,
+    skip_rejected: Annotated[bool, flag("--skip-rejected", "Write the valid rows.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Check, count and show rows.")] = False,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.console import emit, err, out, print_error
 from delayservice.commands.extras import how_to_install
-from delayservice.commands.options import pairs
+from delayservice.commands.options import duration, flag, pairs
 from delayservice.smoke.progress import stop_signals
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # What the extra ``spark`` installs; without them no Spark command runs.
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "jinja2")
 
-EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
 STATUS_JUDGED: Final = f"{STATUS[:-1]}, 4 nothing was found and not all could be judged."
 
@@ -56,29 +55,12 @@ OutOption = Annotated[
 ]
 
 
-def duration(name: str, text: str, shown: str | None = None) -> Any:  # noqa: ANN401  # as typer.Option
-    """Return an option ``name`` of milliseconds that takes a duration with a unit. ``text``: its
-    help; ``shown``: its default, as the help shows it.
-    """
-
-    def parsed(given: str | int) -> int:
-        from delayservice.commands.send import delay_ms
-
-        return given if isinstance(given, int) else delay_ms(name, given)  # int: the default
-
-    return typer.Option(name, metavar="TIME", parser=parsed, help=text, show_default=shown or True)
-
-
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
     """Command-line options of the commands that can be repeated and publish what they find."""
 
-    publish: Annotated[
-        bool, typer.Option("--publish", help="Also write findings to the topic `topics.audit`.")
-    ] = False
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
-    ] = False
+    publish: Annotated[bool, flag("--publish", "Also write to the topic topics.audit.")] = False
+    follow: Annotated[bool, flag("--follow", "Go on until Ctrl-C.")] = False
     interval_ms: Annotated[int, duration("--interval", "With --follow: interval.", "1m")] = 60_000
 
 
@@ -91,12 +73,7 @@ class Running:
     as_json: bool = False
 
     def emit(self, result: Mapping[str, object], show: Callable[[], None]) -> None:
-        """Print a result: as one line of JSON, or as ``show`` does."""
-        if self.as_json:
-            print_json(result)
-            sys.stdout.flush()  # so that a reader gets each line at once
-        else:
-            show()
+        emit(result, show, as_json=self.as_json)
 
 
 @dataclass(frozen=True, slots=True)

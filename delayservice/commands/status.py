@@ -2,118 +2,91 @@
 
 from __future__ import annotations
 
-import http.client
-import time
+from collections.abc import Iterator
+from typing import Final
 
 import pydantic
-from rich.table import Table
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.api import reachable
-from delayservice.commands.console import instant, out
-from delayservice.contract.codes import printable
-from delayservice.metrics.status import NodeState, Pause, SliceState, TargetState
+from delayservice.commands.api import Api, ApiOptions
+from delayservice.commands.console import (
+    EXIT_FINDINGS,
+    emit,
+    from_now,
+    instant,
+    out,
+    say,
+    show_table,
+    span,
+)
+from delayservice.metrics.status import NodeState, Pause, SliceState
 
-TIMEOUT_S = 5.0
+_COLUMNS: Final = (
+    *("slice", "worker", "state", "epoch", "pending", "ingested", "delivered", "other"),
+    *("lag", "next due", "late p50", "p99"),
+)
 
 
-def fetch(address: str) -> NodeState:
-    """Return the state of the node that listens on ``host:port``."""
-    host, _, port = reachable(address).rpartition(":")
-    if not host or not port.isdecimal():
-        raise DelayServiceError(f"{address!r} is no address: write host:port")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
+def run(common: ApiOptions) -> int:
+    found = fetch(common.connect())
+    emit(found.model_dump(), lambda: show(found), as_json=common.as_json)
+    return 0 if found.healthy else EXIT_FINDINGS
+
+
+def fetch(api: Api) -> NodeState:
     try:
-        connection.request("GET", "/status")
-        body = connection.getresponse().read()
-    except (OSError, http.client.HTTPException) as exc:
-        raise DelayServiceError(
-            f"no node answers on {address}: {exc}; is it running, and is that its metrics.listen?"
-        ) from exc
-    finally:
-        connection.close()
-    try:
-        return NodeState.model_validate_json(body)
+        return NodeState.model_validate(api.get("/v1/node"))
     except pydantic.ValidationError as exc:
-        raise DelayServiceError(f"what answers on {address} is no node of this version") from exc
+        raise DelayServiceError(f"{api.address} is no node of this version") from exc
 
 
 def show(status: NodeState) -> None:
     health = "[green]healthy[/]" if status.healthy else "[bold red]not healthy[/]"
     out.print(
         f"node [bold]{status.node_id}[/]  version {status.version}  "
-        f"up {_seconds(status.uptime_s)}  workers {len(status.workers)}  {health}"
+        f"up {span(1_000 * status.uptime_s)}  workers {len(status.workers)}  {health}"
     )
     for problem in status.problems:
-        out.print(f"  {problem}", style="red", markup=False)
-    if status.pinned:
-        out.print(f"  owners are pinned {status.pinned}", style="yellow", markup=False)
-    for pause in status.paused:
-        out.print(f"  {_paused(pause)}", style="yellow", markup=False)
-    if status.paused_others:
-        out.print(
-            f"  {status.paused_others:,} more pauses: see delayservice pauses", style="yellow"
-        )
-    for target in [one for one in status.targets if one.parked]:
-        out.print(f"  {_parked(target)}", style="yellow", markup=False)
+        say(out, f"  {problem}", "red")
+    for notice in _notices(status):
+        say(out, f"  {notice}", "yellow")
     if status.slices:
-        out.print(_table(status.slices))
+        show_table(_COLUMNS, map(_cells, status.slices))
+
+
+def _notices(status: NodeState) -> Iterator[str]:
+    if status.pinned:
+        yield f"owners are pinned {status.pinned}"
+    yield from map(_paused, status.paused)
+    if status.paused_others:
+        yield f"{status.paused_others:,} more pauses: see delayservice pause list"
+    for one in status.targets:
+        if one.parked:
+            yield f"{one.parked:,} records of {one.topic} for target {one.target} are parked"
 
 
 def _paused(pause: Pause) -> str:
     reason = f": {pause.reason}" if pause.reason else ""
-    since = instant(pause.at_ms, to="minutes")
-    return printable(f"{pause.kind} {pause.name} is paused since {since}{reason}")
+    return f"{pause.kind} {pause.name} is paused since {instant(pause.at_ms, to='minutes')}{reason}"
 
 
-def _parked(target: TargetState) -> str:
-    return f"{target.parked:,} records of {target.topic} for target {target.target} are parked"
+def _cells(row: SliceState) -> list[str]:
+    delivered = row.settled.get("delivered", 0)
+    return [
+        str(row.slice),
+        str(row.worker),
+        f"{row.state} !" if row.alarm else row.state,
+        str(row.epoch or "-"),
+        f"{row.pending:,}",
+        f"{row.ingested:,}",
+        f"{delivered:,}",
+        f"{sum(row.settled.values()) - delivered:,}",
+        f"{row.source_lag:,}",
+        "-" if row.oldest_due_ms is None else from_now(row.oldest_due_ms),
+        _lateness(row.lateness_ms_p50),
+        _lateness(row.lateness_ms_p99),
+    ]
 
 
-def _table(slices: list[SliceState]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("slice", "worker"):
-        table.add_column(name, justify="right")
-    table.add_column("state")
-    table.add_column("epoch", justify="right")
-    for name in ("pending", "ingested", "delivered", "other", "lag", "next due", "late p50", "p99"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in slices:
-        delivered = row.settled.get("delivered", 0)
-        table.add_row(
-            str(row.slice),
-            str(row.worker),
-            row.state if not row.alarm else f"{row.state} !",
-            str(row.epoch or "-"),
-            f"{row.pending:,}",
-            f"{row.ingested:,}",
-            f"{delivered:,}",
-            f"{sum(row.settled.values()) - delivered:,}",
-            f"{row.source_lag:,}",
-            _due(row.oldest_due_ms),
-            _milliseconds(row.lateness_ms_p50),
-            _milliseconds(row.lateness_ms_p99),
-        )
-    return table
-
-
-def _due(due_ms: int | None) -> str:
-    if due_ms is None:
-        return "-"
-    ahead_s = due_ms / 1_000 - time.time()
-    if abs(ahead_s) < 86_400:  # noqa: PLR2004 (within a day a person thinks in "in how long")
-        return f"in {_seconds(ahead_s)}" if ahead_s >= 0 else f"{_seconds(-ahead_s)} ago"
-    return instant(due_ms, to="minutes")
-
-
-def _seconds(seconds: float) -> str:
-    whole = int(seconds)
-    if whole < 60:  # noqa: PLR2004
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
-
-
-def _milliseconds(value: int | None) -> str:
-    return "-" if value is None else f"≤{value} ms"
+def _lateness(ms: int | None) -> str:
+    return "-" if ms is None else f"≤ {span(ms)}"

@@ -1,4 +1,4 @@
-"""``delayservice inspect``: content of a store folder, read offline without changes."""
+"""Content and check of a store folder, read offline without changes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
-from delayservice.base.errors import StoreError
-from delayservice.commands.console import err, instant, out, print_error, print_json
-from delayservice.commands.send import instant_ms
-from delayservice.contract.codec import Payload, decode_payload
-from delayservice.contract.times import DUE_STOP_MS
+from delayservice.base.errors import StoreDamagedError, StoreError
+from delayservice.commands.console import (
+    EXIT_ERROR,
+    EXIT_FINDINGS,
+    emit,
+    err,
+    instant,
+    out,
+    print_error,
+    print_json,
+    say,
+    show_facts,
+    show_table,
+)
+from delayservice.contract.codec import decode_payload
 from delayservice.engine.cursor import NO_MARK, Frame
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import (
@@ -32,7 +40,23 @@ from delayservice.store.offline import (
 )
 
 _HOURS_SHOWN: Final = 24
-_TEXT_SHOWN: Final = 60
+_TEXT_CHARS_MAX: Final = 60
+
+# Kinds of damage: what a node does about it, and advice to a person.
+_SLOT: Final = {
+    "case": "slot",
+    "then": "a node that reads it moves it to quarantine and reads these offsets again from the "
+    "log",
+    "advice": "No action needed. `delayservice spark reconcile` and `spark repair` repair it "
+    "before it is due",
+}
+_START_OVER: Final = {
+    "case": "start-over",
+    "then": "a node that opens the folder puts aside what is damaged and starts its shards over "
+    "from the log; one that has it open restarts its worker for that",
+    "advice": "No action needed, while the delay topic still holds what is pending",
+}
+_STYLES: Final = {"sound": "green", "damaged": "red", "unreadable": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,61 +77,54 @@ class RecordFilter:
         return self.record_id in (None, record_id) and self.target in (None, payload[0])
 
 
-def wanted(
-    since: str | None, until: str | None, record_id: str | None, target: str | None
-) -> RecordFilter:
-    to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
-    bounds = ReadBounds(_instant_ms("--from", since, 0), to_ms)
-    return RecordFilter(bounds, None if record_id is None else record_id.encode(), target)
-
-
-def _instant_ms(option: str, text: str | None, default: int) -> int:
-    return default if text is None else instant_ms(option, text)
-
-
-def time_text(ms: int | None) -> str:
-    return "none" if ms is None else instant(ms, "T")
-
-
-def show_facts(path: Path, *, as_json: bool) -> bool:
+def inspect(path: Path, *, as_json: bool) -> int:
     """Print facts about each store in a folder: format, horizon, contracts, counts by hour of due
-    time. Return whether all stores could be read.
+    time. Return the exit status: 1: a store could not be read.
     """
-    seen: list[dict[str, object]] = []
-    is_whole = True
-    stores = each_store(path)
+    shards = [_facts(shard, facts) for shard, facts in _looked(path, "reading")]
+    found = {"v": 1, "kind": "inspect", "shards": shards}
+
+    def show() -> None:
+        for one in shards:
+            _show_facts(one)
+
+    emit(found, show, as_json=as_json)
+    is_whole = not any("error" in one or one["damaged"] for one in shards)
+    return 0 if is_whole else EXIT_ERROR
+
+
+def _looked(
+    path: Path, doing: str, *, checked: bool = False
+) -> Iterator[tuple[ShardFolder, StoreFacts | StoreError]]:
+    stores = each_store(path, checked=checked)
     for shard, store in track(
-        stores, "reading", console=err, transient=True, disable=not err.is_terminal
+        stores, doing, console=err, transient=True, disable=not err.is_terminal
     ):
-        user = user_of(shard.path)
         try:
-            facts = look(_readable(store))
+            yield shard, store if isinstance(store, StoreError) else look(store)
         except StoreError as exc:
-            is_whole = False
-            seen.append({**shard_names(shard), "error": str(exc)})
-            if not as_json:
-                print_error(str(exc))
-            continue
-        is_whole = is_whole and not facts.damages
-        seen.append(_as_json(shard, facts, user))
-        if not as_json:
-            _print_facts(shard, facts, user)
-    if as_json:
-        print_json({"v": 1, "kind": "inspect", "shards": seen})
-    return is_whole
+            yield shard, exc
 
 
-def _readable(store: ViewedStore | StoreError) -> ViewedStore:
-    if isinstance(store, StoreError):
-        raise store
-    return store
+def _shard(shard: ShardFolder) -> dict[str, Any]:
+    # Partition None: unknown.
+    partition = None if shard.partition < 0 else shard.partition
+    return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
 
-def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[str, object]:
+def _place(told: dict[str, Any]) -> str:
+    # A store may have several shards: of the topic whose id has this hash, one for each partition.
+    partition = "?" if told["partition"] is None else told["partition"]
+    return f"{told['path']}  {told['shard']}/{partition}"
+
+
+def _facts(shard: ShardFolder, facts: StoreFacts | StoreError) -> dict[str, Any]:
+    if isinstance(facts, StoreError):
+        return {**_shard(shard), "error": str(facts)}
     return {
-        **shard_names(shard),
+        **_shard(shard),
         "store": facts.kind,
-        "in_use_by": user,
+        "in_use_by": user_of(shard.path),
         "stop_offset": facts.stop_offset,
         "label": _label(facts),
         "records": facts.records,
@@ -119,21 +136,6 @@ def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[st
     }
 
 
-def shard_names(shard: ShardFolder) -> dict[str, object]:
-    # Partition None: unknown.
-    partition = None if shard.partition < 0 else shard.partition
-    return {"path": shard.path, "shard": shard.shard, "partition": partition}
-
-
-def shard_text(shard: ShardFolder) -> str:
-    # The shard's name only if the store has several shards.
-    whole = Path(shard.path).resolve()
-    is_own = whole.name == str(shard.partition) and whole.parent.name == shard.shard
-    return (
-        shard.path if is_own or not shard.shard else f"{shard.path} {shard.shard}/{shard.partition}"
-    )
-
-
 def _label(facts: StoreFacts) -> object:
     # The contracts by which the records were read; an invalid label is shown in hex.
     try:
@@ -142,91 +144,86 @@ def _label(facts: StoreFacts) -> object:
         return facts.label.hex()
 
 
-def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> None:
-    out.print(escape(shard_text(shard)), style="bold")
-    rows = {
-        "store": facts.kind + (f", open in process {user}" if user is not None else ""),
-        "shard": f"{shard.shard} (hash of the topic id), "
-        + (f"partition {shard.partition}" if shard.partition >= 0 else "partition not known"),
-        "horizon S": f"{facts.stop_offset:,}: all records below it are stored",
-        "read by": escape(json.dumps(_label(facts))),
-        "records": f"{facts.records:,} in {len(facts.hours):,} hours, {facts.bytes:,} bytes",
-        "oldest due": time_text(facts.first_ms),
-        "newest due": time_text(facts.last_ms),
+def _show_facts(told: dict[str, Any]) -> None:
+    if "error" in told:
+        print_error(told["error"])
+        return
+    say(out, _place(told), "bold")
+    hours, user = told["hours"], told["in_use_by"]
+    facts = {
+        "store": told["store"] + ("" if user is None else f", open in process {user}"),
+        "horizon S": f"{told['stop_offset']:,}: all records below it are stored",
+        "read by": json.dumps(told["label"]),
+        "records": f"{told['records']:,} in {len(hours):,} hours, {told['bytes']:,} bytes",
+        "oldest due": _time(told["oldest_due_ms"]),
+        "newest due": _time(told["newest_due_ms"]),
     }
-    for name, text in rows.items():
-        out.print(f"  {name:<11}{text}")
-    if facts.hours:
-        out.print(_hours_table(facts))
-    if len(facts.hours) > _HOURS_SHOWN:
-        out.print(f"  and {len(facts.hours) - _HOURS_SHOWN:,} more hours; --json has them all")
-    for damage in facts.damages:
-        _tell_damage(damage)
+    show_facts(facts.items())
+    rows = [
+        (f"{_time(hour['hour_ms'])[:16]}Z", f"{hour['records']:,}", f"{hour['bytes']:,}")
+        for hour in hours[:_HOURS_SHOWN]
+    ]
+    show_table(("hour", "records", "bytes"), rows, "no records")
+    if len(hours) > _HOURS_SHOWN:
+        say(out, f"and {len(hours) - _HOURS_SHOWN:,} more hours; --json has them all")
+    for damage in told["damaged"]:
+        _tell_damage(Damage(**damage))
 
 
-def _hours_table(facts: StoreFacts) -> Table:
-    table = Table(box=None, pad_edge=True, header_style="bold")
-    table.add_column("hour", no_wrap=True)
-    for name in ("records", "bytes"):
-        table.add_column(name, justify="right")
-    for hour in facts.hours[:_HOURS_SHOWN]:
-        text = time_text(hour.hour_ms)[:16] + "Z"
-        table.add_row(text, f"{hour.records:,}", f"{hour.bytes:,}")
-    return table
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Shard of a stored record, the record as stored (``frame``), and decoded (``payload``)."""
-
-    shard: ShardFolder
-    frame: Frame
-    payload: Payload
+def _time(ms: int | None) -> str:
+    return "none" if ms is None else instant(ms, "T")
 
 
 def show_records(
     path: Path, wanted: RecordFilter, limit: int, *, values: bool, as_json: bool
-) -> bool:
+) -> int:
     """Print the records of each shard that match ``wanted``, in order of delivery, ``limit`` per
-    shard at most. Return whether all requested records could be read.
+    shard at most. Return the exit status: 1: some could not be read.
     """
-    show = _print_json_record if as_json else _print_record
-    is_whole = True
+    status = 0
     for shard, store in each_store(path):
         left = limit
         try:
-            for found in read(_readable(store), wanted.bounds):
+            for found in _read(store, wanted):
                 if isinstance(found, Damage):
-                    is_whole = False
+                    status = EXIT_ERROR
                     _tell_damage(found)
-                    continue
-                for frame in filter(wanted, found):
-                    if not left:
-                        break
+                elif left:
                     left -= 1
-                    show(_Row(shard, frame, decode_payload(frame[3])), values)
-                if not left:
+                    record = _record(shard, found, values=values)
+                    (print_json if as_json else _show_record)(record)
+                else:
                     break
         except StoreError as exc:
-            is_whole = False
+            status = EXIT_ERROR
             print_error(str(exc))
-    return is_whole
+    return status
+
+
+def _read(store: ViewedStore | StoreError, wanted: RecordFilter) -> Iterator[Frame | Damage]:
+    if isinstance(store, StoreError):
+        raise store
+    for found in read(store, wanted.bounds):
+        if isinstance(found, Damage):
+            yield found
+        else:
+            yield from filter(wanted, found)
 
 
 def _tell_damage(damage: Damage) -> None:
-    span = f"{time_text(damage.start_ms)} to {time_text(damage.stop_ms)}"
-    err.print(f"not readable, due {span}: {damage.why}", style="yellow", markup=False)
+    span = f"{_time(damage.start_ms)} to {_time(damage.stop_ms)}"
+    say(err, f"not readable, due {span}: {damage.why}", "yellow")
 
 
-def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - private
-    key_ms, offset, mark, _ = row.frame
-    target, partition, key, value, headers, due_ms, meta = row.payload
+def _record(shard: ShardFolder, frame: Frame, *, values: bool) -> dict[str, Any]:
+    key_ms, offset, mark, packed = frame
+    target, partition, key, value, headers, due_ms, meta = decode_payload(packed)
     record_id, source, attempt, expires_ms = (None, None, 1, None) if meta is None else meta[:4]
-    shown: dict[str, object] = {
-        **shard_names(row.shard),
+    found: dict[str, Any] = {
+        **_shard(shard),
         "offset": offset,
         "due_ms": due_ms,
-        "due_at": time_text(due_ms),
+        "due_at": _time(due_ms),
         "key_ms": key_ms,
         "cancelled_by": None if mark == NO_MARK else mark,
         "target": target,
@@ -239,9 +236,9 @@ def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - priva
         "value_bytes": None if value is None else len(value),
     }
     if values:
-        shown |= _field("value", value)
-        shown["headers"] = [{"name": name, **_field("value", text)} for name, text in headers]
-    print_json(shown)
+        found |= _field("value", value)
+        found["headers"] = [{"name": name, **_field("value", text)} for name, text in headers]
+    return found
 
 
 def _field(name: str, data: bytes | None) -> dict[str, str | None]:
@@ -254,41 +251,81 @@ def _field(name: str, data: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
 
 
-def _print_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - private
-    key_ms, offset, mark, _ = row.frame
-    target, partition, key, value, headers, due_ms, meta = row.payload
-    words = [f"offset {offset}"]
-    if row.shard.partition >= 0:
-        words.insert(0, f"partition {row.shard.partition}")
-    words += [f"to {target}" + (f":{partition}" if partition >= 0 else ""), f"key {safe_text(key)}"]
-    if meta is not None and meta[0] is not None:
-        words.append(f"id {safe_text(meta[0])}")
-    if key_ms != due_ms:
-        words.append(f"acts at {time_text(key_ms)}")
-    if mark != NO_MARK:
-        words.append(f"cancelled or replaced by offset {mark}")
-    size = "null" if value is None else f"{len(value):,} bytes"
-    out.print(time_text(due_ms), style="bold", end="  ")
-    out.print(", ".join([*words, size]), markup=False)
-    for line in _content(value, headers) if values else ():
-        out.print(f"    {line}", markup=False)
+def _text(found: dict[str, Any], name: str) -> str:
+    encoded = found.get(f"{name}_base64")
+    text = found.get(name) if encoded is None else f"base64 {encoded}"
+    return "null" if text is None else str(text)[:_TEXT_CHARS_MAX]
 
 
-def _content(value: bytes | None, headers: list[tuple[str, bytes | None]]) -> Iterator[str]:
-    yield f"value {safe_text(value)}"
-    for name, text in headers:
-        yield f"header {safe_text(name.encode())} = {safe_text(text)}"
+def _show_record(found: dict[str, Any]) -> None:
+    size, mark = found["value_bytes"], found["cancelled_by"]
+    words = [
+        f"partition {found['partition']}",
+        f"offset {found['offset']}",
+        f"to {found['target']}",
+        *(f"{name} {_text(found, name)}" for name in ("key", "id")),
+        "null" if size is None else f"{size:,} bytes",
+        *([] if found["key_ms"] == found["due_ms"] else [f"acts at {_time(found['key_ms'])}"]),
+        *([] if mark is None else [f"cancelled or replaced by offset {mark}"]),
+    ]
+    say(out, f"{found['due_at']}  {', '.join(words)}")
+    if "headers" in found:
+        say(out, f"    value {_text(found, 'value')}")
+        for header in found["headers"]:
+            say(out, f"    header {header['name']} = {_text(header, 'value')}")
 
 
-def safe_text(data: bytes | None) -> str:
-    # Cut to 60 characters; in hex if it is not printable.
-    if data is None:
-        return "null"
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        text = ""
-    if not text.isprintable() or (data and not text):
-        text = f"hex {data.hex()}"
-    cut = "" if len(text) <= _TEXT_SHOWN else f"… ({len(data):,} bytes)"
-    return f"{text[:_TEXT_SHOWN]}{cut}" if text else '""'
+def verify(path: Path, *, as_json: bool) -> int:
+    """Check every shard's store and print the damage. Return the exit status: 3: a store is
+    damaged; 1: a store is unreadable; else 0.
+    """
+    shards = [_checked(shard, facts) for shard, facts in _looked(path, "checking", checked=True)]
+
+    def show() -> None:
+        for one in shards:
+            _show_checked(one)
+
+    emit({"v": 1, "kind": "verify", "shards": shards}, show, as_json=as_json)
+    states = {one["state"] for one in shards}
+    return EXIT_FINDINGS if "damaged" in states else EXIT_ERROR if "unreadable" in states else 0
+
+
+def _checked(shard: ShardFolder, facts: StoreFacts | StoreError) -> dict[str, Any]:
+    if isinstance(facts, StoreDamagedError):
+        findings = [{**_START_OVER, "what": str(facts), "due_ms": None, "offsets": None}]
+        sizes = dict.fromkeys(("stop_offset", "records", "bytes"), 0)
+        return {**_shard(shard), "state": "damaged", **sizes, "findings": findings}
+    if isinstance(facts, StoreError):
+        return {**_shard(shard), "state": "unreadable", "error": str(facts)}
+    damages = [
+        {
+            **_SLOT,
+            "what": damage.why,
+            "due_ms": (damage.start_ms, damage.stop_ms),
+            "offsets": (damage.first_offset, damage.stop_offset),
+        }
+        for damage in facts.damages
+    ]
+    return {
+        **_shard(shard),
+        "state": "damaged" if damages else "sound",
+        "stop_offset": facts.stop_offset,
+        "records": facts.records,
+        "bytes": facts.bytes,
+        "findings": damages,
+    }
+
+
+def _show_checked(found: dict[str, Any]) -> None:
+    state = found["state"]
+    said = f"{state}  {_place(found)}"
+    if state == "unreadable":
+        say(out, f"{said}\n  {found['error']}", _STYLES[state])
+        return
+    counts = f"{found['records']:,} records below offset {found['stop_offset']:,}"
+    say(out, f"{said}  {counts}", _STYLES[state])
+    for one in found["findings"]:
+        due = one["due_ms"]
+        span = "" if due is None else f" (due {_time(due[0])} to {_time(due[1])})"
+        say(out, f"  damage: {one['what']}{span}.")
+        say(out, f"    What happens: {one['then']}. What to do: {one['advice']}.")

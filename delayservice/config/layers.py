@@ -1,6 +1,6 @@
 """Merge of the settings in file, environment and ``--set``, each of which overrides those before.
 
-The place of each value is kept, so that ``delayservice config`` and every error can name it.
+The place of each value is kept, so that ``delayservice config show`` and every error can name it.
 """
 
 from __future__ import annotations

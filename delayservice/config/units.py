@@ -19,8 +19,7 @@ from pydantic import (
 )
 
 from delayservice.base.errors import SettingsError
-from delayservice.contract import times
-from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.times import read_duration_ms
 
 MIB = 1024 * 1024
 MINUTE_MS = 60_000
@@ -37,21 +36,6 @@ _UNIT_MS = {
     "y": YEAR_MS,
 }
 
-_HINT = 'write a duration as "500ms", "2h", "1h30m", "10y" or ISO 8601 ("PT30S")'
-
-
-def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds of a duration with units (``1h30m``) or in ISO 8601 (``PT30S``). The
-    message of the ``ValueError`` says how to write one.
-    """
-    stripped = text.strip()
-    try:
-        if stripped.isdecimal():
-            raise ValueError(f"{text!r} has no unit: {_HINT}")
-        return times.parse_duration_ms("it", stripped.encode())
-    except RecordRefusedError as exc:
-        raise ValueError(f"{text!r} is no duration: {_HINT}") from exc
-
 
 def format_duration(ms: int) -> str:
     """Return ``ms`` as text with the largest unit of which it is a multiple: ``90s``, ``2h``."""
@@ -63,13 +47,13 @@ def format_duration(ms: int) -> str:
 
 def _read_ms(value: object) -> object:
     if isinstance(value, str) and not _is_number(value):
-        return parse_duration_ms(value)
+        return read_duration_ms(value)
     return value
 
 
 def _read_s(value: object) -> object:
     if isinstance(value, str) and not _is_number(value):
-        milliseconds = parse_duration_ms(value)
+        milliseconds = read_duration_ms(value)
         if milliseconds % _UNIT_MS["s"]:
             raise ValueError(f"{value!r} is finer than a second")
         return milliseconds // _UNIT_MS["s"]

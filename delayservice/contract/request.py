@@ -18,13 +18,16 @@ from delayservice.contract.contracts import (
     Contract,
     Contracts,
 )
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import INVALID, Headers
 from delayservice.contract.input_headers import RESERVED
 from delayservice.contract.record import RecordReader
 from delayservice.contract.times import (
     DUE_STOP_MS,
     parse_checked_instant_ms,
+    parse_cron,
     parse_duration_ms,
+    parse_zone,
 )
 
 Text: TypeAlias = bytes | str
@@ -89,10 +92,8 @@ def when_headers(
         expires_at: instant after which the record is expired instead of delivered.
         window: time after the due time over which deliveries may be spread.
         every: period of a recurring schedule, 1 s or more.
-        cron: cron expression of five fields, or of six with seconds first. Only its characters
-            are checked here; the service dead-letters an invalid expression.
-        timezone: IANA time zone of ``cron`` (``Europe/Berlin``), of which only the characters are
-            checked here; None: UTC.
+        cron: cron expression of five fields, or of six with seconds first.
+        timezone: IANA time zone of ``cron`` (``Europe/Berlin``); None: UTC.
         times: largest number of occurrences; None: unlimited.
 
     Raises:
@@ -104,6 +105,8 @@ def when_headers(
     expires_ms = None if expires_at is None else instant_ms("expires_at", expires_at)
     if at_ms is not None and expires_ms is not None and expires_ms < at_ms:
         raise InvalidRequestError("expires_at is before at: the record could only expire")
+    if cron is not None:
+        _check_cron(cron, timezone)
     said = {
         names.DELAY_AFTER: None if delay is None else delay_ms("delay", delay),
         names.DELAY_AT: at_ms,
@@ -115,6 +118,14 @@ def when_headers(
         names.DELAY_EXPIRES_AT: expires_ms,
     }
     return [(name, str(value).encode()) for name, value in said.items() if value is not None]
+
+
+def _check_cron(cron: str, timezone: str | None) -> None:
+    try:
+        zone = "UTC" if timezone is None else parse_zone(timezone.encode())
+        cron_time(parse_cron(cron.encode()), zone, 0)
+    except RecordRefusedError as exc:
+        raise InvalidRequestError(exc.detail) from exc
 
 
 def target_headers(topic: str, partition: int | None, key: TargetKey) -> Headers:

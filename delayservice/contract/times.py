@@ -181,6 +181,48 @@ def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
     return _bounded(whole) * unit_ms + part_ms
 
 
+_DURATION_HINT = "write a duration with its unit, as 500ms, 30s, 1h30m, 10y or PT30S"
+_INSTANT_HINT = (
+    "write a time as RFC 3339 with Z or an offset (2030-01-31T08:00:00Z), epoch milliseconds, "
+    "now, now+10m, +10m or -2h"
+)
+_RELATIVE = re.compile(r"(?:now)?\s*([+-])\s*(\S+)")
+
+
+def read_duration_ms(text: str) -> int:
+    """Return the milliseconds of a duration as people write it: with a unit, as ``1h30m`` or
+    ``PT30S``, or ``0``. The message of the ``ValueError`` says how to write one.
+    """
+    found = text.strip()
+    if found.isdecimal() and int(found):
+        raise ValueError(f"{text!r} has no unit: {found}s or {found}ms? {_DURATION_HINT}")
+    try:
+        return parse_duration_ms("it", found.encode())
+    except RecordRefusedError as exc:
+        raise ValueError(f"{text!r} is no duration: {_DURATION_HINT}") from exc
+
+
+def read_instant_ms(text: str, now_ms: int) -> int:
+    """Return the epoch milliseconds, 0 to ``DUE_STOP_MS``, of an instant as people write it: RFC
+    3339 with ``Z`` or an offset, epoch milliseconds, ``now``, or a duration after or before
+    ``now_ms`` (``+10m``, ``now-2h``). The message of the ``ValueError`` says how to write one.
+    """
+    found = text.strip()
+    if found == "now":
+        return now_ms
+    signed = _RELATIVE.fullmatch(found)
+    try:
+        if signed is None:
+            instant_ms = parse_checked_instant_ms("the time", found.encode())
+        else:
+            ahead_ms = read_duration_ms(signed[2])
+            instant_ms = now_ms + ahead_ms if signed[1] == "+" else now_ms - ahead_ms
+    except RecordRefusedError as exc:
+        why = exc.detail if found.isdecimal() else f"{text!r} is no time: {_INSTANT_HINT}"
+        raise ValueError(why) from exc
+    return min(max(instant_ms, 0), DUE_STOP_MS)
+
+
 # Unlike ``int``, it reads texts of any length, in linear time.
 def _bounded(digits: bytes) -> int:
     if len(digits) > _DIGITS_MAX:

@@ -11,9 +11,9 @@ from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
 from delayservice.config.settings import Settings
+from delayservice.contract.cron import cron_time
 from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import Routes
-from delayservice.process.cron import cron_time
 from delayservice.process.stores import Stores
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_window import LogWindow

@@ -1,4 +1,4 @@
-"""Development commands that are added to ``delayservice``: dev, demo, bench, spark drill."""
+"""``delayservice dev``: commands for development, which a clone has and no wheel."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Annotated, Final, Literal, get_args
 import typer
 
 from delay_devtools.bench import Bench
-from delayservice.commands import smoke, spark
-from delayservice.commands.options import JsonOption, with_options
+from delayservice.commands.console import EXIT_FINDINGS
+from delayservice.commands.options import JsonOption, duration, with_options
 from delayservice.commands.spark_session import (
-    EXIT_FINDINGS,
     STATUS,
     SessionOptions,
     require_extra,
@@ -24,9 +23,9 @@ from delayservice.commands.spark_session import (
 # ruff: noqa: PLC0415
 
 BENCH_EPILOG = (
-    "Examples: [bold]delayservice bench whole --json[/]\n\n"
-    "[bold]delayservice bench steady --rate 5000 --set node.store=rocksdb[/]\n\n"
-    "[bold]delayservice bench peers[/] (the same load on RocketMQ and NATS as "
+    "Examples: [bold]delayservice dev bench whole --json[/]\n\n"
+    "[bold]delayservice dev bench steady --rate 5000 --set node.store=rocksdb[/]\n\n"
+    "[bold]delayservice dev bench peers[/] (the same load on RocketMQ and NATS as "
     "well; fetches 90 MB of jars and builds NATS the first time; needs a JDK and Go)\n\n"
     "Exit status 0 only if no record was lost, duplicated, early or altered (peers: by this "
     "service)."
@@ -154,8 +153,8 @@ def demo(
 
 
 DRILL_EPILOG: Final = (
-    "Examples: [bold]delayservice spark drill --json[/]"
-    "\n\n[bold]delayservice spark drill --records 1000 --defects 138 --follow --keep[/]"
+    "Examples: [bold]delayservice dev drill --json[/]"
+    "\n\n[bold]delayservice dev drill --records 1000 --defects 138 --follow --keep[/]"
     f"\n\n{STATUS}"
 )
 
@@ -221,7 +220,7 @@ def up(
 
 def first_record(
     *,
-    after: Annotated[str, typer.Option(help="Delay of the first record: 5s, 1m, PT30S.")] = "5s",
+    after_ms: Annotated[int, duration("--after", "Delay of the first record.", "5s")] = 5_000,
     once: Annotated[
         bool, typer.Option("--once", help="End when the first record has arrived.")
     ] = False,
@@ -230,12 +229,16 @@ def first_record(
     """Start Kafka and a node, show that a delayed record arrives, and run until Ctrl-C."""
     from delay_devtools.dev import show_first
 
-    raise typer.Exit(show_first(after, once=once, as_json=as_json))
+    raise typer.Exit(show_first(after_ms, once=once, as_json=as_json))
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(epilog="Exit status 0 only if no record was lost, duplicated or early.")(demo)
-    app.command(epilog=BENCH_EPILOG)(bench)
-    spark.app.command(epilog=DRILL_EPILOG)(drill)
-    smoke.dev.command()(up)
-    smoke.dev.command("try", epilog="Exit status 0 only if the record arrived.")(first_record)
+    dev = typer.Typer(
+        help="Local clusters, demo, measurements: from a clone.", no_args_is_help=True
+    )
+    dev.command()(up)
+    dev.command("try", epilog="Exit status 0 only if the record arrived.")(first_record)
+    dev.command(epilog="Exit status 0 only if no record was lost, duplicated or early.")(demo)
+    dev.command(epilog=BENCH_EPILOG)(bench)
+    dev.command(epilog=DRILL_EPILOG)(drill)
+    app.add_typer(dev, name="dev")

@@ -33,7 +33,7 @@ from delay_devtools.cluster import EmbeddedCluster, forget_settings, started
 from delay_devtools.servers import LOOPBACK, free_ports
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
-from delayservice.commands.send import delay_ms
+from delayservice.config.units import format_duration
 from delayservice.contract import names
 from delayservice.smoke.progress import Steps, ignored_signals, steps, stop_signals
 
@@ -111,16 +111,15 @@ class ShownArrival:
     lateness_ms: int
 
 
-def show_first(after: str, *, once: bool, as_json: bool) -> int:
-    delay_s = delay_ms("--after", after) / 1_000
+def show_first(after_ms: int, *, once: bool, as_json: bool) -> int:
     console = Console(stderr=as_json)
     forgotten = forget_settings()
     started_s = time.monotonic()
     with stop_signals():
         try:
             with _world(console) as (world, service), _reading(world.bootstrap) as consumer:
-                _send(world, after, console)
-                first = _await(consumer, service, delay_s + _ARRIVAL_S)
+                _send(world, after_ms, console)
+                first = _await(consumer, service, after_ms / 1_000 + _ARRIVAL_S)
                 seconds = time.monotonic() - started_s
                 _tell(console, first)
                 _sum_up(console, world, first, seconds, as_json=as_json)
@@ -180,8 +179,8 @@ def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProces
 # --- record and consumer -------------------------------------------------------------------------
 
 
-def _send(world: World, after: str, console: Console) -> None:
-    words = ["send", "delay_topic_any", "hello", "--after", after, "--target", TARGET]
+def _send(world: World, after_ms: int, console: Console) -> None:
+    words = ["send", "hello", "--after", format_duration(after_ms), "--target", TARGET]
     words += ["--key", "order-17"]
     console.print(
         f"$ delayservice {' '.join(words)}", style="bold", highlight=False, soft_wrap=True
@@ -285,9 +284,9 @@ def _invite(console: Console, world: World, forgotten: Sequence[str]) -> None:
         "From another terminal:",
         *([f"  unset {' '.join(forgotten)}"] if forgotten else []),
         f"  export DELAYSERVICE_CONFIG={world.config}",
-        f"  {command} send delay_topic_any again --after 30s --target {TARGET} --id reminder-17",
-        f"  {command} pending",
-        f"  {command} fire reminder-17",
+        f"  {command} send again --after 30s --target {TARGET} --id reminder-17",
+        f"  {command} record list",
+        f"  {command} record fire reminder-17",
         f"  {command} status",
         f"What arrives in {TARGET} is shown here. Ctrl-C ends it, and removes all of it.",
     )

@@ -42,7 +42,7 @@ ALONE_FOR = {
     "3.9": ("org.apache.logging.log4j:log4j-1.2-api:2.25.4",),
 }
 
-# Maven artifacts that, with their dependencies, are the jars of delayservice bench peers.
+# Maven artifacts that, with their dependencies, are the jars of delayservice dev bench peers.
 ROCKETMQ = tuple(f"org.apache.rocketmq:rocketmq-{part}:5.4.0" for part in ("broker", "namesrv"))
 ROCKETMQ_LOCK = Path(bench.__file__).with_name("peers") / "rocketmq.lock"
 

@@ -79,7 +79,7 @@ def test_a_time_is_read_as_people_write_it(text: str, ms: int | None) -> None:
 
 @pytest.mark.parametrize("text", ["tomorrow", "+", "+10", "2025-13-01T00:00Z", "18:00"])
 def test_what_is_no_time_is_answered_with_how_to_write_one(text: str) -> None:
-    with pytest.raises(ValueError, match=r"Use now, \+10m"):
+    with pytest.raises(ValueError, match=r"now\+10m|has no unit"):
         read_moment(text, NOW_MS)
 
 

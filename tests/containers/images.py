@@ -63,7 +63,7 @@ def check(engine: Engine, report: Report) -> None:
         report.check(f"{name}: the folders are empty", not any(inside), inside)
         found = _shell(engine, image, "find / -xdev -writable -type f 2>/dev/null | grep -v ^/proc")
         report.check(f"{name}: no file of it can be written by its user", not any(found), found)
-    help_ = engine.docker("run", *_LOCKED_UP, SERVICE, "version")
+    help_ = engine.docker("run", *_LOCKED_UP, SERVICE, "--version")
     report.check(
         "delayservice starts on a read-only root without any right", "0.1.0" in help_.stdout
     )

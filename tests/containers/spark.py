@@ -31,7 +31,7 @@ def check(cluster: Cluster) -> None:
     jobs = {
         "audit": ["--from-start", f"--out={_OUT}/audit"],
         "reconcile": ["--replicas=3", f"--out={_OUT}/reconcile"],
-        "report": ["--since=1d", f"--out={_OUT}/report"],
+        "report": ["--from=-1d", f"--out={_OUT}/report"],
         "schedule": [f"{_OUT}/rows.parquet", *columns],
     }
     for job, options in jobs.items():

@@ -66,18 +66,20 @@ NOT_TYPED: Final = (
     Listed(_PROCEDURES, "kafka-dump-log.sh", _DAMAGED),
     Listed(_PROCEDURES, "kafka-delete-records.sh", _DAMAGED),
     Listed(_PROCEDURES, "echo '{", _DAMAGED),
-    Listed(_PROCEDURES, "delayservice zookeeper rights", _LOGINS),
-    Listed("docs/operations.md", "delayservice zookeeper pin", _PINNED),
-    Listed("docs/operations.md", "delayservice zookeeper unpin", _PINNED),
+    Listed(_PROCEDURES, "delayservice cluster rights", _LOGINS),
+    Listed("docs/operations.md", "delayservice cluster pin", _PINNED),
+    Listed("docs/operations.md", "delayservice cluster unpin", _PINNED),
     Listed(
         "docs/reconcile.md",
         "delayservice spark reconcile -c",
         "goes on until Ctrl-C; tests/spark/test_reconcile_follow.py starts it",
     ),
     Listed("docs/api.md", "ssh", "needs a second machine"),
-    Listed(_BENCHES, "delayservice bench whole --bootstrap", "needs a broker with TLS of yours"),
-    Listed(_BENCHES, "delayservice bench failover", _MINUTES),
-    Listed(_DRILL, "delayservice spark drill --keep", "it leaves its files"),
+    Listed(
+        _BENCHES, "delayservice dev bench whole --bootstrap", "needs a broker with TLS of yours"
+    ),
+    Listed(_BENCHES, "delayservice dev bench failover", _MINUTES),
+    Listed(_DRILL, "delayservice dev drill --keep", "it leaves its files"),
     Listed("docs/client.md", "pip install", "tests/integration/test_packages.py installs it"),
     Listed("docs/spark.md", "pip install", _PACKAGE),
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
@@ -116,7 +118,8 @@ PYTHON_NOT_RUN: Final = (
 """Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
 
 LONG: Final = (
-    "delayservice bench",
+    "delayservice dev bench",
+    "delayservice dev drill",
     "delayservice spark",
     "kafka-acls.sh",
     "kafka-topics.sh",
@@ -125,17 +128,17 @@ LONG: Final = (
 """What ``make night`` types: benches and Spark's jobs take minutes, Java's tools seconds each."""
 
 SMALLER: Final = {
-    "delayservice bench": " --no-warm-up --rounds 1",
-    "delayservice bench whole": " --n 2000",
-    "delayservice bench steady": " --seconds 3",
-    "delayservice spark drill": " --records 1000 --defects 32",
+    "delayservice dev bench": " --no-warm-up --rounds 1",
+    "delayservice dev bench whole": " --n 2000",
+    "delayservice dev bench steady": " --seconds 3",
+    "delayservice dev drill": " --records 1000 --defects 32",
 }
 """What is added to a command that begins so, for it to end within a test's time."""
 
 SERVERS: Final = ("delayservice dev up", "delayservice run --config delayservice.toml")
 """They go on until they are told to end, each in a terminal of its own."""
 
-ASKS: Final = ("delayservice dlq replay --code target-unknown --since 2h",)
+ASKS: Final = ("delayservice dlq replay --code target-unknown --from -2h",)
 """They ask a person; ``y`` is typed."""
 
 STATUSES: Final = {
@@ -149,18 +152,16 @@ QUOTA: Final = (
     " --entity-name delayservice --add-config producer_byte_rate=1000000"
 )
 BEFORE: Final = {
-    "docs/api.md": (
-        "delayservice send delay_topic_any later --after 1h --target orders --id reminder-17",
-    ),
+    "docs/api.md": ("delayservice send later --after 1h --target orders --id reminder-17",),
     "docs/reconcile.md": (
-        "delayservice send delay_topic_any later --after 1h --target orders --id reminder-17",
+        "delayservice send later --after 1h --target orders --id reminder-17",
         "systemctl restart delayservice",  # at its end a node syncs what it has
     ),
     "docs/operations.md": (
         # A dead letter, a quota, a pause: what the run-books find and take away.
-        "delayservice send delay_topic_any lost --after 0 --target refused",
+        "delayservice send lost --after 0 --target refused",
         QUOTA,
-        "delayservice pause topic delay_topic_any --reason tried",
+        "delayservice pause add topic delay_topic_any --reason tried",
     ),
 }
 """What happens on the machine before somebody opens the page."""

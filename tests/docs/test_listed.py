@@ -207,8 +207,8 @@ READERS: Final = {
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("spark drill --no-such", "No such option"),
-        ("bench unheard-of", "unheard-of"),
+        ("dev drill --no-such", "No such option"),
+        ("dev bench unheard-of", "unheard-of"),
         ("no-such-command", "No such command"),
         ("send --target-partition x", "valid integer"),
     ],

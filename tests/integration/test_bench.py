@@ -1,4 +1,4 @@
-"""``delayservice bench`` from the command line: it measures, judges, and leaves nothing behind."""
+"""``dev bench`` from the command line: it measures, judges, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import await_true
 
-PROGRAM = (sys.executable, "-m", "delayservice", "bench")
+PROGRAM = (sys.executable, "-m", "delayservice", "dev", "bench")
 
 
 def command(cluster: EmbeddedCluster, *words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``delayservice bench peers``: three systems, one load, one judge."""
+"""``delayservice dev bench peers``: three systems, one load, one judge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYSTEMS = {"this service": True, "RocketMQ": False, "NATS": True}
 def test_all_systems_deliver_every_message_and_this_one_delivers_it_once() -> None:
     words = ("--n", "200", "--rate", "100", "--no-warm-up", "--json")
     done = subprocess.run(
-        [sys.executable, "-m", "delayservice", "bench", "peers", *words],
+        [sys.executable, "-m", "delayservice", "dev", "bench", "peers", *words],
         check=False,
         capture_output=True,
         text=True,

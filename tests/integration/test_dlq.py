@@ -145,7 +145,7 @@ def test_a_record_that_stays_broken_comes_back_three_times_and_then_is_left(benc
         assert letter.header("delay-source") != source
     where = ("--source", letter.header("delay-source") or "")
     assert replayed(bench, *where) == (0, {"replays-max": 1})
-    assert replayed(bench, *where, "--replays-max", "4", "--delay", "0") == (1, {})
+    assert replayed(bench, *where, "--replays-max", "4", "--after", "0") == (1, {})
     (one,) = bench.read(target, 1)
     assert (one.value, one.header("delay-replays")) == (b"broken", "4")
     assert one.header("delay-replayed-from") == place(bench, first)
@@ -160,12 +160,12 @@ def test_filters_choose_and_a_dry_run_writes_nothing(bench: Bench) -> None:
     late, _ = lettered(bench, [("delay-target-topic", target)], value=None)
 
     def found(*arguments: str) -> list[str]:
-        return [one["source"] for one in dlq(bench, "list", "--since", str(since), *arguments)]
+        return [one["source"] for one in dlq(bench, "list", "--from", str(since), *arguments)]
 
     here = [place(bench, offset) for offset in (missing, invalid, late)]
     assert found() == here
     assert found("--code", "time-missing") == [here[0], here[2]]
-    assert found("--until", str(until)) == here[:2]
+    assert found("--to", str(until)) == here[:2]
     assert found("--source", here[1]) == [here[1]]
     assert found("--source", f"{bench.any}:1") == []
     assert found("--limit", "1") == here[:1]
@@ -174,10 +174,10 @@ def test_filters_choose_and_a_dry_run_writes_nothing(bench: Bench) -> None:
     assert (shown["key"], shown["value"], shown["key_bytes"]) == ("k", "denied", 1)
     assert "value" not in dlq(bench, "list", "--source", here[1])[0]
 
-    (plan,) = dlq(bench, "replay", "--dry-run", "--since", str(since), "--code", "time-missing")
+    (plan,) = dlq(bench, "replay", "--dry-run", "--from", str(since), "--code", "time-missing")
     assert plan["replayed"] == 2
     assert found() == here
-    assert replayed(bench, "--since", str(since), "--limit", "1", "--delay", "0") == (1, {})
+    assert replayed(bench, "--from", str(since), "--limit", "1", "--after", "0") == (1, {})
     assert found() == here[1:]
 
 
@@ -185,13 +185,13 @@ def test_what_is_dead_lettered_again_meanwhile_is_left_for_the_next_run(bench: B
     since = str(now_ms())
     offsets = [bench.send([("own", b"%d" % number)])[1] for number in range(1_200)]
     letter_of(bench, offsets[-1])
-    assert replayed(bench, "--since", since) == (1_200, {})
+    assert replayed(bench, "--from", since) == (1_200, {})
     bench.await_match(
         bench.dead_letter,
         lambda one: one.timestamp_ms >= int(since) and one.header("delay-replays") == "1",
         1_200,
     )
-    assert replayed(bench, "--since", since) == (1_200, {"replayed": 1_200})
+    assert replayed(bench, "--from", since) == (1_200, {"replayed": 1_200})
 
 
 def test_what_cannot_be_replayed_is_counted_with_its_reason(bench: Bench) -> None:
@@ -202,7 +202,7 @@ def test_what_cannot_be_replayed_is_counted_with_its_reason(bench: Bench) -> Non
         ("delay-source", b"__consumer_offsets:0:0"),
     ]
     bench.send(headers, topic=bench.dead_letter, value=b"written by somebody")
-    assert replayed(bench, "--since", since) == (0, {"copy-forged": 1, "no-source": 1})
+    assert replayed(bench, "--from", since) == (0, {"copy-forged": 1, "no-source": 1})
 
 
 def test_a_record_that_has_outgrown_its_delay_topic_is_left_and_the_others_go(
@@ -215,11 +215,11 @@ def test_a_record_that_has_outgrown_its_delay_topic_is_left_and_the_others_go(
     lettered(bench, [("delay-target-topic", target)], value=b"small, too")
     bench.alter(bench.any, max_message_bytes="2000")
     try:
-        assert replayed(bench, "--since", since, "--delay", "0") == (2, {"refused": 1})
+        assert replayed(bench, "--from", since, "--after", "0") == (2, {"refused": 1})
     finally:
         bench.alter(bench.any, max_message_bytes="1048588")
     assert {one.value for one in bench.read(target, 2)} == {b"small", b"small, too"}
-    assert replayed(bench, "--since", since, "--delay", "0") == (1, {"replayed": 2})
+    assert replayed(bench, "--from", since, "--after", "0") == (1, {"replayed": 2})
     assert len(bench.read(target, 3)) == 3
 
 
@@ -262,7 +262,7 @@ def test_what_a_killed_replay_left_open_is_undone_and_done_anew(bench: Bench) ->
     killed.produce(bench.dead_letter, None, partition=0, headers=list(marker))
     assert killed.flush(30) == 0
 
-    assert replayed(bench, "--source", place(bench, offset), "--delay", "0") == (1, {})
+    assert replayed(bench, "--source", place(bench, offset), "--after", "0") == (1, {})
 
     bench.send(bench.to(target, 0), value=b"after")
     bench.await_match(target, lambda one: one.value == b"after")

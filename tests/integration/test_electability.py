@@ -214,7 +214,7 @@ def test_a_worker_that_is_stopped_is_ended_by_its_supervisor_and_another_begins(
 
 SOON_ENDED = """
 from delayservice.process import node
-from delayservice.cli import main
+from delayservice.__main__ import main
 
 node.HUNG_S_MAX = 2.0
 

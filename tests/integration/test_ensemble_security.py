@@ -112,7 +112,7 @@ def names(auth: str, user: str, password: str) -> str:
 
 
 def type_rights(settings: ZooKeeper, config: Path) -> int:
-    """Type ``delayservice zookeeper rights``; gives how many ZooKeeper nodes it says it has set."""
+    """Type ``delayservice cluster rights``; gives how many ZooKeeper nodes it says it has set."""
     texts = {name: str(getattr(settings, name)) for name in ("hosts", "root", "auth", "username")}
     assert settings.password is not None
     texts["password"] = settings.password.get_secret_value()
@@ -120,7 +120,7 @@ def type_rights(settings: ZooKeeper, config: Path) -> int:
     lines.append(f"accepted = {json.dumps(list(settings.accepted))}")
     secret = ["[node]", f"cluster_secret = {json.dumps('of the cluster, 32 bytes or more')}"]
     config.write_text("\n".join([*secret, "[zookeeper]", *lines, ""]), "utf-8")
-    typed = CliRunner().invoke(app, ["zookeeper", "rights", "--config", str(config), "--json"])
+    typed = CliRunner().invoke(app, ["cluster", "rights", "--config", str(config), "--json"])
     assert typed.exit_code == 0, typed.output
     said = json.loads(typed.stdout)
     assert said["root"] == settings.root

@@ -85,7 +85,7 @@ def by_cli(bench: Bench, ids: Sequence[str], said: Said) -> None:
         what = ["--cancel"]
     else:
         what = ["--after", said["delay-after"], "--target", said["delay-target-topic"]]
-    command = [sys.executable, "-m", "delayservice", "send", bench.any, *what]
+    command = [sys.executable, "-m", "delayservice", "send", "--topic", bench.any, *what]
     command += ["--bootstrap", bench.bootstrap]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda one: run([*command, "--key", one, "--id", one], bench.folder), ids))

@@ -4,13 +4,16 @@ goes on, and that it can be seen. Each test has a shard that needs the topic and
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
+from delayservice.cli import app
 from tests.integration.bench import Bench, Header, Seen, aborts, await_true
 
 NEEDY, OTHER = 0, 1
@@ -30,6 +33,11 @@ def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
 
 def name_of(bench: Bench, which: str) -> str:
     return bench.dead_letter if which == "letters" else bench.outcomes
+
+
+def topics(bench: Bench, verb: str) -> Result:
+    sets = [word for one in bench.settings() for word in ("--set", one)]
+    return CliRunner().invoke(app, ["topics", verb, "--json", *sets])
 
 
 def problems(bench: Bench, service: ServiceProcess) -> str:
@@ -125,7 +133,10 @@ def test_a_topic_of_the_service_that_is_deleted_is_made_again_and_reported(
 def test_where_the_service_makes_no_topics_only_what_needs_the_missing_one_waits(
     bench: Bench, which: str
 ) -> None:
-    assert bench.serve().stop() == 0  # makes the topics
+    assert topics(bench, "check").exit_code == 3
+    made = json.loads(topics(bench, "create").stdout.splitlines()[-1])["created"]
+    assert name_of(bench, which) in {one["topic"] for one in made}
+    assert topics(bench, "check").exit_code == 0
     service = bench.start("topics.create=false", log="without.log")
     service.wait_serving(bench.partitions)
     traffic = Traffic(bench, which)
@@ -142,7 +153,9 @@ def test_where_the_service_makes_no_topics_only_what_needs_the_missing_one_waits
     bench.await_match(traffic.target, lambda one: one.key == b"grown")
     assert b"behind" not in [one.key for one in bench.read_all(traffic.target)]
     assert len(aborts(service)) <= 2
-    bench.topic(traffic.gone, max_message_bytes="2097152")
+    missing, *_ = json.loads(topics(bench, "check").stdout)["differences"]
+    assert missing["why"].startswith(f"{traffic.gone} does not exist")
+    assert traffic.gone in topics(bench, "create").stdout.splitlines()[-1]
     bench.await_match(traffic.target, lambda one: one.key == b"behind")
     await_true(lambda: bench.status(service)["healthy"], "all is well again")
     assert service.stop() == 0

@@ -196,7 +196,7 @@ def test_a_node_brings_along_what_the_lock_lists(node_venv: Venv) -> None:
 
 
 def test_every_page_of_help_is_there(node_venv: Venv) -> None:
-    assert node_venv.done("delayservice", "version").startswith("delayservice ")
+    assert node_venv.done("delayservice", "--version").startswith("delayservice ")
     commands = re.findall(r"^│ ([a-z]+) ", node_venv.done("delayservice", "--help"), re.MULTILINE)
     assert len(commands) > 10
     for command in commands:

@@ -39,7 +39,7 @@ def typed(zookeeper: ZooKeeper, tmp_path: Path, *words: str) -> dict[str, bool]:
     lines = ["[node]", 'cluster_secret = "of the cluster, 32 bytes or more"', "[zookeeper]"]
     lines += [f"{name} = {json.dumps(getattr(zookeeper, name))}" for name in ("hosts", "root")]
     config.write_text("\n".join([*lines, ""]), "utf-8")
-    asked = ["zookeeper", *words, "--config", str(config), "--json"]
+    asked = ["cluster", *words, "--config", str(config), "--json"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     said: dict[str, bool] = json.loads(result.stdout)
@@ -51,7 +51,7 @@ def test_a_pinned_slice_stays_until_it_is_unpinned_and_then_goes_to_who_is_prefe
 ) -> None:
     with captured() as lines, working(zookeeper, "b") as owner:
         owner.ownership.settling(0, is_settling=True)
-        said = typed(zookeeper, tmp_path, "pin", "--why", "an upgrade\x1b[31m")
+        said = typed(zookeeper, tmp_path, "pin", "--reason", "an upgrade\x1b[31m")
         assert said == {"pinned": True, "was_pinned": False}
         await_true(lambda: "an upgrade" in owner.ownership.pinned(), "it hears of it")
         assert "\x1b" not in owner.ownership.pinned()
@@ -78,8 +78,8 @@ def test_the_owner_of_a_pinned_slice_that_dies_is_replaced_and_does_not_get_it_b
         # that does not settle hands nothing over.
         first.enter_context(working(zookeeper, "a"))
         with working(zookeeper, "b", role=None) as other:
-            assert not typed(zookeeper, tmp_path, "pin", "--why", "an upgrade")["was_pinned"]
-            assert typed(zookeeper, tmp_path, "pin", "--why", "still")["was_pinned"]
+            assert not typed(zookeeper, tmp_path, "pin", "--reason", "an upgrade")["was_pinned"]
+            assert typed(zookeeper, tmp_path, "pin", "--reason", "still")["was_pinned"]
             await_true(lambda: "still" in other.ownership.pinned(), "it hears of both")
             first.close()
             other.await_role(Role.OWNER)

@@ -505,7 +505,8 @@ def test_a_wrong_password_is_said_and_waited_out_and_shown_nowhere(
     await_true(lambda: service.events("waiting_for_kafka"), "the service waits for Kafka")
     await_true(lambda: "invalid credentials" in told(bench), "why is said")
     assert service.stop() == 0
-    done = command("send", bench.any, "x", "--after", "1s", *as_sets([*bench.settings(), *wrong]))
+    sets = as_sets([*bench.settings(), *wrong])
+    done = command("send", "x", "--topic", bench.any, "--after", "1s", *sets)
     assert done.returncode == 1
     assert "invalid credentials" in done.stderr.replace("\n", " ")
     for text in (told(bench), done.stdout, done.stderr):
@@ -534,10 +535,10 @@ def test_no_secret_is_in_any_output_at_debug_level(secure: SecureCluster, bench:
     service.stop()
     sets = as_sets(bench.settings(*more))
     for arguments in (
-        ["config"],
-        ["config", "--json"],
+        ["config", "show"],
+        ["config", "show", "--json"],
         ["dlq", "list"],
-        ["--debug", "dlq", "list"],
+        ["dlq", "list", "--debug"],
     ):
         done = command(*arguments, *sets)
         seen += [done.stdout, done.stderr]

@@ -144,7 +144,7 @@ def test_no_secret_is_ever_shown(bench: Bench) -> None:
     bench.send(bench.to(target, 0))
     bench.read(target, 1)
     status = repr(bench.status(service))
-    command = [sys.executable, "-m", "delayservice", "config"]
+    command = [sys.executable, "-m", "delayservice", "config", "show"]
     for setting in bench.settings(*sets):
         command += ["--set", setting]
     shown = [

@@ -67,7 +67,8 @@ def test_send_to_a_misspelt_topic_fails_each_time_and_names_the_topic_that_was_m
     bench: Bench,
 ) -> None:
     name = misspelt(bench)
-    command = [sys.executable, "-m", "delayservice", "send", name, "hello", "--after", "1s"]
+    command = [sys.executable, "-m", "delayservice", "send", "hello", "--after", "1s"]
+    command += ["--topic", name]
     command += ["--target", "orders", "--bootstrap", bench.bootstrap]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, check=False, text=True)

@@ -3,6 +3,7 @@
 from random import Random
 
 from delayservice.contract.codec import Payload
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor, Key
@@ -10,7 +11,6 @@ from delayservice.engine.outcome import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
-from delayservice.process.cron import cron_time
 from tests.simulation.sim_store import SimStore
 from tests.unit.known_targets import KnownTargets, any_target
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from delayservice.contract.cron import cron_time
 from delayservice.engine.outcome import Routes
 from delayservice.engine.ports import Bounds, Place, Source
-from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_window import LogWindow
 from delayservice.store.base import Store

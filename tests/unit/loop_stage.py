@@ -17,6 +17,7 @@ from delayservice.contract.contracts import (
     Contract,
     Contracts,
 )
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, encode_key
@@ -30,7 +31,6 @@ from delayservice.engine.ports import (
     ReadBack,
     Role,
 )
-from delayservice.process.cron import cron_time
 from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
 from delayservice.slices.loop import WorkerLoop

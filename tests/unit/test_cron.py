@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from delayservice.contract.codes import RecordRefusedError
-from delayservice.process.cron import cron_time
+from delayservice.contract.cron import cron_time
 
 BERLIN = "Europe/Berlin"
 

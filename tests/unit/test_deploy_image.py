@@ -146,7 +146,7 @@ def test_its_steps_give_a_service_that_starts(tmp_path: Path) -> None:
             shell = shell.replace("python -m venv", f"{sys.executable} -m venv")
             subprocess.run(["/bin/sh", "-ec", shell], check=True, cwd=tmp_path)
     done = subprocess.run(
-        [opt / "delayservice/bin/delayservice", "version"],
+        [opt / "delayservice/bin/delayservice", "--version"],
         check=True,
         capture_output=True,
         text=True,

@@ -22,6 +22,7 @@ from delayservice.contract.contracts import (
     Contract,
     Contracts,
 )
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import (
     CANCEL,
     COPY,
@@ -47,7 +48,6 @@ from delayservice.engine.outcome import Output, Routes, Target
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
-from delayservice.process.cron import cron_time
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets, any_target
 

@@ -12,7 +12,8 @@ from connectors.spark.schedule.check import RowRules, ScheduleCheck
 from delayservice.admin.changing import refuse_what_would_fail
 from delayservice.admin.models import Reschedule
 from delayservice.admin.problems import Refusal
-from delayservice.commands import pending, send
+from delayservice.commands import record as showing
+from delayservice.commands.sending import Forecast, Outgoing
 from delayservice.config.settings import load
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import HOMEBOUND
@@ -67,9 +68,9 @@ def test_the_command_shows_what_waits_for_its_home() -> None:
         "next_ms": WAITS.key_ms,
         "marked_by": None,
     }
-    assert pending._cells(record)[-1] == "try 2, forwarded to its home partition"
-    assert pending._cells({**record, "target": "orders"})[-1] == "try 2"
-    lines = dict(pending._lines({**record, "key": None, "value": None}))
+    assert showing._cells(record)[-1] == "try 2, forwarded to its home partition"
+    assert showing._cells({**record, "target": "orders"})[-1] == "try 2"
+    lines = dict(showing._lines({**record, "key": None, "value": None}))
     assert lines["forwarded to its home partition"] == f"{TOPIC}:1"
     assert "target" not in lines
 
@@ -87,8 +88,8 @@ def test_what_goes_home_is_judged_before_it_is_sent() -> None:
     """The command does not know yet in which partition the record will lie."""
     sets = ["kafka.bootstrap=127.0.0.1:1", "delivery.id_partitions=2"]
     settings = load(None, [*sets, "targets.default.allow=others"], {})
-    record = send.Outgoing(TOPIC, None, b"x", HEADERS, None, None)
-    assert "(target-denied)" in (send.doubt(settings, record, NOW_MS) or "")
+    record = Outgoing(TOPIC, None, b"x", [*HEADERS], None, None)
+    assert "(target-denied)" in (Forecast(settings, record).doubt(NOW_MS) or "")
 
 
 def test_a_job_schedules_what_goes_home() -> None:

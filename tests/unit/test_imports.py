@@ -48,8 +48,8 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     "ha": CONFIG | {"ha"},
 }
 PURE = frozenset({"delayservice.contract", "delayservice.engine", "delayservice.replicas"})
-CORE_FOREIGN = frozenset({"msgspec", "murmurhash2", "xxhash"})
-BASE_FOREIGN = frozenset({"confluent_kafka", "msgspec", "murmurhash2"})
+CORE_FOREIGN = frozenset({"cronsim", "msgspec", "murmurhash2", "xxhash"})
+BASE_FOREIGN = frozenset({"confluent_kafka", "cronsim", "msgspec", "murmurhash2"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.
 CORE_FORBIDDEN = frozenset(
     [

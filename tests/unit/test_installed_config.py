@@ -21,7 +21,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bootstrap(*words: str) -> dict[str, str]:
-    done = CliRunner().invoke(app, ["config", "--json", *words])
+    done = CliRunner().invoke(app, ["config", "show", "--json", *words])
     assert done.exit_code == 0, done.output
     found: dict[str, str] = json.loads(done.stdout)["kafka.bootstrap"]
     return found

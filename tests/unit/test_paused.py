@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from rich.console import Console
 
-from delayservice.commands import status as showing
 from delayservice.config.settings import load
 from delayservice.engine.pauses import Pause, Paused, Pauses, decode_pause
 from delayservice.metrics import status as status_model
@@ -113,22 +111,3 @@ def test_no_time_that_somebody_wrote_stops_a_worker_from_reporting(at_ms: int) -
 def test_a_long_reason_is_cut() -> None:
     (told,) = hub_with(Pauses({TOPIC: Pause(1, "why" * 9_999)})).status().paused
     assert len(told.reason) == 200
-
-
-def test_nothing_that_somebody_wrote_steers_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(width=400, force_terminal=True, color_system=None, record=True)
-    monkeypatch.setattr(showing, "out", console)
-    reason = "\x1b]0;owned\x07 [bold]moved[/] \N{RIGHT-TO-LEFT OVERRIDE}"
-    pause = {"kind": "target", "name": "orders*", "at_ms": 1_790_000_000_000, "reason": reason}
-    known = {"node_id": "n1", "version": "1", "uptime_s": 1.0, "healthy": True}
-    nothing: dict[str, object] = {"problems": [], "workers": [], "slices": []}
-    status = status_model.NodeState.model_validate(
-        {**known, **nothing, "paused": [pause], "paused_others": 7, "targets": [], "pinned": ""}
-    )
-    with console.capture() as capture:
-        showing.show(status)
-    shown = capture.get()
-    assert "target orders* is paused since 2026-09-21 14:13Z" in shown
-    assert "[bold]moved[/]" in shown
-    assert "7 more pauses" in shown
-    assert all(char.isprintable() or char == "\n" for char in shown)

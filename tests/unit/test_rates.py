@@ -14,6 +14,7 @@ import pytest
 
 from delayservice.contract.codec import Payload, turn_of
 from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.contract.requeue import read_copy
@@ -24,7 +25,6 @@ from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
-from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets, any_target, some
 from tests.unit.lanes import window_of

@@ -12,12 +12,12 @@ from delayservice.contract.codes import (
     TOO_LARGE,
 )
 from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.cron import cron_time
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
-from delayservice.process.cron import cron_time
 from tests.unit.known_targets import KnownTargets, any_target, some
 
 ROUTES = Routes(

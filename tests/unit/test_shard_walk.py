@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Additions, Cursor, Key
@@ -16,7 +17,6 @@ from delayservice.engine.ports import Bounds
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
-from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets, any_target

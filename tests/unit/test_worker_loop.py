@@ -16,6 +16,7 @@ from delayservice.base.errors import (
     WriterEndedError,
 )
 from delayservice.contract.contracts import PARAMETERS, Contract, Contracts
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine import outcome
@@ -28,7 +29,6 @@ from delayservice.engine.checkpoint import (
 from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
 from delayservice.engine.cursor import Cursor, Frame, Key
 from delayservice.engine.ports import Bounds, Control, PartitionError, Place, PolledBatch, Role
-from delayservice.process.cron import cron_time
 from delayservice.slices.edges import Limits
 from delayservice.slices.ingest import store
 from delayservice.slices.log_reading import RecordWanted

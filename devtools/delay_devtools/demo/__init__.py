@@ -1,3 +1,3 @@
-"""``delayservice demo``: the service on real Kafka; its nodes are killed and frozen (SIGSTOP), and
-every record is checked.
+"""``delayservice dev demo``: the service on real Kafka; its nodes are killed and frozen
+(SIGSTOP), and every record is checked.
 """

@@ -1,4 +1,4 @@
-"""``delayservice spark drill``: a real run of the service with known defects, which Spark's jobs
+"""``delayservice dev drill``: a real run of the service with known defects, which Spark's jobs
 must find.
 
 A *story* is what users write together, with one fate. An *operator* spoils one story in the archive

@@ -1,4 +1,4 @@
-"""``delayservice spark drill``: a real run of the service with known defects, which Spark's jobs
+"""``delayservice dev drill``: a real run of the service with known defects, which Spark's jobs
 must find.
 
 A broker and one node serve users' stories (``stories``); an archive keeps what was in the topics;

@@ -1,4 +1,4 @@
-// The NATS server of `delayservice bench peers`; go.sum has the hashes of all that it is built of.
+// The NATS server of `delayservice dev bench peers`; go.sum has the hashes of all that it is built of.
 module delay_devtools/nats
 
 go 1.26.0

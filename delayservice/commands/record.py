@@ -1,0 +1,255 @@
+"""``delayservice record``: lists, shows and changes pending records, by a node's API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from delayservice.commands.api import Api, ApiOptions
+from delayservice.commands.console import (
+    EXIT_NOT_KNOWN,
+    EXIT_NOTHING,
+    NothingThereError,
+    emit,
+    err,
+    from_now,
+    instant,
+    out,
+    print_json,
+    say,
+    show_facts,
+    show_table,
+    span,
+)
+from delayservice.commands.options import duration, flag, moment, with_options
+
+_PLACE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
+_PAGE: Final = 1_000
+_CHANGED: Final = (
+    "Exit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending under the id, "
+    "5 written, outcome unknown."
+)
+_COLUMNS: Final = ("due", "in", "target", "id", "record", "bytes", "")
+
+WaitOption = Annotated[int, duration("--wait", "How long to wait for the outcome.", "5s")]
+Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
+
+app = typer.Typer(help="List, show and change pending records.", no_args_is_help=True)
+
+
+@app.command(
+    "list", epilog="Example: [bold]delayservice record list --target 'orders*' --to +1h[/]"
+)
+@with_options
+def list_records(
+    *,
+    from_ms: Annotated[int | None, moment("--from", "Due at or after")] = None,
+    to_ms: Annotated[int | None, moment("--to", "Due before")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Target topic; * and ? stand for any.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option(help="Delay topic.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most records, earliest first.")] = 50,
+    beyond_window: Annotated[
+        bool, flag("--beyond-window", "Also beyond the roll window; slower.")
+    ] = False,
+    counts: Annotated[bool, flag("--counts", "Show counts by due time only.")] = False,
+    common: ApiOptions,
+) -> None:
+    """List pending records stored on a node."""
+    api = common.connect()
+    if counts:
+        backlog = api.get("/v1/pending/horizon")
+        emit(backlog, lambda: _show_backlog(backlog), as_json=common.as_json)
+        return
+    query = {
+        "from": from_ms,
+        "to": to_ms,
+        "target": target,
+        "topic": topic,
+        "beyond_window": beyond_window or None,
+    }
+    records = _records(api, query, limit)
+    if common.as_json:
+        for record in records:
+            print_json(record)
+    else:
+        show_table(_COLUMNS, map(_cells, records), "no pending record matches")
+
+
+def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict[str, Any]]:
+    """Yield up to ``limit`` pending records, read from the API in pages. On standard error, show
+    the number of scanned records meanwhile, and in the end whether records may be missing.
+    """
+    cursor: str | None = None
+    found = scanned = damaged = 0
+    with err.status("looking") as status:
+        while found < limit:
+            wanted = min(limit - found, _PAGE)
+            page = api.get("/v1/pending", **query, cursor=cursor, limit=wanted)
+            scanned += page["scanned"]
+            damaged += page["damaged"]
+            found += len(page["records"])
+            status.update(f"looked at {scanned:,} records, {found:,} match")
+            yield from page["records"]
+            cursor = page["next"]
+            if cursor is None:
+                break
+    if damaged:
+        err.print(
+            f"{damaged:,} ranges of due times can't be read now, so their records are missing: "
+            "ask another node, or rebuild them (delayservice spark reconcile)",
+            style="yellow",
+        )
+    if page["slices_elsewhere"]:
+        numbers = ", ".join(map(str, page["slices_elsewhere"]))
+        err.print(f"this node keeps no copy of slices {numbers}: ask another", style="yellow")
+    if cursor is not None:
+        err.print(f"there may be more than {found:,}: raise --limit", style="dim")
+
+
+def _cells(record: dict[str, Any]) -> list[str]:
+    notes = [
+        f"try {record['attempt']}" if record["attempt"] > 1 else "",
+        "recurs" if record["recurs"] else "",
+        "forwarded to its home partition" if record["target"] == record["topic"] else "",
+        "cancel or replacement pending" if record["marked_by"] is not None else "",
+    ]
+    size = record["value_bytes"]
+    return [
+        instant(record["due_ms"]),
+        from_now(record["due_ms"]),
+        _target(record),
+        _text(record["id"]),
+        f"{record['topic']}:{record['partition']}:{record['offset']}",
+        "null" if size is None else f"{size:,}",
+        ", ".join(filter(None, notes)),
+    ]
+
+
+def _show_backlog(backlog: dict[str, Any]) -> None:
+    within = [(f"within {span(one['within_ms'])}", one["count"]) for one in backlog["within"]]
+    rows = [
+        ("already", backlog["overdue"]),
+        *within,
+        ("later", backlog["beyond"]),
+        ("in level topics", backlog["levels"]),
+        ("all", backlog["total"]),
+    ]
+    show_table(("due", "records"), [(name, f"{count:,}") for name, count in rows])
+
+
+@app.command(epilog="Exit status: 0 done, 1 an error, 2 wrong usage, 4 it does not exist.")
+@with_options
+def show(
+    record: Annotated[
+        str, typer.Argument(metavar="ID|TOPIC:PARTITION:OFFSET", help="Which record.")
+    ],
+    *,
+    is_id: Annotated[bool, flag("--id", "It is an id, even if it has colons.")] = False,
+    common: ApiOptions,
+) -> None:
+    """Show one record and its state, by id or by source offset."""
+    found = _found(common.connect(), record, is_id=is_id)
+
+    def show_all() -> None:
+        for one in found:
+            show_facts(_lines(one))
+
+    emit(found, show_all, as_json=common.as_json)
+
+
+def _found(api: Api, record: str, *, is_id: bool) -> list[dict[str, Any]]:
+    # An id may look like a place.
+    place = None if is_id else _PLACE.fullmatch(record)
+    try:
+        found: list[dict[str, Any]] = api.get("/v1/records", id=record)
+    except NothingThereError:
+        if place is None:
+            raise
+        return [api.get(f"/v1/records/{'/'.join(place.groups())}")]
+    return found
+
+
+def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    waits = record if "due_ms" in record else record["pending"]
+    yield "record", f"{record['topic']}:{record['partition']}:{record['offset']}"
+    if "state" in record:
+        yield "state", f"{record['state']}: {record['detail']}"
+        yield "written", instant(record["timestamp_ms"])
+    if waits is not None:
+        yield "due", f"{instant(waits['due_ms'])}  {from_now(waits['due_ms'])}"
+        if waits["next_ms"] != waits["due_ms"]:
+            yield "next processed", f"{instant(waits['next_ms'])}  {from_now(waits['next_ms'])}"
+        is_home = waits["target"] == record["topic"]
+        yield "forwarded to its home partition" if is_home else "target", _target(waits)
+        yield "id", _text(waits["id"])
+        yield "attempt", str(waits["attempt"])
+        if waits["expires_ms"] is not None:
+            yield "expires", instant(waits["expires_ms"])
+    yield "key", _text(record["key"], null="null")
+    yield "value", _text(record["value"], null="null")
+    for header in record["headers"]:
+        yield "header", f"{header['name']}: {_text(header['value'], null='null')}"
+
+
+def _target(record: dict[str, Any]) -> str:
+    partition = record["target_partition"]
+    return f"{record['target']}" + ("" if partition is None else f":{partition}")
+
+
+def _text(content: dict[str, str] | None, null: str = "") -> str:
+    # Labelled if it is base64.
+    if content is None:
+        return null
+    return content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"
+
+
+@app.command(epilog=_CHANGED)
+@with_options
+def cancel(record_id: Id, *, wait_ms: WaitOption = 5_000, common: ApiOptions) -> None:
+    """Cancel the pending record of an id, and show the outcome."""
+    _change(common, "cancel", {"id": record_id, "wait_ms": wait_ms})
+
+
+@app.command(epilog=_CHANGED)
+@with_options
+def fire(record_id: Id, *, wait_ms: WaitOption = 5_000, common: ApiOptions) -> None:
+    """Deliver the pending record of an id now, and show the outcome."""
+    _change(common, "fire", {"id": record_id, "wait_ms": wait_ms})
+
+
+@app.command(epilog=_CHANGED)
+@with_options
+def reschedule(
+    record_id: Id,
+    *,
+    at_ms: Annotated[int | None, moment("--at", "New due time")] = None,
+    after_ms: Annotated[int | None, duration("--after", "New delay from now: 30s, 2h.")] = None,
+    wait_ms: WaitOption = 5_000,
+    common: ApiOptions,
+) -> None:
+    """Change the due time of the pending record of an id."""
+    if (at_ms is None) == (after_ms is None):
+        raise typer.BadParameter("give one of --at and --after")
+    body = {"id": record_id, "at_ms": at_ms, "after_ms": after_ms, "wait_ms": wait_ms}
+    _change(common, "reschedule", body)
+
+
+def _change(common: ApiOptions, verb: str, body: Mapping[str, object]) -> None:
+    api = common.connect()
+    with err.status("waiting for the outcome"):
+        done = api.send("POST", f"/v1/records/{verb}", body)
+    outcome = done["outcome"]
+
+    def show() -> None:
+        style = "green" if outcome not in (None, "not_pending") else "yellow"
+        say(out, f"{outcome or 'not known yet'}: {done['detail']}", style)
+        say(out, f"written at {', '.join(done['written'])}", "dim")
+
+    emit(done, show, as_json=common.as_json)
+    if outcome in (None, "not_pending"):
+        raise typer.Exit(EXIT_NOT_KNOWN if outcome is None else EXIT_NOTHING)
