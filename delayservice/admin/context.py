@@ -10,10 +10,16 @@ from typing import Final
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.control_topics import PauseWatcher
 from connectors.kafka.controls import ControlClient
-from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
+from connectors.kafka.dead_letters import (
+    READ_COMMITTED,
+    DeadLetterTopic,
+    Survey,
+    partition_counts,
+)
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
-from delayservice.admin.inquiry import Workers
+from connectors.kafka.topic_configs import is_delay_topic
+from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
 from delayservice.contract.entry import PolledRecord
@@ -47,21 +53,23 @@ class ApiContext:
         self.pauses = pauses
         self.wall_ms = wall_ms
         self._admin = admin
-        self._topics: tuple[float, dict[str, int]] = (float("-inf"), {})
+        # While Kafka does not answer, one request waits for it, and the others get the last answer.
+        self._topics = Kept(self._find_topics, _TOPICS_FRESH_S, takes_old=True)
         self._surveying = threading.Lock()
 
     @property
     def delay_topics(self) -> dict[str, int]:
-        """Partition count of each existing delay topic by name, level topics last. The counts are
-        at most 5 s old.
+        """Partition count of each existing delay topic by name: configured ones, discovered ones,
+        and level topics last. The counts are about 5 s old.
         """
-        asked_s, topics = self._topics
-        if time.monotonic() - asked_s > _TOPICS_FRESH_S:
-            names = (*self.settings.topics.delay, *self.settings.levels.by_topic)
-            counts = {name: self.desk.partitions(name) for name in names}
-            topics = {name: count for name, count in counts.items() if count}
-            self._topics = time.monotonic(), topics
-        return topics
+        return self._topics.get()
+
+    def _find_topics(self) -> dict[str, int]:
+        named, levels = self.settings.topics.delay, self.settings.levels.by_topic
+        counts = partition_counts(self._admin)
+        found = [name for name in counts if is_delay_topic(name, self.settings)]
+        found.sort(key=lambda name: (name in levels, name not in named, name))
+        return {name: counts[name] for name in found}
 
     def slices_elsewhere(self) -> list[int]:
         """Return the numbers of the slices of which this node keeps no copy."""

@@ -30,32 +30,41 @@ from delayservice.inspection.query import (
 from ha.members import Members, joined
 
 TIMEOUT_S: Final = 10.0
-_FRESH_S: Final = 1.0
 
 T = TypeVar("T")
 
 
-class _Kept(Generic[T]):
-    """Cache of the result of ``ask``, or of the ``DelayServiceError`` that it raised, for one
-    second. Thread-safe.
+class Kept(Generic[T]):
+    """Cache of the result of ``ask``, or of the ``DelayServiceError`` that it raised, for
+    ``fresh_s`` seconds. Thread-safe. With ``takes_old``, ``get`` returns the previous answer while
+    another thread asks.
     """
 
-    def __init__(self, ask: Callable[[], T]) -> None:
+    def __init__(
+        self, ask: Callable[[], T], fresh_s: float = 1.0, *, takes_old: bool = False
+    ) -> None:
         self._ask = ask
+        self._fresh_s = fresh_s
+        self._takes_old = takes_old
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
         self._answer: Future[T] = Future()
 
     def get(self) -> T:
-        with self._lock:
-            if time.monotonic() - self._asked_s > _FRESH_S:
-                self._answer = Future()
+        answer = self._answer
+        if not self._lock.acquire(blocking=not (self._takes_old and answer.done())):
+            return answer.result()
+        try:
+            if time.monotonic() - self._asked_s > self._fresh_s:
+                answer = Future()
                 try:
-                    self._answer.set_result(self._ask())
+                    answer.set_result(self._ask())
                 except DelayServiceError as exc:
-                    self._answer.set_exception(exc)
-                self._asked_s = time.monotonic()
+                    answer.set_exception(exc)
+                self._answer, self._asked_s = answer, time.monotonic()
             return self._answer.result()
+        finally:
+            self._lock.release()
 
 
 class Workers:
@@ -66,8 +75,8 @@ class Workers:
 
     def __init__(self, askers: Callable[[], Sequence[WorkerClient]]) -> None:
         self._askers = askers
-        self._horizon = _Kept(self._ask_horizon)
-        self._members = _Kept(self._ask_members)
+        self._horizon = Kept(self._ask_horizon)
+        self._members = Kept(self._ask_members)
 
     def search(self, asked: Search) -> Page:
         """Return one page of the matching pending records of all workers, in the order of
@@ -106,8 +115,9 @@ class Workers:
         return self._all(HeldTopics(), list[bytes])
 
     def _ask_horizon(self) -> BacklogCounts:
-        horizon = BacklogCounts()
-        for part in self._all(Ahead(now_ms=time.time_ns() // 1_000_000), BacklogCounts):
+        now_ms = time.time_ns() // 1_000_000
+        horizon = BacklogCounts(now_ms=now_ms)
+        for part in self._all(Ahead(now_ms=now_ms), BacklogCounts):
             horizon.add(part)
         return horizon
 

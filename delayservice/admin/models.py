@@ -152,8 +152,11 @@ class Backlog(BaseModel):
     now_ms: int
     total: int = Field(description="Pending records of this node's copies.")
     levels: int = Field(description="Records in level topics; part of the total only.")
-    overdue: int = Field(description="Overdue.")
-    within: list[Horizon] = Field(description="Cumulative, without overdue records.")
+    overdue: int = Field(description="Due before `now_ms`. Exact up to 2,000 of a shard.")
+    within: list[Horizon] = Field(
+        description="Cumulative, without overdue records. Counted by the minute: of more than 200 "
+        "records of a shard in two minutes, those of a minute are spread evenly over it."
+    )
     beyond: int = Field(description="Due later than the last interval.")
     slices_elsewhere: list[int]
 

@@ -151,8 +151,8 @@ def backlog_of(context: ApiContext) -> models.Backlog:
     """Return the numbers of pending records of this node's copies: all, overdue, due within certain
     times from now, and due later.
     """
-    now_ms = context.wall_ms()
     horizon = context.inquiry.horizon()
+    now_ms = horizon.now_ms
     stops_ms = [now_ms, *(now_ms + ms for ms in HORIZONS_MS)]
     overdue, *counts = counts_before(horizon.ranges, stops_ms)
     return models.Backlog(

@@ -33,6 +33,7 @@ from delayservice.slices.lane import Lane
 
 _CHUNK_ROWS: Final = 500
 _NEAR_ROWS: Final = 200
+_OVERDUE_ROWS: Final = 2_000
 _FIRST_ROWS: Final = 20
 _OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
 _SETTLED: Final = (
@@ -207,7 +208,7 @@ def _waits(row: Pending) -> str:
 
 def ahead(lanes: Mapping[str, Lane], now_ms: int) -> BacklogCounts:
     """Return counts of the pending records of all lanes by due time."""
-    backlog = BacklogCounts()
+    backlog = BacklogCounts(now_ms=now_ms)
     for lane in lanes.values():
         if lane.window is None:
             ranges = ranges_of(lane, now_ms)
@@ -221,26 +222,45 @@ def ahead(lanes: Mapping[str, Lane], now_ms: int) -> BacklogCounts:
 
 def ranges_of(lane: Lane, now_ms: int) -> list[CountRange] | None:
     """Return counts of a lane's pending records by due time, epoch milliseconds; None: they are
-    not counted yet after a start. Those of the present and the next minute are read and counted
-    one by one if they are few.
+    not counted yet after a start.
+
+    The census counts by the minute. Records up to the end of the next minute are read and counted
+    one by one if they are few; otherwise those that are due already, up to ``_OVERDUE_ROWS``.
     """
     census, first_ms = lane.store.census, lane.next_due_ms()
     if census is None:
         return None
     if first_ms is None:
         return []
-    ranges = census.ranges(now_ms, census.pending(lane.store.stats().pending))
-    k, near_ms = lane.shard.committed.key, (now_ms // MINUTE_MS + 2) * MINUTE_MS
-    near = list(islice(_frames(lane, k, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS), _NEAR_ROWS))
-    if len(near) < _NEAR_ROWS:
-        ranges = [one for one in ranges if one[0] >= near_ms or one[1] - one[0] > MINUTE_MS]
-        ranges += [
-            (due_ms, due_ms + 1, 1)
-            for key_ms, due_ms in _dues(lane, near)
-            # In later minutes, what is due beyond the roll window is among the others.
-            if due_ms == key_ms or key_ms // MINUTE_MS == k[0] // MINUTE_MS
-        ]
+    counted = census.ranges(now_ms, census.pending(lane.store.stats().pending))
+    read_ms, near = _near(lane, now_ms)
+    ranges = [(due_ms, due_ms + 1, 1) for _, due_ms in near]
+    for start_ms, stop_ms, count in counted:
+        if start_ms >= read_ms or stop_ms - start_ms > MINUTE_MS:
+            ranges.append((start_ms, stop_ms, count))
+        elif stop_ms > read_ms:  # what is not read is due in the rest of that minute
+            left = count - sum(start_ms <= key_ms < stop_ms for key_ms, _ in near)
+            ranges.append((read_ms, stop_ms, max(left, 0)))
     return [(max(start, first_ms), stop, count) for start, stop, count in ranges if stop > first_ms]
+
+
+def _near(lane: Lane, now_ms: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return (key time, due time) of the lane's first pending records, and before them the key
+    time, epoch ms, below which they are all that there are.
+    """
+    k, near_ms = lane.shard.committed.key, (now_ms // MINUTE_MS + 2) * MINUTE_MS
+    frames: list[Frame] = []
+    for frame in _frames(lane, k, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS):
+        frames.append(frame)
+        if len(frames) >= (_NEAR_ROWS if frame[0] > now_ms else _OVERDUE_ROWS):
+            near_ms = frame[0]
+            break
+    return near_ms, [
+        (key_ms, due_ms)
+        for key_ms, due_ms in _dues(lane, frames)
+        # In later minutes, what is due beyond the roll window is among the others.
+        if key_ms < near_ms and (due_ms == key_ms or key_ms // MINUTE_MS == k[0] // MINUTE_MS)
+    ]
 
 
 # (key time, due time) of the pending ones among ``frames``, epoch milliseconds.

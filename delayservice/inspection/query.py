@@ -149,9 +149,10 @@ class RecordStatus(msgspec.Struct, frozen=True, kw_only=True):
 class BacklogCounts(msgspec.Struct, kw_only=True):
     """Counts of pending records by due time. ``total`` includes the ``levels``, records of level
     topics, and those of shards that are not counted yet after a start; both are not in ``ranges``.
-    These are in no order and may overlap.
+    These are in no order and may overlap. What is due before ``now_ms``, epoch ms, is exact.
     """
 
+    now_ms: int = 0
     total: int = 0
     levels: int = 0
     ranges: list[CountRange] = []

@@ -364,11 +364,14 @@ def test_secrets_are_nowhere(stand: Stand) -> None:
 
 
 def test_the_cluster_is_told_as_it_is(stand: Stand) -> None:
+    await_true(
+        lambda: all(one["epoch"] for one in stand.api.get("/v1/cluster")["slices"]), "owners report"
+    )
     found = stand.api.get("/v1/cluster")
     assert found["standalone"]
     assert [one["slice"] for one in found["slices"]] == list(range(PARTITIONS))
     assert found["ownerless"] == []
-    assert all(one["owner"] == found["node_id"] and one["epoch"] > 0 for one in found["slices"])
+    assert {one["owner"] for one in found["slices"]} == {found["node_id"]}
     assert found["slices"][1]["shards"] == [f"{stand.bench.any}:1"]
     assert {one["name"]: one["partitions"] for one in found["topics"]} == {
         stand.bench.any: PARTITIONS
@@ -378,6 +381,26 @@ def test_the_cluster_is_told_as_it_is(stand: Stand) -> None:
     [letter] = stand.api.get("/v1/dead-letters", code="time-missing")["letters"]
     assert letter["source"].startswith(f"{stand.bench.any}:0:")
     assert not letter["is_replayed"]
+
+
+def test_a_discovered_topic_is_a_delay_topic_like_a_configured_one(stand: Stand) -> None:
+    api, bench = stand.api, stand.bench
+    topic = bench.topic(f"{bench.any}_found", message_timestamp_type="LogAppendTime")
+    headers = bench.to(stand.target, HOUR_MS, ("delay-id", "discovered"))
+    partition, offset, _ = bench.send(headers, topic=topic)
+    path = f"/v1/records/{topic}/{partition}/{offset}"
+
+    def state() -> str:
+        answer = api.raw("GET", path)
+        return answer.json()["state"] if answer.status_code == 200 else "unknown"
+
+    await_true(lambda: state() == "pending", "it is served, and found by place")
+    assert topic in {one["name"] for one in api.get("/v1/cluster")["topics"]}
+    assert f"<option>{topic}</option>" in api.raw("GET", "/pending").text
+    api.change("PUT", f"/v1/pauses/topic/{topic}", {})
+    api.change("DELETE", f"/v1/pauses/topic/{topic}")
+    asked = {"id": "discovered", "topic": topic, "partition": partition}  # as the page does
+    assert api.change("POST", "/v1/records/cancel", asked)["outcome"] == "cancelled"
 
 
 def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand: Stand) -> None:

@@ -27,7 +27,7 @@ from delayservice.admin.changing import (
     said,
 )
 from delayservice.admin.context import ApiContext
-from delayservice.admin.inquiry import Workers
+from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import pending_page, position_of, timeline_of
@@ -66,6 +66,14 @@ ROW = Pending(
     expires_ms=None,
     recurs=False,
     marked_by=-1,
+)
+
+
+FOUR_PARTITIONS = SimpleNamespace(
+    topics={
+        TOPIC: SimpleNamespace(error=None, partitions=range(4)),
+        "orders": SimpleNamespace(error=None, partitions=range(4)),
+    }
 )
 
 
@@ -111,8 +119,8 @@ def context_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = (
         found,
         hub=hub,
         inquiry=cast("Any", inquiry),
-        admin=cast("Any", None),
-        desk=cast("Any", SimpleNamespace(partitions=lambda topic: 4 if topic == TOPIC else 0)),
+        admin=cast("Any", SimpleNamespace(list_topics=lambda **_: FOUR_PARTITIONS)),
+        desk=cast("Any", None),
         pauses=cast("Any", None),
         wall_ms=lambda: NOW_MS,
     )
@@ -223,6 +231,37 @@ def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None
         thread.join(10)
     assert told == ["no worker runs yet; try again in a moment"] * 8
     assert asked == 1
+
+
+def failing(kept: Kept[int]) -> None:
+    with pytest.raises(DelayServiceError, match="no broker"):
+        kept.get()
+
+
+def test_while_kafka_does_not_answer_one_request_waits_and_the_others_get_the_last_answer() -> None:
+    asked: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def ask() -> int:
+        asked.append(0)
+        if len(asked) > 1:
+            begun.set()
+            go_on.wait(10)
+            raise DelayServiceError("no broker answers")
+        return 7
+
+    kept = Kept(ask, -1.0, takes_old=True)
+    assert kept.get() == 7
+    waiting = threading.Thread(target=lambda: failing(kept))
+    waiting.start()
+    assert begun.wait(10)
+    assert [kept.get() for _ in range(50)] == [7] * 50
+    go_on.set()
+    waiting.join(10)
+    kept = Kept(ask, 60.0, takes_old=True)
+    for _ in range(3):
+        failing(kept)
+    assert len(asked) == 3, "a failure is kept, too"
 
 
 # --- changes -------------------------------------------------------------------------------------
