@@ -259,7 +259,7 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
             retry_after_s=_BUSY_RETRY_S,
         )
     now_ms = context.wall_ms()
-    if max(row.due_ms, row.key_ms) < now_ms + _SOON_MS:
+    if max(row.due_ms, row.next_ms) < now_ms + _SOON_MS:
         raise Refusal(
             409,
             f"it is due at {row.due_ms}, within {_SOON_MS} ms, and may be delivered before it is "
@@ -293,9 +293,9 @@ def _again(row: Pending, asked: Reschedule) -> list[Header]:
         *row.headers,
         time,
         (names.DELAY_TARGET_TOPIC, row.target.encode()),
-        (names.DELAY_ID, row.record_id),
+        (names.DELAY_ID, row.id),
     ]
-    if row.target_partition >= 0:
+    if row.target_partition is not None:
         headers.append((names.DELAY_TARGET_PARTITION, b"%d" % row.target_partition))
     if row.expires_ms is not None:
         headers.append((names.DELAY_EXPIRES_AT, b"%d" % row.expires_ms))

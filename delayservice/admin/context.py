@@ -19,6 +19,7 @@ from connectors.kafka.dead_letters import (
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.topic_configs import is_delay_topic
+from delayservice.admin.fate import FateFinder
 from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
@@ -56,6 +57,7 @@ class ApiContext:
         # While Kafka does not answer, one request waits for it, and the others get the last answer.
         self._topics = Kept(self._find_topics, _TOPICS_FRESH_S, takes_old=True)
         self._surveying = threading.Lock()
+        self.fates = FateFinder(settings, admin, wall_ms)
 
     @property
     def delay_topics(self) -> dict[str, int]:

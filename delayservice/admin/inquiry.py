@@ -30,6 +30,7 @@ from delayservice.inspection.query import (
 from ha.members import Members, joined
 
 TIMEOUT_S: Final = 10.0
+_ELSEWHERE: Final = "this node keeps no copy of its shard"
 
 T = TypeVar("T")
 
@@ -89,12 +90,11 @@ class Workers:
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 
-    def locate(self, asked: Locate) -> RecordStatus | None:
-        """Return the state of a record of a delay topic; None: this node keeps no copy of its
-        shard.
-        """
+    def locate(self, asked: Locate) -> RecordStatus:
+        """Return the state of a record of a delay topic."""
         answers: list[RecordStatus | None] = self._all(asked, RecordStatus | None)  # type: ignore[arg-type]
-        return next((fate for fate in answers if fate is not None), None)
+        found = (status for status in answers if status is not None)
+        return next(found, RecordStatus(state="elsewhere", detail=_ELSEWHERE))
 
     def horizon(self) -> BacklogCounts:
         """Return the counts of the node's pending records by due time. They are at most a second

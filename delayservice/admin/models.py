@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from delayservice.admin.fate import Fate
 from delayservice.contract.codes import RecordRefusedError
-from delayservice.contract.entry import PolledRecord
-from delayservice.contract.names import Header as RawHeader
 from delayservice.contract.times import check_is_ms
-from delayservice.engine.cursor import NO_MARK
-from delayservice.inspection.query import Pending, RecordStatus
+from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders
 
 
 def _no_truth(value: object) -> object:
@@ -36,95 +32,10 @@ Whole = Annotated[int, BeforeValidator(_no_truth)]
 ID_CHARS_MAX: Final = 4_096
 
 
-class Content(BaseModel):
-    """Bytes: as text where they are UTF-8, else in base64."""
-
-    encoding: Literal["utf-8", "base64"]
-    data: str
-
-    @classmethod
-    def of(cls, content: bytes | None) -> Content | None:
-        if content is None:
-            return None
-        try:
-            return cls(encoding="utf-8", data=content.decode())
-        except UnicodeDecodeError:
-            return cls(encoding="base64", data=base64.b64encode(content).decode())
-
-
-class Header(BaseModel):
-    """A header of a record."""
-
-    name: str
-    value: Content | None
-
-    @classmethod
-    def all_of(cls, headers: Sequence[RawHeader]) -> list[Header]:
-        return [cls(name=name, value=Content.of(value)) for name, value in headers]
-
-
-class PendingRecord(BaseModel):
-    """A pending record."""
-
-    topic: str = Field(description="Its delay topic.")
-    partition: int
-    offset: int
-    id: Content | None = Field(description="Its `delay-id`.")
-    due_ms: int = Field(description="Due time.")
-    next_ms: int = Field(description="Next processing: due time, roll or retry.")
-    target: str = Field(description="Target topic.")
-    target_partition: int | None = Field(description="null: chosen by the key.")
-    key: Content | None = Field(description="Output key.")
-    value_bytes: int | None = Field(description="Size of the value; null: it is null.")
-    source: str = Field(description="`topic:partition:offset` of the producer's own record.")
-    attempt: int
-    expires_ms: int | None
-    recurs: bool = Field(description="An occurrence of a recurring schedule.")
-    marked_by: int | None = Field(
-        description="Offset of the record that is about to cancel or replace it; null: none."
-    )
-
-    @classmethod
-    def of(cls, row: Pending) -> PendingRecord:
-        return cls.model_validate(_fields(row))
-
-
-class WholeRecord(PendingRecord):
-    """A pending record with its content."""
-
-    value: Content | None
-    headers: list[Header] = Field(description="Its own headers, as they will be delivered.")
-
-    @classmethod
-    def of(cls, row: Pending) -> WholeRecord:
-        content = {"value": Content.of(row.value), "headers": Header.all_of(row.headers)}
-        return cls.model_validate(_fields(row) | content)
-
-
-def _fields(row: Pending) -> dict[str, object]:
-    return {
-        "topic": row.topic,
-        "partition": row.partition,
-        "offset": row.offset,
-        "id": Content.of(row.record_id),
-        "due_ms": row.due_ms,
-        "next_ms": row.key_ms,
-        "target": row.target,
-        "target_partition": row.target_partition if row.target_partition >= 0 else None,
-        "key": Content.of(row.key),
-        "value_bytes": row.value_bytes,
-        "source": row.source,
-        "attempt": row.attempt,
-        "expires_ms": row.expires_ms,
-        "recurs": row.recurs,
-        "marked_by": row.marked_by if row.marked_by != NO_MARK else None,
-    }
-
-
 class PendingPage(BaseModel):
     """A page of pending records, by time of next processing."""
 
-    records: list[PendingRecord]
+    records: list[Pending]
     next: str | None = Field(
         description="`cursor` of the next page; null: this is the last one. A page may be short "
         "or empty although more follow."
@@ -188,30 +99,15 @@ class LocatedRecord(BaseModel):
     partition: int
     offset: int
     timestamp_ms: int = Field(description="Append time at the broker.")
-    key: Content | None
-    value: Content | None
-    headers: list[Header] = Field(description="As they were written.")
+    key: ShownBytes
+    value: ShownBytes
+    headers: ShownHeaders = Field(description="As they were written.")
     state: Literal["pending", "late", "unread", "settled", "control", "invalid", "elsewhere"]
     detail: str
-    pending: WholeRecord | None
-
-    @classmethod
-    def of(
-        cls, topic: str, partition: int, row: PolledRecord, fate: RecordStatus | None
-    ) -> LocatedRecord:
-        offset, timestamp_ms, key, value, headers = row
-        return cls(
-            topic=topic,
-            partition=partition,
-            offset=offset,
-            timestamp_ms=timestamp_ms,
-            key=Content.of(key),
-            value=Content.of(value),
-            headers=Header.all_of(headers or []),
-            state=fate.state if fate is not None else "elsewhere",
-            detail=fate.detail if fate is not None else "this node keeps no copy of its shard",
-            pending=WholeRecord.of(fate.pending) if fate is not None and fate.pending else None,
-        )
+    pending: Pending | None = Field(
+        description="The pending record; of a settled one, the requeued record that stands for it."
+    )
+    fate: Fate | None = Field(description="Of a settled record; null: not found.")
 
 
 class DeadLetter(BaseModel):
@@ -223,7 +119,7 @@ class DeadLetter(BaseModel):
     code: str
     detail: str
     source: str
-    key: Content | None
+    key: ShownBytes
     value_bytes: int | None
     is_replayed: bool
 

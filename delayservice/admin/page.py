@@ -32,14 +32,15 @@ from delayservice import __version__
 from delayservice.admin import models, page_charts, page_health
 from delayservice.admin.cluster import cluster_of
 from delayservice.admin.context import ApiContext
-from delayservice.admin.models import Content
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import (
     SCAN_MAX,
     UNITS_MS,
     backlog_of,
     id_bytes,
+    located,
     may_be_beyond_window,
+    newest_of_id,
     pauses_of,
     pending_page,
     position_of,
@@ -50,7 +51,7 @@ from delayservice.config.reference import as_text, redacted
 from delayservice.config.units import parse_duration_ms
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
-from delayservice.inspection.query import Locate, Position, Search
+from delayservice.inspection.query import Content, Position, Search
 
 NO_FIGURE: Final = "\N{EN DASH}"
 VALUE_CHARS_MAX: Final = 16_384
@@ -154,8 +155,9 @@ def _code_point(char: str) -> Markup:
     return Markup('<span class="code-point" title="{}">U+{:04X}</span>').format(name, ord(char))
 
 
-def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
+def content(data: bytes | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
     """Return content as HTML: text, base64 with a label, ``empty``, or ``null`` for None."""
+    found = Content.of(data)
     if found is None:
         return Markup('<span class="none">null</span>')
     if found.data == "":
@@ -252,6 +254,7 @@ def environment() -> Environment:
         relative=relative,
         visible=visible,
         content=content,
+        raw=Content.of,
     )
     made.tests["plain"] = is_plain
     made.globals.update(value_chars_max=VALUE_CHARS_MAX, version=__version__)
@@ -311,8 +314,7 @@ class Pages:
 
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
         row = self._context.read(topic, partition, offset)
-        fate = self._context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
-        found = models.LocatedRecord.of(topic, partition, row, fate)
+        found = located(self._context, topic, partition, row)
         return self.draw("record", record=found, pending=found.pending)
 
     def pending(self, asked: TypedSearch) -> Response:
@@ -329,7 +331,8 @@ class Pages:
         return self.draw("pending", **self._searched(asked, page))
 
     def _by_id(self, asked: TypedSearch) -> Response:
-        rows = self._context.inquiry.find(id_bytes(asked.id, asked.encoding))
+        searched = id_bytes(asked.id, asked.encoding)
+        rows = self._context.inquiry.find(searched)
         source = _SOURCE.fullmatch(asked.id.strip())
         if not rows and source is not None:
             return RedirectResponse(_record_url(source[1], int(source[2]), int(source[3])), 303)
@@ -337,9 +340,11 @@ class Pages:
             return RedirectResponse(
                 _record_url(rows[0].topic, rows[0].partition, rows[0].offset), 303
             )
-        records = [models.PendingRecord.of(row) for row in rows]
+        if not rows:
+            topic, partition, row = newest_of_id(self._context, searched)
+            return RedirectResponse(_record_url(topic, partition, row[0]), 303)
         page = models.PendingPage(
-            records=records,
+            records=rows,
             next=None,
             scanned=len(rows),
             damaged=0,
@@ -388,7 +393,6 @@ class Pages:
             last=last,
             left_out=len(found.letters) - len(rows),
             explanations=EXPLANATIONS,
-            as_content=models.Content.of,
         )
 
     def config(self) -> HTMLResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -15,12 +16,13 @@ from msgspec import Meta
 from delayservice.admin import models
 from delayservice.admin.cluster import add_cluster_routes
 from delayservice.admin.context import ApiContext
+from delayservice.admin.fate import ID_OFFSETS_MAX, Fate
 from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.problems import Refusal, described
 from delayservice.config.reference import redacted
 from delayservice.contract.codes import RecordRefusedError
 from delayservice.contract.dead_letters import DeadLetter
-from delayservice.contract.entry import OFFSET_MAX
+from delayservice.contract.entry import OFFSET_MAX, PolledRecord
 from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
 from delayservice.inspection.query import (
     HORIZONS_MS,
@@ -28,6 +30,7 @@ from delayservice.inspection.query import (
     MINUTE_MS,
     SECOND_MS,
     Locate,
+    Pending,
     Position,
     Search,
     counts_before,
@@ -39,6 +42,8 @@ UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 # Records that each shard reads for one page of results; it takes about 10 ms.
 SCAN_MAX: Final = 20_000
 
+_CONTENT: Final = {"records": {"__all__": {"value", "headers"}}}
+_REQUEUED_ROWS: Final = 1_000
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
     r"^(\d{1,15}|\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2}))$"
@@ -80,7 +85,7 @@ def _add_pending(routes: APIRouter, context: ApiContext) -> None:
 
 
 def _add_search(routes: APIRouter, context: ApiContext) -> None:
-    @routes.get("/pending", tags=["pending"])
+    @routes.get("/pending", tags=["pending"], response_model_exclude=_CONTENT)
     def pending(
         from_: Annotated[
             str,
@@ -139,7 +144,7 @@ def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
 def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
     page = context.inquiry.search(asked)
     return models.PendingPage(
-        records=[models.PendingRecord.of(row) for row in page.rows],
+        records=page.rows,
         next=None if page.upto is None else _cursor(page.upto),
         scanned=page.scanned,
         damaged=page.damaged,
@@ -227,16 +232,13 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
             Query(alias="id", min_length=1, max_length=ID_CHARS_MAX, description="Its `delay-id`."),
         ],
         encoding: Annotated[str, Query(pattern="^(utf-8|base64)$")] = "utf-8",
-    ) -> list[models.WholeRecord]:
-        """The pending record of an id; one in each delay topic and partition at most."""
-        rows = context.inquiry.find(id_bytes(record_id, encoding))
-        if not rows:
-            raise Refusal(
-                404,
-                "no record is pending under this id on this node: it was settled, or never "
-                "written; see the outcomes topic or the audit",
-            )
-        return [models.WholeRecord.of(row) for row in rows]
+    ) -> list[Pending] | list[models.LocatedRecord]:
+        """The pending record of an id, one in each delay topic and partition at most; if there is
+        none, the newest record with this id and what became of it.
+        """
+        searched = id_bytes(record_id, encoding)
+        rows = context.inquiry.find(searched)
+        return rows or [located(context, *newest_of_id(context, searched))]
 
     @routes.get("/records/{topic}/{partition}/{offset}", tags=["records"], responses=described(404))
     def by_source(
@@ -244,10 +246,86 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
         offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
     ) -> models.LocatedRecord:
-        """A record of a delay topic as it was written, and its state."""
-        row = context.read(topic, partition, offset)
-        fate = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
-        return models.LocatedRecord.of(topic, partition, row, fate)
+        """A record of a delay topic as it was written, and what became of it."""
+        return located(context, topic, partition, context.read(topic, partition, offset))
+
+
+def newest_of_id(context: ApiContext, record_id: bytes) -> tuple[str, int, PolledRecord]:
+    """Return place and content of the newest record with this ``delay-id`` in the delay topics;
+    raises ``Refusal`` if there is none.
+    """
+    levels = context.settings.levels.by_topic
+    topics = {name: count for name, count in context.delay_topics.items() if name not in levels}
+    found = context.fates.newest_of_id(record_id, topics)
+    if found is None:
+        raise Refusal(
+            404,
+            "no record is pending under this id on this node, and none of the newest "
+            f"{ID_OFFSETS_MAX:,} offsets of each delay topic's partition has it",
+        )
+    return found
+
+
+def located(
+    context: ApiContext, topic: str, partition: int, row: PolledRecord
+) -> models.LocatedRecord:
+    """Return a record of a delay topic, its state, and what became of it if it is settled."""
+    status = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
+    detail, record, fate = status.detail, status.record, None
+    if status.state == "settled":
+        record = _requeued(context, status.record)
+        if record is not None:
+            detail = f"it was written again as {place_of(record)}, which is pending"
+        else:
+            fate, problems = context.fates.fate_of(topic, partition, row, status.record)
+            detail = "; ".join([detail if fate is None else told(fate), *sorted(problems)])
+    return models.LocatedRecord(
+        topic=topic,
+        partition=partition,
+        offset=row[0],
+        timestamp_ms=row[1],
+        key=row[2],
+        value=row[3],
+        headers=row[4] or [],
+        state=status.state,
+        detail=detail,
+        pending=record,
+        fate=fate,
+    )
+
+
+def _requeued(context: ApiContext, record: Pending | None) -> Pending | None:
+    """Return the pending record that was written for a settled one, because it was rolled, parked
+    or sent to its home; None: there is none.
+    """
+    if record is None:
+        return None
+    if record.id is not None:
+        rows = context.inquiry.find(record.id)
+    else:
+        is_due = record.due_ms <= context.wall_ms()
+        asked = Search(
+            from_ms=record.due_ms,
+            to_ms=DUE_STOP_MS if is_due else record.due_ms + 1,
+            target=record.target if is_due else None,
+            limit=_REQUEUED_ROWS,
+            scan_max=SCAN_MAX,
+            beyond_window=not is_due,
+        )
+        rows = context.inquiry.search(asked).rows
+    return next((row for row in rows if row.source == record.source), None)
+
+
+def place_of(record: Pending) -> str:
+    return f"{record.topic}:{record.partition}:{record.offset}"
+
+
+def told(fate: Fate) -> str:
+    """Return a sentence that says what became of a record, when, where and by what."""
+    moment = datetime.fromtimestamp(fate.at_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+    by = f" by {fate.by}" if fate.by else ""
+    said = f"{fate.outcome}{by} at {moment.replace('+00:00', 'Z')}, written as {fate.place}"
+    return f"{said}: {fate.detail}" if fate.detail else said
 
 
 def id_bytes(text: str, encoding: str) -> bytes:
@@ -313,7 +391,7 @@ def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
         code=letter.code,
         detail=letter.detail,
         source="" if letter.source is None else str(letter.source),
-        key=models.Content.of(letter.key),
+        key=letter.key,
         value_bytes=None if letter.value is None else len(letter.value),
         is_replayed=is_replayed,
     )

@@ -35,10 +35,7 @@ _CHUNK_ROWS: Final = 500
 _NEAR_ROWS: Final = 200
 _OVERDUE_ROWS: Final = 2_000
 _FIRST_ROWS: Final = 20
-_OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
-_SETTLED: Final = (
-    "it was delivered, dead-lettered, rolled, cancelled, replaced or expired; the audit says which"
-)
+_SETTLED: Final = "settled; what became of it is not in what the topics still hold"
 _SENT: Final = "it was sent, or waits to be sent,"
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
@@ -133,11 +130,11 @@ def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) 
         topic=lane.topic,
         partition=lane.partition,
         offset=key[1],
-        key_ms=key[0],
+        next_ms=key[0],
         due_ms=due_ms,
         target=target,
-        target_partition=target_partition,
-        record_id=record_id,
+        target_partition=target_partition if target_partition >= 0 else None,
+        id=record_id,
         key=record_key,
         value=value if whole else None,
         value_bytes=None if value is None else len(value),
@@ -146,35 +143,28 @@ def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) 
         attempt=attempt,
         expires_ms=expires_ms,
         recurs=packed_recurrence(meta) is not None,
-        marked_by=mark,
+        marked_by=mark if mark != NO_MARK else None,
     )
 
 
 def locate(lane: Lane, asked: Locate) -> RecordStatus:
-    if lane.window is None:
-        return _locate(lane, asked)
-    if asked.row[0] < lane.shard.committed.offset:
-        return RecordStatus(
-            state="settled", detail="it was settled in the order of its level topic"
-        )
-    return RecordStatus(state="pending", detail="it waits in its level topic")
-
-
-def _locate(lane: Lane, asked: Locate) -> RecordStatus:
     entry = lane.reader.read(*asked.row)
     if entry[1] not in (SCHEDULE, COPY):
         return _locate_other(lane, entry)
     offset, _, key_ms, _, payload, _ = entry
+    is_settled = offset < lane.shard.committed.offset
+    row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+    if lane.window is not None and not is_settled:
+        return RecordStatus(state="pending", detail="it waits in its level topic", record=row)
     with suppress(SlotDamagedError):
-        stored = _at(lane, (key_ms, offset))
+        stored = None if lane.window is not None else _at(lane, (key_ms, offset))
         if stored is not None:
-            return RecordStatus(state="pending", detail=_waits(stored), pending=stored)
-    if offset < lane.shard.committed.offset:
-        return RecordStatus(state="settled", detail=_SETTLED)
+            return RecordStatus(state="pending", detail=_waits(stored), record=stored)
+    if is_settled:
+        return RecordStatus(state="settled", detail=_SETTLED, record=row)
     if offset >= lane.shard.stored:
         return RecordStatus(state="unread", detail="this node has not read so far yet")
-    row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
-    return RecordStatus(state="late", detail="it is due, and about to be settled", pending=row)
+    return RecordStatus(state="late", detail="it is due, and about to be settled", record=row)
 
 
 def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
@@ -187,21 +177,19 @@ def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
     if entry[1] == HOMEBOUND:
         home = f"to partition {entry[5][2]}, the home of its id"
         if is_passed:
-            return RecordStatus(
-                state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more"
-            )
+            return RecordStatus(state="settled", detail=f"{_SENT} {home}")
         return RecordStatus(state="pending", detail=f"it is about to be sent {home}")
     if is_passed:
-        return RecordStatus(state="settled", detail=_OUTCOMES)
+        return RecordStatus(state="settled", detail=_SETTLED)
     return RecordStatus(state="control", detail="it is about to take effect")
 
 
 def _waits(row: Pending) -> str:
-    if row.marked_by != NO_MARK:
+    if row.marked_by is not None:
         return f"it is about to be settled by what is at offset {row.marked_by}"
     if row.target == row.topic:
         return f"forwarded to partition {row.target_partition}, the home of its id"
-    if row.key_ms < row.due_ms:
+    if row.next_ms < row.due_ms:
         return "it waits to be rolled: its due time is beyond the roll window"
     return "it waits for its due time"
 

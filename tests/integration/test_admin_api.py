@@ -109,7 +109,6 @@ def test_a_cancel_a_fire_and_a_reschedule_say_what_they_did(stand: Stand) -> Non
     done = api.change("POST", "/v1/records/cancel", {"id": "to cancel"})
     assert done["outcome"] == "cancelled"
     assert api.change("POST", "/v1/records/cancel", {"id": "to cancel"})["outcome"] == "not_pending"
-    assert api.refused("GET", "/v1/records?id=to+cancel", 404).startswith("no record is pending")
     assert api.change("POST", "/v1/records/fire", {"id": "to fire"})["outcome"] == "fired"
     moved = api.change("POST", "/v1/records/reschedule", {"id": "to move", "after_ms": 500})
     assert moved["outcome"] == "replaced"
@@ -228,7 +227,7 @@ def test_an_id_in_two_partitions_is_cancelled_in_both(stand: Stand) -> None:
     assert "name topic and partition" in said
     done = stand.api.change("POST", "/v1/records/cancel", {"id": "twice", "wait_ms": 20_000})
     assert (done["outcome"], len(done["written"])) == ("cancelled", PARTITIONS)
-    assert stand.api.refused("GET", "/v1/records?id=twice", 404)
+    assert stand.api.get("/v1/records", id="twice")[0]["fate"]["outcome"] == "cancelled"
 
 
 def test_a_reschedule_that_would_do_harm_writes_nothing(stand: Stand) -> None:
@@ -403,6 +402,68 @@ def test_a_discovered_topic_is_a_delay_topic_like_a_configured_one(stand: Stand)
     assert api.change("POST", "/v1/records/cancel", asked)["outcome"] == "cancelled"
 
 
+def test_a_settled_record_says_what_became_of_it(stand: Stand) -> None:
+    api, bench = stand.api, stand.bench
+    expires = ("delay-expires-at", str(now_ms() + 1_500))
+    paused = bench.target("expires")
+    api.change("PUT", f"/v1/pauses/target/{paused}", {})
+    places = {
+        "delivered": bench.send(bench.to(stand.target, 0), key=b"k"),
+        "dead_lettered": bench.send([("delay-target-topic", stand.target)]),
+        "expired": bench.send(bench.to(paused, 0, expires), partition=1),
+    }
+    for outcome in ("cancelled", "replaced", "fired"):
+        places[outcome] = stand.schedule(f"is {outcome}", HOUR_MS)
+    cancelled = api.change("POST", "/v1/records/cancel", {"id": "is cancelled"})
+    moved = {"id": "is replaced", "after_ms": 2 * HOUR_MS}
+    replaced = api.change("POST", "/v1/records/reschedule", moved)
+    fired = api.change("POST", "/v1/records/fire", {"id": "is fired"})
+
+    def found(outcome: str) -> dict[str, Any]:
+        partition, offset, _ = places[outcome]
+        record: dict[str, Any] = api.get(f"/v1/records/{bench.any}/{partition}/{offset}")
+        return record
+
+    for outcome in ("delivered", "dead_lettered", "expired", "fired"):
+        await_true(lambda name=outcome: found(name)["fate"], f"{outcome}: it is settled")  # type: ignore[misc]
+    api.change("DELETE", f"/v1/pauses/target/{paused}")
+    fates = {outcome: found(outcome)["fate"] for outcome in places}
+    assert {name: fate["outcome"] for name, fate in fates.items()} == {
+        **{name: name for name in places},
+        "fired": "delivered",
+    }
+    assert {name: fate["place"].rsplit(":", 2)[0] for name, fate in fates.items()} == {
+        **dict.fromkeys(("delivered", "fired"), stand.target),
+        **dict.fromkeys(("cancelled", "replaced", "expired"), bench.outcomes),
+        "dead_lettered": bench.dead_letter,
+    }
+    for outcome, change in (("cancelled", cancelled), ("replaced", replaced), ("fired", fired)):
+        assert fates[outcome]["by"] == change["written"][0]
+    assert fates["dead_lettered"]["detail"].startswith("time-missing: ")
+    assert found("delivered")["detail"].startswith("delivered at 20")
+    [by_id] = api.get("/v1/records", id="is cancelled")
+    assert by_id["fate"] == fates["cancelled"]
+    [still] = api.get("/v1/records", id="is replaced")
+    assert still["due_ms"] > now_ms() + HOUR_MS, "what replaced it is pending"
+    assert api.raw("GET", "/v1/records?id=nobody").status_code == 404
+    page = api.raw("GET", f"/records/{bench.any}/0/{places['cancelled'][1]}").text
+    assert fates["cancelled"]["place"] in page
+
+
+def test_a_record_whose_target_is_gone_says_that_it_could_not_be_read(stand: Stand) -> None:
+    bench, gone = stand.bench, stand.bench.target("gone")
+    partition, offset, _ = bench.send(bench.to(gone, 0))
+    bench.read(gone, 1)
+    bench.admin.delete_topics([gone])[gone].result(30)
+    await_true(lambda: bench.partitions_of(gone) == 0, "the topic is gone")
+    path = f"/v1/records/{bench.any}/{partition}/{offset}"
+    await_true(lambda: stand.api.get(path)["state"] == "settled", "its cursor is committed")
+    found = stand.api.get(path)
+    assert found["fate"] is None
+    assert "not in what the topics still hold" in found["detail"]
+    assert f"{gone} does not exist, or may not be described" in found["detail"]
+
+
 def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand: Stand) -> None:
     command, bench = stand.api.command, stand.bench
     stand.schedule("by hand", HOUR_MS)
@@ -423,7 +484,8 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     assert json.loads(cancelled.stdout)["outcome"] == "cancelled"
     assert command("cancel", "by hand").exit_code == 4
     assert command("fire", "by hand").exit_code == 4
-    assert command("show", "by hand").exit_code == 4
+    assert "settled: cancelled by" in command("show", "by hand").stdout
+    assert command("show", "never written").exit_code == 4
     target = bench.target_name("by_hand")
     assert command("pause", "target", target, "--reason", "tried").exit_code == 0
     await_true(lambda: "tried" in command("pauses").stdout, "the pause is heard of")

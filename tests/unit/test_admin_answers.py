@@ -7,6 +7,7 @@ import base64
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,6 @@ from typing import Any, cast
 import httpx
 import pytest
 from fastapi import FastAPI
-from msgspec.structs import replace
 
 from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin import context as context_module
@@ -52,11 +52,11 @@ ROW = Pending(
     topic=TOPIC,
     partition=1,
     offset=7,
-    key_ms=NOW_MS + 60_000,
+    next_ms=NOW_MS + 60_000,
     due_ms=NOW_MS + 60_000,
     target="orders",
-    target_partition=-1,
-    record_id=b"r",
+    target_partition=None,
+    id=b"r",
     key=None,
     value=None,
     value_bytes=None,
@@ -65,7 +65,7 @@ ROW = Pending(
     attempt=1,
     expires_ms=None,
     recurs=False,
-    marked_by=-1,
+    marked_by=None,
 )
 
 
@@ -347,7 +347,7 @@ def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Ref
     return caught.value
 
 
-def with_times(**times: int) -> Pending:
+def with_times(**times: Any) -> Pending:
     return replace(ROW, **times)
 
 
@@ -358,7 +358,7 @@ def test_a_reschedule_that_would_fail_is_refused_before_anything_is_written() ->
     expires = with_times(expires_ms=NOW_MS + 90_000)
     assert refused(expires, after_ms=90_000).status == 409
     assert refused(expires, at_ms=NOW_MS + 90_001).status == 409
-    soon = with_times(due_ms=NOW_MS + 1_999, key_ms=NOW_MS + 1_999)
+    soon = with_times(due_ms=NOW_MS + 1_999, next_ms=NOW_MS + 1_999)
     assert refused(soon, after_ms=60_000).status == 409
     assert refused(ROW, "delivery.past_due=dead-letter", at_ms=NOW_MS - 1).status == 409
     behind = refused(ROW, state="catching_up", after_ms=60_000)
@@ -376,7 +376,7 @@ def test_a_reschedule_that_would_not_fail_is_not_refused() -> None:
         Hung(), "delivery.max_delay_ms=1d", slices=(SliceMetrics(1, state="owner"),)
     )
     clamping = context_of(Hung(), "delivery.max_delay_ms=1d", "delivery.clamp=true")
-    put_off = with_times(due_ms=NOW_MS - 1_000, key_ms=NOW_MS + 30_000)
+    put_off = with_times(due_ms=NOW_MS - 1_000, next_ms=NOW_MS + 30_000)
     expires = with_times(expires_ms=NOW_MS + 90_000)
     refuse_what_would_fail(context, ROW, Reschedule(id="r", after_ms=86_400_000))
     refuse_what_would_fail(context, ROW, Reschedule(id="r", at_ms=0))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from msgspec.structs import replace
 
 from connectors.spark.schedule.check import RowRules, ScheduleCheck
 from delayservice.admin.changing import refuse_what_would_fail
@@ -31,11 +31,11 @@ HEADERS = [("delay-after", b"60000"), ("delay-target-topic", b"orders"), ("delay
 WAITS = replace(
     ROW,
     partition=0,
-    key_ms=NOW_MS + 60_000,
+    next_ms=NOW_MS + 60_000,
     due_ms=NOW_MS,
     target=TOPIC,
     target_partition=1,
-    record_id=FAR,
+    id=FAR,
     source=f"{TOPIC}:0:3",
     attempt=2,
 )
@@ -61,12 +61,7 @@ def test_what_waits_for_its_home_says_so() -> None:
 
 
 def test_the_command_shows_what_waits_for_its_home() -> None:
-    record = {
-        **{name: getattr(WAITS, name) for name in WAITS.__struct_fields__},
-        "id": None,
-        "next_ms": WAITS.key_ms,
-        "marked_by": None,
-    }
+    record = asdict(WAITS) | {"id": None}
     assert pending._cells(record)[-1] == "try 2, forwarded to its home partition"
     assert pending._cells({**record, "target": "orders"})[-1] == "try 2"
     lines = dict(pending._lines({**record, "key": None, "value": None}))
