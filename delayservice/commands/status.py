@@ -56,8 +56,18 @@ def show(status: NodeState) -> None:
         )
     for target in [one for one in status.targets if one.parked]:
         out.print(f"  {_parked(target)}", style="yellow", markup=False)
+    out.print(f"  {_counted(status)}", markup=False)
     if status.slices:
         out.print(_table(status.slices))
+
+
+def _counted(status: NodeState) -> str:
+    settled = ", ".join(f"{count:,} {name}" for name, count in sorted(status.settled.items()))
+    late = [_milliseconds(ms) for ms in (status.lateness_ms_p50, status.lateness_ms_p99)]
+    return (
+        f"since its start: {status.ingested:,} stored; {settled or 'nothing settled'}; "
+        f"lateness p50 {late[0]}, p99 {late[1]}"
+    )
 
 
 def _paused(pause: Pause) -> str:
@@ -76,23 +86,18 @@ def _table(slices: list[SliceState]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("state")
     table.add_column("epoch", justify="right")
-    for name in ("pending", "ingested", "delivered", "other", "lag", "next due", "late p50", "p99"):
+    for name in ("pending", "stored", "lag", "next due"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in slices:
-        delivered = row.settled.get("delivered", 0)
         table.add_row(
             str(row.slice),
             str(row.worker),
             row.state if not row.alarm else f"{row.state} !",
             str(row.epoch or "-"),
             f"{row.pending:,}",
-            f"{row.ingested:,}",
-            f"{delivered:,}",
-            f"{sum(row.settled.values()) - delivered:,}",
+            f"{row.stored:,}",
             f"{row.source_lag:,}",
             _due(row.oldest_due_ms),
-            _milliseconds(row.lateness_ms_p50),
-            _milliseconds(row.lateness_ms_p99),
         )
     return table
 

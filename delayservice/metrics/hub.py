@@ -1,7 +1,7 @@
 """Metrics of all workers of a node, collected in the supervisor.
 
-Counters belong to the node and never decrease while it runs: the counts of a dead worker are kept
-for each slice. After a restart of the whole node they start at zero, which Prometheus detects as a
+Counters belong to the node and never decrease while it runs: the counts of a dead worker are kept.
+After a restart of the whole node they start at zero, which Prometheus detects as a
 counter reset.
 """
 
@@ -10,24 +10,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from delayservice import __version__
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import WorkerFacts, electability
 from delayservice.metrics.counts import (
+    LATENESS_BOUNDS_MS,
     TRANSACTION_BOUNDS_MS,
-    Counters,
-    SliceMetrics,
     WorkerMetrics,
 )
 from delayservice.metrics.facts import (
     NodeFacts,
-    SliceReport,
     Unelectable,
-    slice_state,
     target_states,
     topics_of,
     why_not_electable,
@@ -52,6 +49,9 @@ class _Worker:
         self.before = self.snapshot.worker, self.arrived_s
         self.snapshot = snapshot
         self.arrived_s = arrived_s
+
+    def age_s(self, now_s: float) -> float:
+        return now_s - self.arrived_s + self.snapshot.turn_s
 
     @property
     def cpu_ratio(self) -> float | None:
@@ -97,7 +97,6 @@ class MetricsHub:
         self._lock = threading.Lock()
         self._workers: dict[int, _Worker] = {}
         self._restarts: dict[int, int] = {}
-        self._past: dict[int, Counters] = {}
         self._waits_for = ""
         # Number of settings by which Kafka may lose what it acknowledged; None: not looked at yet.
         self.unsafe_settings: int | None = None
@@ -118,7 +117,6 @@ class MetricsHub:
             if known is None:
                 self._workers[worker_index] = _Worker(snapshot, self._now_s())
                 return
-            self._keep_dropped(known.snapshot, snapshot)
             known.take(snapshot, self._now_s())
 
     def turn_s(self, worker_index: int) -> float:
@@ -148,18 +146,6 @@ class MetricsHub:
         if gone is None:
             return
         self._past_workers.setdefault(worker_index, WorkerMetrics()).add(gone.snapshot.worker)
-        for metrics in gone.snapshot.slices:
-            self._keep(metrics)
-
-    def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
-        # The worker may keep slices again that it has dropped: their counters must not decrease.
-        reported = {_kept(metrics) for metrics in new.slices}
-        for metrics in old.slices:
-            if _kept(metrics) not in reported:
-                self._keep(metrics)
-
-    def _keep(self, metrics: SliceMetrics) -> None:
-        self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
 
     def facts(self) -> NodeFacts:
         with self._lock:
@@ -167,13 +153,9 @@ class MetricsHub:
             workers = sorted(self._workers.items())
             # The age of the cursor keeps growing while a worker is silent or its loop hangs.
             slices = [
-                SliceReport(
-                    index,
-                    metrics,
-                    metrics.cursor_age_s + now_s - worker.arrived_s + worker.snapshot.turn_s,
-                )
+                replace(one, worker=index, cursor_age_s=one.cursor_age_s + worker.age_s(now_s))
                 for index, worker in workers
-                for metrics in worker.snapshot.slices
+                for one in worker.snapshot.slices
             ]
             worker_totals = self._worker_totals()
             restarts = {n: self._restarts.get(n, 0) for n in range(self._workers_wanted)}
@@ -190,7 +172,7 @@ class MetricsHub:
                     for index, worker in workers
                 ],
                 slices,
-                self._slice_totals(slices),
+                total_of(worker_totals.values()),
                 audit=_first(one.audit for one in snapshots),
                 restarts=restarts,
                 workers_missing=self._workers_wanted - len(workers),
@@ -213,14 +195,6 @@ class MetricsHub:
                 unsafe_settings=self.unsafe_settings,
             )
 
-    def _slice_totals(self, slices: Sequence[SliceReport]) -> dict[int, Counters]:
-        totals: dict[int, Counters] = {}
-        for number, past in self._past.items():
-            totals.setdefault(number, Counters()).add(past)
-        for report in slices:
-            totals.setdefault(report.metrics.slice, Counters()).add(report.metrics.counters)
-        return totals
-
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
@@ -232,9 +206,9 @@ class MetricsHub:
         if cause:
             yield Unelectable(worker_index, None, cause, reason)
             return
-        for metrics in worker.snapshot.slices if worker is not None else ():
-            if metrics.cause:
-                yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
+        for one in worker.snapshot.slices if worker is not None else ():
+            if one.cause:
+                yield Unelectable(worker_index, one.slice, one.cause, one.reason)
 
     def _worker_totals(self) -> dict[int, WorkerMetrics]:
         totals: dict[int, WorkerMetrics] = {}
@@ -251,9 +225,9 @@ class MetricsHub:
         facts = self.facts()
         problems = why_not_electable(facts)
         problems += [
-            f"slice {s.metrics.slice}: {s.metrics.alarm}"
-            for s in facts.slices
-            if s.metrics.alarm and s.metrics.alarm != s.metrics.reason
+            f"slice {one.slice}: {one.alarm}"
+            for one in facts.slices
+            if one.alarm and one.alarm != one.reason
         ]
         problems += facts.problems
         pauses = facts.pauses or PauseFacts([], {}, None)
@@ -264,9 +238,14 @@ class MetricsHub:
             healthy=not problems,
             problems=problems,
             workers=list(facts.workers),
-            slices=[slice_state(s, facts.totals[s.metrics.slice]) for s in facts.slices],
+            slices=list(facts.slices),
             paused=pauses.told,
             paused_others=sum(pauses.counts.values()) - len(pauses.told),
+            ingested=facts.totals.ingested,
+            settled=facts.totals.settled,
+            early=facts.totals.early,
+            lateness_ms_p50=facts.totals.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
+            lateness_ms_p99=facts.totals.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
             targets=target_states(facts),
             pinned=facts.pinned,
         )
@@ -276,8 +255,11 @@ def _life(snapshot: Snapshot) -> tuple[int, int]:
     return snapshot.pid, snapshot.started_ns
 
 
-def _kept(metrics: SliceMetrics) -> tuple[int, int]:
-    return metrics.slice, metrics.keeping
+def total_of(parts: Iterable[WorkerMetrics]) -> WorkerMetrics:
+    total = WorkerMetrics()
+    for part in parts:
+        total.add(part)
+    return total
 
 
 def _first(found: Iterable[T | None]) -> T | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import field
 from typing import Annotated, Final, Literal
 
 import msgspec
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from delayservice.engine.census import TopicCounts
 from delayservice.engine.pauses import KINDS, Pauses
 
 # Pauses shown one by one, because each is a time series in Prometheus.
@@ -21,25 +23,49 @@ _AT_MS_MAX: Final = 253_402_300_799_999
 _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
 
 
-class SliceState(BaseModel):
+_DESCRIBED: Final = ConfigDict(use_attribute_docstrings=True)
+
+
+@dataclass(slots=True, config=_DESCRIBED)
+class SliceState:
     """A slice of which this node keeps a copy."""
 
+    # A dataclass, for msgspec packs it in the reports of workers. Only the thread of a worker's
+    # loop writes it.
     slice: int
-    worker: int
-    state: str
-    epoch: int
-    lag_s: float
-    alarm: str
-    pending: int
-    ingested: int
-    settled: dict[str, int]
-    oldest_due_ms: int | None
-    cursor_age_s: float
-    source_lag: int
-    store_bytes: int
-    lateness_ms_p50: int | None
-    lateness_ms_p99: int | None
-    early: int
+    worker: int = -1
+    state: str = "replica"
+    """`owner`, `replica`, or the value of `cause` if this node may not own the slice."""
+    cause: str = ""
+    """Why this node may not own the slice, in a word; empty: it may."""
+    reason: str = ""
+    """Explanation of `cause`, one sentence."""
+    alarm: str = ""
+    """Problem that stops or endangers delivery, one sentence; empty: no problem."""
+    epoch: int = 0
+    """Epoch of this node's ownership of the slice; 0: it is not the owner."""
+    lag_s: float = -1.0
+    """Time by which the copy is behind the owner's; negative: unknown."""
+    storing_stopped: bool = False
+    """Whether the disk is too full to store more."""
+    damaged: int = 0
+    """Number of key ranges of the copy that could not be read when all of it was read last."""
+    lost_offsets: int = 0
+    """Source offsets that retention deleted before they were settled, by the newest checkpoint."""
+    pending: int = 0
+    """Without records known to be cancelled, replaced or fired."""
+    stored: int = 0
+    """Stored source offsets, summed over the delay topics."""
+    store_bytes: int = 0
+    oldest_due_ms: int | None = None
+    """Due time of the first pending record."""
+    cursor_age_s: float = 0.0
+    """Time since the last commit began; 0 at a copy, and if the cursor needs no commit."""
+    source_lag: int = 0
+    """Source records in Kafka that are not stored yet."""
+    # By delay topic; empty unless this node owns the slice, so that sums over the nodes count each
+    # record once.
+    topics: Annotated[dict[str, TopicCounts], Field(exclude=True)] = field(default_factory=dict)
 
 
 class WorkerState(BaseModel):
@@ -100,6 +126,11 @@ class NodeState(BaseModel):
     slices: list[SliceState]
     paused: list[Pause] = Field(description="Pauses, the longest first; at most 200.")
     paused_others: int = Field(description="Number of pauses that are not in `paused`.")
+    ingested: int = Field(description="Source records stored since the node started.")
+    settled: dict[str, int] = Field(description="Records by outcome since then.")
+    early: int = Field(description="Deliveries before their due time since then.")
+    lateness_ms_p50: int | None = Field(description="Lateness of deliveries since then, median.")
+    lateness_ms_p99: int | None
     targets: list[TargetState] = Field(
         description="Targets with the most records, most parked first."
     )

@@ -136,6 +136,11 @@ def status(*problems: str) -> NodeState:
         slices=[],
         paused=[],
         paused_others=0,
+        ingested=0,
+        settled={},
+        early=0,
+        lateness_ms_p50=None,
+        lateness_ms_p99=None,
         targets=[],
         pinned="",
     )

@@ -37,10 +37,10 @@ from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.cursor import CountRange
 from delayservice.inspection.query import BacklogCounts, Page, Pending, Search
-from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
+from delayservice.metrics.status import SliceState
 from ha.members import Holding, Members
 
 TOKEN = "a token that only the tests know"  # noqa: S105
@@ -106,13 +106,13 @@ def settings(*sets: str) -> Settings:
     )
 
 
-def hub_of(found: Settings, *slices: SliceMetrics) -> MetricsHub:
+def hub_of(found: Settings, *slices: SliceState) -> MetricsHub:
     hub = MetricsHub(found)
     hub.update(0, encode_snapshot(Snapshot(1), [encode_slice(one) for one in slices]))
     return hub
 
 
-def context_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ()) -> ApiContext:
+def context_of(inquiry: object, *sets: str, slices: tuple[SliceState, ...] = ()) -> ApiContext:
     found = settings(*sets)
     hub = hub_of(found, *slices)
     return ApiContext(
@@ -155,18 +155,18 @@ BEHIND = "its copy is 12 s behind and is catching up"
 REFUSAL = "slice 3 is served with another cluster secret"
 
 
-def behind(slice_no: int) -> SliceMetrics:
-    return SliceMetrics(slice_no, state="catching_up", cause="catching_up", reason=BEHIND)
+def behind(slice_no: int) -> SliceState:
+    return SliceState(slice_no, state="catching_up", cause="catching_up", reason=BEHIND)
 
 
 def test_a_node_with_alarms_is_ready_and_says_so_in_its_state() -> None:
-    hub = hub_of(settings(), SliceMetrics(0, state="owner", alarm="the disk is full"))
+    hub = hub_of(settings(), SliceState(0, state="owner", alarm="the disk is full"))
     assert why_not_electable(hub.facts()) == []
     assert hub.status().problems == ["slice 0: the disk is full"]
 
 
 def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported() -> None:
-    hub = hub_of(settings("node.workers=2"), *map(behind, range(12)), SliceMetrics(12))
+    hub = hub_of(settings("node.workers=2"), *map(behind, range(12)), SliceState(12))
     said = [
         "worker 1: the worker was lost, or has not reported yet",
         f"slices 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more: {BEHIND}",
@@ -181,7 +181,7 @@ def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported
 
 
 def test_a_node_that_lacks_the_cluster_secret_is_not_ready() -> None:
-    refused = SliceMetrics(3, state="refused", cause="refused", reason=REFUSAL, alarm=REFUSAL)
+    refused = SliceState(3, state="refused", cause="refused", reason=REFUSAL, alarm=REFUSAL)
     hub = hub_of(settings(), refused)
     assert why_not_electable(hub.facts()) == [f"slice 3: {REFUSAL}"]
     assert hub.status().problems == [f"slice 3: {REFUSAL}"], "once"
@@ -319,9 +319,7 @@ def test_a_place_that_takes_no_controls_is_refused(topic: str, partition: int) -
 def test_an_id_that_is_found_nowhere_here_may_wait_where_this_node_keeps_no_copy() -> None:
     hung = Hung()
     hung.find = lambda _: []  # type: ignore[method-assign]
-    context = context_of(
-        hung, slices=(SliceMetrics(0, state="owner"), SliceMetrics(2, state="owner"))
-    )
+    context = context_of(hung, slices=(SliceState(0, state="owner"), SliceState(2, state="owner")))
     aim = aim_of(context, ById(id="r"), b"r")
     assert aim.places == [(TOPIC, partition_for(b"r", 4))]
     assert aim.elsewhere == [1, 3]
@@ -340,7 +338,7 @@ def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> N
 
 
 def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Refusal:
-    context = context_of(Hung(), *sets, slices=(SliceMetrics(1, state=state),))
+    context = context_of(Hung(), *sets, slices=(SliceState(1, state=state),))
     with pytest.raises(Refusal) as caught:
         refuse_what_would_fail(context, row, Reschedule(id="r", **asked))
     assert "nothing was written" in caught.value.detail
@@ -372,9 +370,7 @@ def test_a_reschedule_in_seconds_is_refused() -> None:
 
 
 def test_a_reschedule_that_would_not_fail_is_not_refused() -> None:
-    context = context_of(
-        Hung(), "delivery.max_delay_ms=1d", slices=(SliceMetrics(1, state="owner"),)
-    )
+    context = context_of(Hung(), "delivery.max_delay_ms=1d", slices=(SliceState(1, state="owner"),))
     clamping = context_of(Hung(), "delivery.max_delay_ms=1d", "delivery.clamp=true")
     put_off = with_times(due_ms=NOW_MS - 1_000, next_ms=NOW_MS + 30_000)
     expires = with_times(expires_ms=NOW_MS + 90_000)

@@ -17,9 +17,9 @@ from delayservice.cli import app
 from delayservice.commands import send
 from delayservice.config.settings import load
 from delayservice.contract import names
-from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
+from delayservice.metrics.status import SliceState
 
 ROOT = Path(__file__).parents[2]
 ORDERS = ("delay-target-topic", b"orders")
@@ -103,7 +103,7 @@ def test_status_tells_health_by_its_exit_status() -> None:
         hub.update(
             0,
             encode_snapshot(
-                Snapshot(1), [encode_slice(SliceMetrics(0, state="owner", pending=1_234))]
+                Snapshot(1), [encode_slice(SliceState(0, state="owner", pending=1_234))]
             ),
         )
         done = run("status", address)
@@ -135,8 +135,8 @@ def test_a_table_that_is_piped_is_not_cut() -> None:
     address = server.serve()
     assert address is not None
     try:
-        hub.update(0, encode_snapshot(Snapshot(1), [encode_slice(SliceMetrics(0, state="owner"))]))
-        assert b"delivered" in run("status", address, COLUMNS="").stdout
+        hub.update(0, encode_snapshot(Snapshot(1), [encode_slice(SliceState(0, state="owner"))]))
+        assert b"next due" in run("status", address, COLUMNS="").stdout
     finally:
         server.close()
 

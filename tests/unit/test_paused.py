@@ -121,7 +121,8 @@ def test_nothing_that_somebody_wrote_steers_the_terminal(monkeypatch: pytest.Mon
     reason = "\x1b]0;owned\x07 [bold]moved[/] \N{RIGHT-TO-LEFT OVERRIDE}"
     pause = {"kind": "target", "name": "orders*", "at_ms": 1_790_000_000_000, "reason": reason}
     known = {"node_id": "n1", "version": "1", "uptime_s": 1.0, "healthy": True}
-    nothing: dict[str, object] = {"problems": [], "workers": [], "slices": []}
+    nothing: dict[str, object] = {"problems": [], "workers": [], "slices": [], "settled": {}}
+    nothing |= {"ingested": 0, "early": 0, "lateness_ms_p50": None, "lateness_ms_p99": None}
     status = status_model.NodeState.model_validate(
         {**known, **nothing, "paused": [pause], "paused_others": 7, "targets": [], "pinned": ""}
     )
