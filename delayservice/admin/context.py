@@ -75,7 +75,7 @@ class ApiContext:
 
     def slices_elsewhere(self) -> list[int]:
         """Return the numbers of the slices of which this node keeps no copy."""
-        here = {one.slice for one in self.hub.facts().slices}
+        here = {one.slice for one in self.hub.slices()}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:
@@ -83,8 +83,7 @@ class ApiContext:
         False if the node keeps no copy.
         """
         return any(
-            one.slice == slice_no and one.state not in _GOOD_STATES
-            for one in self.hub.facts().slices
+            one.slice == slice_no and one.state not in _GOOD_STATES for one in self.hub.slices()
         )
 
     def read(self, topic: str, partition: int, offset: int) -> PolledRecord:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from confluent_kafka import KafkaError, TopicPartition
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from connectors.kafka.clients import NO_RECORDS, KafkaAdmin, consumer_client
 from connectors.kafka.dead_letters import partition_counts
@@ -48,11 +48,16 @@ _KEPT_S: Final = 3.0
 class Fate(BaseModel):
     """What became of a settled record."""
 
-    outcome: str = Field(description="As in the outcomes topic, or `delivered`, `dead_lettered`.")
-    at_ms: int = Field(description="When it was written.")
-    place: str = Field(description="Where it is written, `topic:partition:offset`.")
-    by: str | None = Field(description="The record that cancelled, replaced or fired it.")
-    detail: str = Field(description="Code and reason of a dead letter.")
+    outcome: str
+    """As in the outcomes topic, or `delivered`, `dead_lettered`."""
+    at_ms: int
+    """When it was written."""
+    place: str
+    """Where it is written, `topic:partition:offset`."""
+    by: str | None
+    """The record that cancelled, replaced or fired it."""
+    detail: str
+    """Code and reason of a dead letter."""
 
 
 @dataclass(slots=True)

@@ -279,19 +279,15 @@ class Pages:
         # The variables that every template uses.
         context = self._context
         now_ms = context.wall_ms()
-        cluster = _part(lambda: cluster_of(context))
-        pauses = _part(lambda: pauses_of(context))
-        findings = page_health.findings_of(
-            context.hub.status(),
-            cluster.value,
-            pauses.value or [],
-            now_ms,
-        )
+        status = context.hub.status()
+        cluster = _part(lambda: cluster_of(context, status.slices))
+        pauses = _part(lambda: pauses_of(context)).value or []
         return {
             "node_id": context.settings.node.node_id,
             "now_ms": now_ms,
+            "status": status,
             "cluster": cluster,
-            "findings": findings,
+            "findings": page_health.findings_of(status, cluster.value, pauses, now_ms),
         }
 
     def overview(self, unit: str) -> HTMLResponse:
@@ -308,7 +304,6 @@ class Pages:
             units=list(UNITS_MS),
             timeline=timeline,
             bars=bars,
-            status=context.hub.status(),
             workers_wanted=context.settings.node.workers,
         )
 

@@ -16,7 +16,7 @@ from math import fsum
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
 from delayservice.contract.entry import OFFSET_MAX, PolledRecord
@@ -121,43 +121,43 @@ ShownHeaders = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(use_attribute_docstrings=True))
 class Pending:
     """A pending record."""
 
     # A dataclass, for msgspec packs it in the answers of workers.
-    topic: Annotated[str, Field(description="Its delay topic.")]
+    topic: str
+    """Its delay topic."""
     partition: int
     offset: int
-    id: Annotated[ShownBytes, Field(description="Its `delay-id`.")]
-    due_ms: Annotated[int, Field(description="Due time.")]
-    next_ms: Annotated[
-        int, Field(description="Next processing: due time, roll or retry. Its key time.")
-    ]
-    target: Annotated[str, Field(description="Target topic.")]
-    target_partition: Annotated[int | None, Field(description="null: chosen by the key.")]
-    key: Annotated[ShownBytes, Field(description="Output key.")]
-    value_bytes: Annotated[int | None, Field(description="Size of the value; null: it is null.")]
-    source: Annotated[
-        str, Field(description="`topic:partition:offset` of the producer's own record.")
-    ]
-    attempt: Annotated[int, Field(description="Number of the delivery attempt, from 1.")]
-    expires_ms: Annotated[int | None, Field(description="Time from which it is not delivered.")]
-    recurs: Annotated[bool, Field(description="An occurrence of a recurring schedule.")]
-    marked_by: Annotated[
-        int | None,
-        Field(
-            description="Offset of the record that is about to cancel or replace it; null: none."
-        ),
-    ]
-    value: Annotated[ShownBytes, Field(description="Absent in lists.")] = None
-    headers: Annotated[
-        ShownHeaders,
-        Field(
-            description="Its own headers, as they will be delivered. Absent in lists.",
-            default_factory=list,
-        ),
-    ]
+    id: ShownBytes
+    """Its `delay-id`."""
+    due_ms: int
+    """Due time."""
+    next_ms: int
+    """Next processing: due time, roll or retry. Its key time."""
+    target: str
+    """Target topic."""
+    target_partition: int | None
+    """null: chosen by the key."""
+    key: ShownBytes
+    """Output key."""
+    value_bytes: int | None
+    """Size of the value; null: it is null."""
+    source: str
+    """`topic:partition:offset` of the producer's own record."""
+    attempt: int
+    """Number of the delivery attempt, from 1."""
+    expires_ms: int | None
+    """Time from which it is not delivered."""
+    recurs: bool
+    """An occurrence of a recurring schedule."""
+    marked_by: int | None
+    """Offset of the record that is about to cancel or replace it; null: none."""
+    value: ShownBytes = None
+    """Absent in lists."""
+    headers: Annotated[ShownHeaders, Field(default_factory=list)]
+    """Its own headers, as they will be delivered. Absent in lists."""
 
     @property
     def position(self) -> Position:

@@ -85,8 +85,7 @@ _UNELECTABLE: Final = {
 _OF_NODE: Final = {
     "delay_slices": "Slices that the delay topics make, on all nodes.",
     "delay_problems": "Reasons why delay topics are not served, or may lose records.",
-    "delay_unsafe_settings": "Settings by which Kafka may lose what it acknowledged, found at the "
-    "start.",
+    "delay_unsafe_settings": "Settings found at the start by which Kafka may lose records.",
     "delay_topics_age_seconds": "Time since the delay topics were last looked at with success.",
     "delay_workers_missing": "Workers that were lost and are not back, or have not reported yet.",
 }
@@ -98,53 +97,31 @@ _OF_WORKERS: Final = {
 
 
 def _of_node(facts: NodeFacts) -> Sequence[Metric]:
-    values = (
-        facts.slices_there,
-        len(facts.problems),
-        facts.unsafe_settings,
-        facts.topics_age_s,
-        facts.workers_missing,
-    )
+    problems, age_s = len(facts.problems), facts.topics_age_s
+    values = facts.slices_there, problems, facts.unsafe_settings, age_s, facts.workers_missing
     return _families(_OF_NODE, [], [([], values)])
 
 
 def _of_workers(facts: NodeFacts) -> Iterator[Metric]:
-    yield from _families(
-        _OF_WORKERS,
-        ["worker"],
-        (
-            (
-                [str(one.worker)],
-                (one.silent_s, facts.disk_used_percent[one.worker] / 100, one.memory_bytes),
-            )
-            for one in facts.workers
-        ),
-    )
-    yield from _families(
-        {"delay_worker_restarts": "Times that a worker was lost and replaced."},
-        ["worker"],
-        (([str(worker)], [count]) for worker, count in sorted(facts.restarts.items())),
-        CounterMetricFamily,
-    )
-    cpu = {"delay_worker_cpu_seconds": "CPU time of a worker process."}
-    totals = [([str(number)], one) for number, one in facts.worker_totals.items()]
-    yield from _families(
-        cpu, ["worker"], ((named, [one.cpu_s]) for named, one in totals), CounterMetricFamily
-    )
-    yield _histogram(
-        "delay_worker_turn_seconds",
-        "Time of a turn of a worker's loop, without the wait for records.",
-        ["worker"],
-        ((named, one.turns) for named, one in totals),
-        TRANSACTION_BOUNDS_MS,
-    )
-    yield _histogram(
-        "delay_transaction_seconds",
-        "Time of a transaction, begin to commit.",
-        ["worker"],
-        ((named, one.transactions) for named, one in totals),
-        TRANSACTION_BOUNDS_MS,
-    )
+    labels, used = ["worker"], facts.disk_used_percent
+    gauges: list[_Row] = [
+        ([str(one.worker)], (one.silent_s, used[one.worker] / 100, one.memory_bytes))
+        for one in facts.workers
+    ]
+    yield from _families(_OF_WORKERS, labels, gauges)
+    text = "Times that a worker was lost and replaced."
+    restarts = {str(worker): count for worker, count in sorted(facts.restarts.items())}
+    yield _one("delay_worker_restarts", text, labels, restarts, CounterMetricFamily)
+    totals = {str(worker): total for worker, total in facts.worker_totals.items()}
+    cpu_s = {worker: total.cpu_s for worker, total in totals.items()}
+    text = "CPU time of a worker process."
+    yield _one("delay_worker_cpu_seconds", text, labels, cpu_s, CounterMetricFamily)
+    text = "Time of a turn of a worker's loop, without the wait for records."
+    turns = (([worker], total.turns) for worker, total in totals.items())
+    yield _histogram("delay_worker_turn_seconds", text, labels, turns, TRANSACTION_BOUNDS_MS)
+    text = "Time of a transaction, begin to commit."
+    times = (([worker], total.transactions) for worker, total in totals.items())
+    yield _histogram("delay_transaction_seconds", text, labels, times, TRANSACTION_BOUNDS_MS)
 
 
 def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
@@ -154,16 +131,12 @@ def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
     }
     rows: list[_Row] = [([], (audit.at_ms / _MS, audit.records))] if audit else []
     yield from _families(texts, [], rows)
-    yield _by_kind(
-        "delay_audit_findings",
-        "What it found, by kind; absent when all was well.",
-        audit.findings if audit else {},
-    )
+    text = "What it found, by kind; absent when all was well."
+    yield _one("delay_audit_findings", text, ["kind"], audit.findings if audit else {})
 
 
 _OF_COPIES: Final = {
-    "delay_reconcile_timestamp_seconds": "Time of the newest comparison of copies; absent before "
-    "the first.",
+    "delay_reconcile_timestamp_seconds": "Newest comparison of copies; absent before the first.",
     "delay_reconcile_records": "Pending records that it compared.",
     "delay_reconcile_pending": "Pending records that there were.",
     "delay_reconcile_repairs": "Copies of slices that the comparing process has rebuilt.",
@@ -177,16 +150,20 @@ def _of_copies(copies: ReconcileFacts | None) -> Iterator[Metric]:
         counts = copies.records, copies.pending, copies.repairs, copies.is_stopped
         rows = [([], (copies.at_ms / _MS, *counts))]
     yield from _families(_OF_COPIES, [], rows)
-    yield _by_kind(
-        "delay_reconcile_findings",
-        "What it found, by kind; absent when all copies agree.",
-        copies.findings if copies else {},
-    )
+    text = "What it found, by kind; absent when all copies agree."
+    yield _one("delay_reconcile_findings", text, ["kind"], copies.findings if copies else {})
 
 
-def _by_kind(name: str, text: str, counts: Mapping[str, int]) -> Metric:
-    rows = (([kind], [count]) for kind, count in sorted(counts.items()))
-    return _families({name: text}, ["kind"], rows)[0]
+def _one(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    values: Mapping[str, float],
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    """Return one metric with one label, by whose values ``values`` has those of the metric."""
+    rows = (([label], [value]) for label, value in sorted(values.items()))
+    return _families({name: text}, labels, rows, kind)[0]
 
 
 def _of_pauses(pauses: PauseFacts | None) -> Iterator[Metric]:
@@ -196,11 +173,8 @@ def _of_pauses(pauses: PauseFacts | None) -> Iterator[Metric]:
         since.append((("other", "other"), [pauses.others_at_ms / _MS]))
     text = "Since when a target or a delay topic is paused; absent when it is not."
     yield from _families({"delay_paused_timestamp_seconds": text}, ["kind", "name"], since)
-    yield _by_kind(
-        "delay_pauses",
-        "How many targets and delay topics are paused.",
-        pauses.counts if pauses else {},
-    )
+    text = "How many targets and delay topics are paused."
+    yield _one("delay_pauses", text, ["kind"], pauses.counts if pauses else {})
 
 
 # Names and help texts of each slice's gauges; ``_of_slice`` returns their values in this order.
@@ -209,19 +183,15 @@ _OF_SLICES: Final = {
     "delay_alarm": "1 while something stops or endangers delivery; see status.",
     "delay_storing_stopped": "1 while the disk is too full to store more.",
     "delay_copy_damaged": "Stretches of the copy that the last scan of the disk could not read.",
-    "delay_lost_offsets": "Offsets that retention deleted before they were settled, of the newest "
-    "ranges.",
+    "delay_lost_offsets": "Offsets that retention deleted before they were settled.",
     "delay_pending": "Records that wait.",
     "delay_stored_offsets": "Source offsets in the store, summed over the delay topics.",
     "delay_store_bytes": "Size of the stores.",
-    "delay_oldest_due_timestamp_seconds": "Due time of the first pending record; absent when "
-    "nothing waits.",
-    "delay_cursor_age_seconds": "Time since the cursor was committed, or was seen with nothing to "
-    "commit.",
+    "delay_oldest_due_timestamp_seconds": "Due time of the first pending record; else absent.",
+    "delay_cursor_age_seconds": "Time since the last commit, or since nothing was to commit.",
     "delay_source_lag": "Source records in Kafka that are not in the store yet.",
     "delay_epoch": "Number of this node's ownership; absent while it has none.",
-    "delay_replica_lag_seconds": "How far the copy is behind the owner's; absent while that is "
-    "not known.",
+    "delay_replica_lag_seconds": "Lag of the copy behind the owner's; absent while unknown.",
 }
 
 
@@ -276,37 +246,23 @@ _COUNTS: Final = {
 def _totals(totals: WorkerMetrics) -> Iterator[Metric]:
     counts = totals.ingested, totals.early, totals.aborts, totals.over_cap
     yield from _families(_COUNTS, [], [([], counts)], CounterMetricFamily)
-    yield from _families(
-        {"delay_settled": "Records that had their one outcome."},
-        ["outcome"],
-        # From 0: increase() ignores a series' first value.
-        (([outcome], [totals.settled.get(outcome, 0)]) for outcome in OUTCOME_NAMES),
-        CounterMetricFamily,
+    # From 0: increase() ignores a series' first value.
+    settled = {outcome: totals.settled.get(outcome, 0) for outcome in OUTCOME_NAMES}
+    text = "Records that had their one outcome."
+    yield _one("delay_settled", text, ["outcome"], settled, CounterMetricFamily)
+    text = "Dead letters by delay-error code."
+    yield _one("delay_rejected", text, ["code"], totals.rejected, CounterMetricFamily)
+    text = "Delivery time minus due time by target, of what was neither past due nor put off."
+    lateness = (
+        ([topic, target], late)
+        for topic, targets in sorted(totals.targets.items())
+        for target, late in sorted(targets.items())
     )
-    yield from _families(
-        {"delay_rejected": "Dead letters by delay-error code."},
-        ["code"],
-        (([code], [count]) for code, count in sorted(totals.rejected.items())),
-        CounterMetricFamily,
-    )
-    yield _histogram(
-        "delay_lateness_seconds",
-        "Delivery time minus due time by target, of what was neither past due nor put off.",
-        ["topic", "target"],
-        (
-            ([topic, target], lateness)
-            for topic, by_target in sorted(totals.targets.items())
-            for target, lateness in sorted(by_target.items())
-        ),
-        LATENESS_BOUNDS_MS,
-    )
-    yield _histogram(
-        "delay_apart_lateness_seconds",
-        "Delivery time minus the time of writing, or that until which a record was put off.",
-        ["kind"],
-        (([kind], lateness) for kind, lateness in totals.apart.items()),
-        LATENESS_BOUNDS_MS,
-    )
+    labels = ["topic", "target"]
+    yield _histogram("delay_lateness_seconds", text, labels, lateness, LATENESS_BOUNDS_MS)
+    text = "Delivery time minus the time of writing, or that until which a record was put off."
+    apart = (([kind], late) for kind, late in totals.apart.items())
+    yield _histogram("delay_apart_lateness_seconds", text, ["kind"], apart, LATENESS_BOUNDS_MS)
 
 
 def _histogram(

@@ -30,7 +30,7 @@ from delayservice.metrics.facts import (
     why_not_electable,
 )
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot
-from delayservice.metrics.status import NodeState, PauseFacts, WorkerState
+from delayservice.metrics.status import NodeState, PauseFacts, SliceState, WorkerState
 
 T = TypeVar("T")
 
@@ -147,16 +147,23 @@ class MetricsHub:
             return
         self._past_workers.setdefault(worker_index, WorkerMetrics()).add(gone.snapshot.worker)
 
+    def slices(self) -> list[SliceState]:
+        """Return the slices that this node keeps, as last reported."""
+        with self._lock:
+            return self._slices(self._now_s())
+
+    def _slices(self, now_s: float) -> list[SliceState]:
+        # The age of the cursor keeps growing while a worker is silent or its loop hangs.
+        return [
+            replace(one, worker=index, cursor_age_s=one.cursor_age_s + worker.age_s(now_s))
+            for index, worker in sorted(self._workers.items())
+            for one in worker.snapshot.slices
+        ]
+
     def facts(self) -> NodeFacts:
         with self._lock:
             now_s = self._now_s()
-            workers = sorted(self._workers.items())
-            # The age of the cursor keeps growing while a worker is silent or its loop hangs.
-            slices = [
-                replace(one, worker=index, cursor_age_s=one.cursor_age_s + worker.age_s(now_s))
-                for index, worker in workers
-                for one in worker.snapshot.slices
-            ]
+            workers, slices = sorted(self._workers.items()), self._slices(now_s)
             worker_totals = self._worker_totals()
             restarts = {n: self._restarts.get(n, 0) for n in range(self._workers_wanted)}
             snapshots = [worker.snapshot for worker in self._workers.values()]

@@ -71,32 +71,30 @@ class SliceState:
 class WorkerState(BaseModel):
     """A worker process of this node."""
 
+    model_config = _DESCRIBED
+
     worker: int
     pid: int
     restarts: int
     silent_s: float
-    cpu_ratio: float | None = Field(description="Used share of a core in about the last second.")
+    cpu_ratio: float | None
+    """Used share of a core in about the last second."""
     memory_bytes: int
-    turn_ms_p99: int | None = Field(
-        description="Turns of its loop in about the last second: 99 % took at most this time."
-    )
-    transaction_ms_p99: int | None = Field(
-        description="Transactions since the node started: 99 % took at most this time."
-    )
+    turn_ms_p99: int | None
+    """Turns of its loop in about the last second: 99 % took at most this time."""
+    transaction_ms_p99: int | None
+    """Transactions since the node started: 99 % took at most this time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_DESCRIBED)
 class Pause:
     """A pause of deliveries."""
 
     # A dataclass, for msgspec packs it in the reports of workers.
-    kind: Annotated[
-        Literal["target", "topic"],
-        Field(description="target: deliveries to a target topic; topic: all of a delay topic."),
-    ]
-    name: Annotated[
-        str, Field(description="Topic name; of targets also a pattern with `*` and `?`.")
-    ]
+    kind: Literal["target", "topic"]
+    """target: deliveries to a target topic; topic: all of a delay topic."""
+    name: str
+    """Topic name; of targets also a pattern with `*` and `?`."""
     at_ms: int
     reason: str
 
@@ -104,18 +102,25 @@ class Pause:
 class TargetState(BaseModel):
     """Records that wait for one target in the slices that this node owns."""
 
-    topic: str = Field(description="Delay topic.")
-    target: str = Field(description="Target topic; `(other)`: all without a row of their own.")
+    model_config = _DESCRIBED
+
+    topic: str
+    """Delay topic."""
+    target: str
+    """Target topic; `(other)`: all without a row of their own."""
     pending: int
-    parked: int = Field(description="Pending records whose target failed: they are tried again.")
-    delivered: int = Field(description="Since the node started, on time or late.")
-    lateness_ms_p99: int | None = Field(
-        description="Lateness that 99 % of the delivered records do not exceed."
-    )
+    parked: int
+    """Pending records whose target failed: they are tried again."""
+    delivered: int
+    """Since the node started, on time or late."""
+    lateness_ms_p99: int | None
+    """Lateness that 99 % of the delivered records do not exceed."""
 
 
 class NodeState(BaseModel):
     """State of this node."""
+
+    model_config = _DESCRIBED
 
     node_id: str
     version: str
@@ -124,17 +129,23 @@ class NodeState(BaseModel):
     problems: list[str]
     workers: list[WorkerState]
     slices: list[SliceState]
-    paused: list[Pause] = Field(description="Pauses, the longest first; at most 200.")
-    paused_others: int = Field(description="Number of pauses that are not in `paused`.")
-    ingested: int = Field(description="Source records stored since the node started.")
-    settled: dict[str, int] = Field(description="Records by outcome since then.")
-    early: int = Field(description="Deliveries before their due time since then.")
-    lateness_ms_p50: int | None = Field(description="Lateness of deliveries since then, median.")
+    paused: list[Pause]
+    """Pauses, the longest first; at most 200."""
+    paused_others: int
+    """Number of pauses that are not in `paused`."""
+    ingested: int
+    """Source records stored since the node started."""
+    settled: dict[str, int]
+    """Records by outcome since then."""
+    early: int
+    """Deliveries before their due time since then."""
+    lateness_ms_p50: int | None
+    """Lateness of deliveries since then, median."""
     lateness_ms_p99: int | None
-    targets: list[TargetState] = Field(
-        description="Targets with the most records, most parked first."
-    )
-    pinned: str = Field(description="Why slices stay on their owners; empty: they may move.")
+    targets: list[TargetState]
+    """Targets with the most records, most parked first."""
+    pinned: str
+    """Why slices stay on their owners; empty: they may move."""
 
 
 class PauseFacts(msgspec.Struct):
