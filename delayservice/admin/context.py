@@ -16,10 +16,10 @@ from connectors.kafka.dead_letters import (
     Survey,
     partition_counts,
 )
+from connectors.kafka.fate import FateFinder
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.topic_configs import is_delay_topic
-from delayservice.admin.fate import FateFinder
 from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
@@ -30,7 +30,22 @@ _TOPICS_FRESH_S: Final = 5.0
 # Approximate limit of the bytes that one request reads from the dead-letter topic.
 SURVEY_BYTES_MAX: Final = 32 << 20
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
-_SURVEY_WAIT_S: Final = 5.0
+_TURN_WAIT_S: Final = 5.0
+
+
+class OneAtATime:
+    """Lock for requests that read much. ``Refusal`` is raised after 5 s of waiting."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=_TURN_WAIT_S):
+            why = "the topics are being read for another request; try again"
+            raise Refusal(503, why, retry_after_s=1)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class ApiContext:
@@ -56,8 +71,9 @@ class ApiContext:
         self._admin = admin
         # While Kafka does not answer, one request waits for it, and the others get the last answer.
         self._topics = Kept(self._find_topics, _TOPICS_FRESH_S, takes_old=True)
-        self._surveying = threading.Lock()
-        self.fates = FateFinder(settings, admin, wall_ms)
+        # Each of these reads megabytes.
+        self._survey_turn = OneAtATime()
+        self.fates = FateFinder(settings, admin, wall_ms, OneAtATime())
 
     @property
     def delay_topics(self) -> dict[str, int]:
@@ -106,25 +122,13 @@ class ApiContext:
         )
 
     def dead_letters(self, last: int, code: str | None = None) -> Survey:
-        """Return the newest dead letters, and which of them were replayed. Only one request reads
-        them at a time, as each reads megabytes; ``Refusal`` is raised after 5 s.
+        """Return the newest dead letters, and which of them were replayed.
 
         ``last``: largest number of offsets to read from the end of each partition.
         """
-        if not self._surveying.acquire(timeout=_SURVEY_WAIT_S):
-            raise Refusal(
-                503,
-                "the dead letters are being read for another request; try again",
-                retry_after_s=1,
-            )
-        try:
-            return self._survey(last, code)
-        finally:
-            self._surveying.release()
-
-    def _survey(self, last: int, code: str | None) -> Survey:
-        name = self.settings.topics.dead_letter
-        client = self.settings.kafka.client_config("consumer")
-        partitions = self.desk.partitions(name)
-        topic = DeadLetterTopic(name, partitions, client, self._admin, last=last)
-        return topic.survey(code, SURVEY_BYTES_MAX)
+        name, client = self.settings.topics.dead_letter, self.settings.kafka
+        with self._survey_turn:
+            partitions = self.desk.partitions(name)
+            consumer = client.client_config("consumer")
+            topic = DeadLetterTopic(name, partitions, consumer, self._admin, last=last)
+            return topic.survey(code, SURVEY_BYTES_MAX)

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from delayservice.admin.fate import Fate
+from connectors.kafka.fate import Fate
 from delayservice.contract.codes import RecordRefusedError
 from delayservice.contract.times import check_is_ms
 from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders

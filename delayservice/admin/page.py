@@ -29,7 +29,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from delayservice import __version__
-from delayservice.admin import models, page_charts, page_health
+from delayservice.admin import models, page_health
 from delayservice.admin.cluster import cluster_of
 from delayservice.admin.context import ApiContext
 from delayservice.admin.problems import Refusal
@@ -47,7 +47,6 @@ from delayservice.admin.reading import (
     timeline_of,
 )
 from delayservice.base.errors import DelayServiceError
-from delayservice.config.reference import as_text, redacted
 from delayservice.config.units import parse_duration_ms
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
@@ -65,6 +64,8 @@ _STACK: Final = re.compile(
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
 )
 _STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+# Possible ends of an axis, times a power of ten.
+_AXIS_ENDS: Final = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
 _SIGN: Final = re.compile(r"([+-])\s*(.+)")
 
 
@@ -168,6 +169,14 @@ def content(data: bytes | None, chars_max: int = _CELL_CHARS_MAX, keep: str = ""
     return visible(found.data, chars_max, keep)
 
 
+def round_up(number: int) -> int:
+    """Return a round number that is not below ``number``, for the end of an axis; half of it is
+    round, too.
+    """
+    power = int(10 ** max(len(str(number)) - 2, 0))
+    return next(step * power for step in _AXIS_ENDS if step * power >= number)
+
+
 def is_plain(text: str) -> bool:
     # Only such a text is safe to paste into a shell.
     return not any(unicodedata.category(char) in _UNSEEN for char in text)
@@ -245,17 +254,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        count=count,
-        lateness=lateness,
-        span=span,
-        size=size,
-        moment=moment,
-        relative=relative,
-        visible=visible,
-        content=content,
-        raw=Content.of,
-    )
+    for word in (count, lateness, span, size, moment, relative, visible, content, round_up):
+        made.filters[word.__name__] = word
+    made.filters["raw"] = Content.of
     made.tests["plain"] = is_plain
     made.globals.update(value_chars_max=VALUE_CHARS_MAX, version=__version__)
     return made
@@ -295,15 +296,12 @@ class Pages:
         on.
         """
         context = self._context
-        timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
-        bars = page_charts.bars_of(timeline.value) if timeline.value is not None else None
         return self.draw(
             "overview",
             backlog=_part(lambda: backlog_of(context)),
             unit=unit,
             units=list(UNITS_MS),
-            timeline=timeline,
-            bars=bars,
+            timeline=_part(lambda: timeline_of(context, unit, BUCKETS[unit])),
             workers_wanted=context.settings.node.workers,
         )
 
@@ -328,16 +326,15 @@ class Pages:
     def _by_id(self, asked: TypedSearch) -> Response:
         searched = id_bytes(asked.id, asked.encoding)
         rows = self._context.inquiry.find(searched)
+        places = [(row.topic, row.partition, row.offset) for row in rows]
         source = _SOURCE.fullmatch(asked.id.strip())
         if not rows and source is not None:
-            return RedirectResponse(_record_url(source[1], int(source[2]), int(source[3])), 303)
-        if len(rows) == 1:
-            return RedirectResponse(
-                _record_url(rows[0].topic, rows[0].partition, rows[0].offset), 303
-            )
-        if not rows:
-            topic, partition, row = newest_of_id(self._context, searched)
-            return RedirectResponse(_record_url(topic, partition, row[0]), 303)
+            places = [(source[1], int(source[2]), int(source[3]))]
+        elif not rows and (found := newest_of_id(self._context, searched)) is not None:
+            places = [(found[0], found[1], found[2][0])]
+        if len(places) == 1:
+            topic, partition, offset = places[0]
+            return RedirectResponse(f"/records/{topic}/{partition}/{offset}", 303)
         page = models.PendingPage(
             records=rows,
             next=None,
@@ -358,7 +355,9 @@ class Pages:
             after=asked.position,
             beyond_window=may_be_beyond_window(self._context, asked.from_ms),
         )
-        return pending_page(self._context, wanted)
+        page = pending_page(self._context, wanted)
+        page.records.sort(key=lambda row: row.due_ms)  # they come in the order of processing
+        return page
 
     def _searched(
         self, asked: TypedSearch, page: PagePart[models.PendingPage] | None
@@ -390,20 +389,6 @@ class Pages:
             explanations=EXPLANATIONS,
         )
 
-    def config(self) -> HTMLResponse:
-        sections = [
-            (section, list(_flat((section,), table)))
-            for section, table in redacted(self._context.settings).items()
-        ]
-        return self.draw("config", sections=sections)
-
-
-def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        return [row for name, below in value.items() for row in _flat((*path, name), below)]
-    name = ".".join(path)
-    return [(name, as_text(name, value))]
-
 
 @dataclass(slots=True)
 class TypedSearch:
@@ -433,8 +418,10 @@ class TypedSearch:
             self.position = position_of(self.after) if self.after else None
         except Refusal:
             self.errors["id"] = "The address of this page is damaged: search again."
-        if self.encoding == "base64":
-            self._check_base64()
+        try:
+            id_bytes(self.id, self.encoding)
+        except Refusal as exc:
+            self.errors["id"] = exc.detail
 
     def _moment(self, name: str, text: str, now_ms: int, default_ms: int) -> int:
         try:
@@ -443,12 +430,6 @@ class TypedSearch:
             self.errors[name] = str(exc)
             return default_ms
         return default_ms if found_ms is None else found_ms
-
-    def _check_base64(self) -> None:
-        try:
-            id_bytes(self.id, self.encoding)
-        except Refusal as exc:
-            self.errors["id"] = exc.detail
 
     def query(self, after: str = "") -> str:
         """Return the search, without its id, as a URL query. With ``after``, the cursor of the
@@ -463,10 +444,6 @@ class TypedSearch:
             }
         asked = {"target": self.target, "topic": self.topic, **fixed, "after": after}
         return urlencode({name: text for name, text in asked.items() if text})
-
-
-def _record_url(topic: str, partition: int, offset: int) -> str:
-    return f"/records/{topic}/{partition}/{offset}"
 
 
 def page_routes(context: ApiContext) -> APIRouter:
@@ -507,10 +484,6 @@ def page_routes(context: ApiContext) -> APIRouter:
         last: Annotated[int, Query(ge=1, le=20_000)] = 2_000,
     ) -> HTMLResponse:
         return pages.dead_letters(code, last)
-
-    @routes.get("/config")
-    def config() -> HTMLResponse:
-        return pages.config()
 
     return routes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -13,10 +12,10 @@ import msgspec
 from fastapi import APIRouter, Path, Query
 from msgspec import Meta
 
+from connectors.kafka.fate import ID_OFFSETS_MAX
 from delayservice.admin import models
 from delayservice.admin.cluster import add_cluster_routes
 from delayservice.admin.context import ApiContext
-from delayservice.admin.fate import ID_OFFSETS_MAX, Fate
 from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.problems import Refusal, described
 from delayservice.config.reference import redacted
@@ -43,6 +42,15 @@ UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
 
 _CONTENT: Final = {"records": {"__all__": {"value", "headers"}}}
+_NO_RECORD: Final = (
+    "no record is pending under this id on this node, and none of the newest "
+    f"{ID_OFFSETS_MAX:,} offsets of each delay topic's partition has it"
+)
+_ANY: Final = "Target topic; `*` and `?` stand for any."
+_BEYOND: Final = (
+    "Include records due beyond the roll window, which takes longer. Default: only if the whole "
+    "range is beyond it."
+)
 _REQUEUED_ROWS: Final = 1_000
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
@@ -55,7 +63,6 @@ _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=2**31 - 1)],
     Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
 ]
-_Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
 def reading_routes(context: ApiContext) -> APIRouter:
@@ -75,14 +82,6 @@ def _add_pending(routes: APIRouter, context: ApiContext) -> None:
         """Return the number of pending records by time until due."""
         return backlog_of(context)
 
-    @routes.get("/pending/timeline", tags=["pending"])
-    def timeline(
-        unit: _Unit = "minute",
-        buckets: Annotated[int, Query(ge=1, le=1_000)] = 60,
-    ) -> models.Timeline:
-        """Return the number of records due in each second, minute or hour from now on."""
-        return timeline_of(context, unit, buckets)
-
 
 def _add_search(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/pending", tags=["pending"], response_model_exclude=_CONTENT)
@@ -96,18 +95,9 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
         to: Annotated[
             str | None, Query(pattern=_MOMENT, description="End of the due times. Default: none.")
         ] = None,
-        target: Annotated[
-            str | None,
-            Query(max_length=249, description="Target topic; `*` and `?` stand for any."),
-        ] = None,
+        target: Annotated[str | None, Query(max_length=249, description=_ANY)] = None,
         topic: Annotated[str | None, Query(pattern=_TOPIC, description="Delay topic.")] = None,
-        beyond_window: Annotated[
-            bool | None,
-            Query(
-                description="Include records due beyond the roll window, which takes longer. "
-                "Default: only if the whole range is beyond it."
-            ),
-        ] = None,
+        beyond_window: Annotated[bool | None, Query(description=_BEYOND)] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
         cursor: Annotated[
             str | None, Query(max_length=1_000, description="`next` of a page.")
@@ -238,7 +228,12 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         """
         searched = id_bytes(record_id, encoding)
         rows = context.inquiry.find(searched)
-        return rows or [located(context, *newest_of_id(context, searched))]
+        if rows:
+            return rows
+        found = newest_of_id(context, searched)
+        if found is None:
+            raise Refusal(404, _NO_RECORD)
+        return [located(context, *found)]
 
     @routes.get("/records/{topic}/{partition}/{offset}", tags=["records"], responses=described(404))
     def by_source(
@@ -250,20 +245,11 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         return located(context, topic, partition, context.read(topic, partition, offset))
 
 
-def newest_of_id(context: ApiContext, record_id: bytes) -> tuple[str, int, PolledRecord]:
-    """Return place and content of the newest record with this ``delay-id`` in the delay topics;
-    raises ``Refusal`` if there is none.
-    """
+def newest_of_id(context: ApiContext, record_id: bytes) -> tuple[str, int, PolledRecord] | None:
+    """Return place and content of the newest record with this ``delay-id`` in the delay topics."""
     levels = context.settings.levels.by_topic
     topics = {name: count for name, count in context.delay_topics.items() if name not in levels}
-    found = context.fates.newest_of_id(record_id, topics)
-    if found is None:
-        raise Refusal(
-            404,
-            "no record is pending under this id on this node, and none of the newest "
-            f"{ID_OFFSETS_MAX:,} offsets of each delay topic's partition has it",
-        )
-    return found
+    return context.fates.newest_of_id(record_id, topics)
 
 
 def located(
@@ -275,10 +261,11 @@ def located(
     if status.state == "settled":
         record = _requeued(context, status.record)
         if record is not None:
-            detail = f"it was written again as {place_of(record)}, which is pending"
+            place = f"{record.topic}:{record.partition}:{record.offset}"
+            detail = f"it was written again as {place}, which is pending"
         else:
             fate, problems = context.fates.fate_of(topic, partition, row, status.record)
-            detail = "; ".join([detail if fate is None else told(fate), *sorted(problems)])
+            detail = "; ".join([detail if fate is None else str(fate), *sorted(problems)])
     return models.LocatedRecord(
         topic=topic,
         partition=partition,
@@ -314,18 +301,6 @@ def _requeued(context: ApiContext, record: Pending | None) -> Pending | None:
         )
         rows = context.inquiry.search(asked).rows
     return next((row for row in rows if row.source == record.source), None)
-
-
-def place_of(record: Pending) -> str:
-    return f"{record.topic}:{record.partition}:{record.offset}"
-
-
-def told(fate: Fate) -> str:
-    """Return a sentence that says what became of a record, when, where and by what."""
-    moment = datetime.fromtimestamp(fate.at_ms / 1_000, UTC).isoformat(timespec="milliseconds")
-    by = f" by {fate.by}" if fate.by else ""
-    said = f"{fate.outcome}{by} at {moment.replace('+00:00', 'Z')}, written as {fate.place}"
-    return f"{said}: {fate.detail}" if fate.detail else said
 
 
 def id_bytes(text: str, encoding: str) -> bytes:

@@ -12,12 +12,12 @@ from delayservice.admin.page import (
     is_plain,
     lateness,
     read_moment,
+    round_up,
     size,
     span,
     utc,
     visible,
 )
-from delayservice.admin.page_charts import HEIGHT, bars_of, round_up
 from delayservice.admin.page_health import findings_of
 from delayservice.metrics.status import NodeState, Pause, TargetState, WorkerState
 
@@ -101,17 +101,9 @@ def test_text_of_strangers_is_escaped_cut_and_not_piled_up() -> None:
     assert "null" in str(content(None))
 
 
-def test_the_smallest_bar_is_still_to_be_seen_and_the_axis_is_round() -> None:
-    buckets = [models.Bucket(start_ms=n * 1_000, count=c) for n, c in enumerate((1, 0, 1_900_000))]
-    timeline = models.Timeline(
-        now_ms=0, unit_ms=1_000, coarse_from_ms=None, buckets=buckets, slices_elsewhere=[]
-    )
-    bars = bars_of(timeline)
-    assert bars.top == 2_000_000
-    assert [bar.height > 0 for bar in bars.bars] == [True, False, True]
-    assert bars.bars[2].height == pytest.approx(HEIGHT * 0.95)
-    assert (bars.ticks_ms[0], bars.ticks_ms[-1]) == (0, 3_000)
-    assert [round_up(n) for n in (0, 1, 3, 10, 11, 51, 2_080)] == [1, 1, 4, 10, 12, 60, 2_400]
+def test_an_axis_ends_at_a_round_number() -> None:
+    numbers = (0, 1, 3, 10, 11, 51, 99, 100, 2_080)
+    assert [round_up(number) for number in numbers] == [1, 1, 4, 10, 12, 60, 100, 100, 2_400]
 
 
 def status(*problems: str) -> NodeState:

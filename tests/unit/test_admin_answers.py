@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from delayservice.admin.changing import (
     refuse_what_would_fail,
     said,
 )
-from delayservice.admin.context import ApiContext
+from delayservice.admin.context import ApiContext, OneAtATime
 from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
@@ -275,21 +274,16 @@ def test_a_page_says_how_much_of_the_copy_it_could_not_read() -> None:
 
 
 def test_only_so_many_changes_wait_and_the_others_are_told_to_come_again() -> None:
-    waiting = WaitingRoom()
-    with _nested(waiting.place, WAITING_MAX):
-        with pytest.raises(Refusal) as caught, waiting.place():
+    place = contextmanager(WaitingRoom())
+    with ExitStack() as stack:
+        for _ in range(WAITING_MAX):
+            stack.enter_context(place())
+        with pytest.raises(Refusal) as caught, place():
             pytest.fail("there was room")
         assert caught.value.status == 503
         assert caught.value.headers == {"Retry-After": "1"}
-    with waiting.place():
+    with place():
         pass
-
-
-def _nested(place: Callable[[], Any], depth: int) -> Any:
-    stack = ExitStack()
-    for _ in range(depth):
-        stack.enter_context(place())
-    return stack
 
 
 def test_what_names_topic_and_partition_is_written_without_asking_a_worker() -> None:
@@ -408,25 +402,14 @@ def test_a_cursor_that_a_page_gave_is_read() -> None:
     assert position_of(cursor_of(f'[5, "t", 1, {2**63 - 1}]')) == (5, "t", 1, 2**63 - 1)
 
 
-def test_one_look_at_the_dead_letters_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_module, "_SURVEY_WAIT_S", 0.01)
-    context = context_of(Hung())
-    inside, leave = threading.Event(), threading.Event()
-
-    def survey(*_: object) -> Any:
-        inside.set()
-        leave.wait(10)
-
-    monkeypatch.setattr(context, "_survey", survey)
-    first = threading.Thread(target=context.dead_letters, args=(10,))
-    first.start()
-    assert inside.wait(10)
-    with pytest.raises(Refusal) as caught:
-        context.dead_letters(10)
+def test_requests_that_read_much_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_module, "_TURN_WAIT_S", 0.01)
+    turn = OneAtATime()
+    with turn, pytest.raises(Refusal) as caught, turn:
+        pytest.fail("two at a time")
     assert caught.value.status == 503
-    leave.set()
-    first.join(10)
-    context.dead_letters(10)
+    with turn:
+        pass
 
 
 @pytest.fixture

@@ -71,7 +71,8 @@ def test_the_command_shows_what_waits_for_its_home() -> None:
 
 def test_what_waits_for_its_home_is_not_rescheduled() -> None:
     """Its target is a delay topic, which a record must not name."""
-    panel = SimpleNamespace(is_catching_up=lambda _: False, wall_ms=lambda: 0)
+    settings = load(None, [], {})
+    panel = SimpleNamespace(is_catching_up=lambda _: False, wall_ms=lambda: 0, settings=settings)
     with pytest.raises(Refusal) as caught:
         refuse_what_would_fail(cast("Any", panel), WAITS, Reschedule(id="r", after_ms=60_000))
     assert caught.value.status == 409

@@ -6,11 +6,11 @@ of bytes and time. The target comes first, because most records are delivered.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from confluent_kafka import KafkaError, TopicPartition
@@ -20,7 +20,6 @@ from connectors.kafka.clients import NO_RECORDS, KafkaAdmin, consumer_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import many_bounds, offsets_since
 from connectors.kafka.scan import consumer_config, row_of, take
-from delayservice.admin.problems import Refusal
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 from delayservice.contract import names
@@ -37,7 +36,6 @@ READ_S_MAX: Final = 2.0
 ID_OFFSETS_MAX: Final = 20_000
 # Allowed difference between the clocks of producers and brokers.
 _CLOCKS_MS: Final = 10_000
-_BUSY_S: Final = 5.0
 _BATCH: Final = 500
 _WAIT_S: Final = 0.1
 _LETTER: Final = "dead_lettered"
@@ -58,6 +56,13 @@ class Fate(BaseModel):
     """The record that cancelled, replaced or fired it."""
     detail: str
     """Code and reason of a dead letter."""
+
+    def __str__(self) -> str:
+        """Return a text that says what became of the record, when, where and by what."""
+        moment = datetime.fromtimestamp(self.at_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+        by = f" by {self.by}" if self.by else ""
+        said = f"{self.outcome}{by} at {moment.replace('+00:00', 'Z')}, written as {self.place}"
+        return f"{said}: {self.detail}" if self.detail else said
 
 
 @dataclass(slots=True)
@@ -110,16 +115,22 @@ def _text(content: bytes | None) -> str:
 
 
 class FateFinder:
-    """Reader of what became of records. One request reads at a time; answers are kept a while,
-    because open pages ask again.
+    """Reader of what became of records. One thread reads at a time, in the context ``alone``;
+    answers are kept a while, because open pages ask again.
     """
 
-    def __init__(self, settings: Settings, admin: KafkaAdmin, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        admin: KafkaAdmin,
+        wall_ms: Callable[[], int],
+        alone: AbstractContextManager[object],
+    ) -> None:
         self._topics = settings.topics
         self._admin = admin
         self._wall_ms = wall_ms
         self._kafka = settings.kafka
-        self._reading = threading.Lock()
+        self._reading = alone
         # By place of the source record: when its fate was sought, monotonic seconds, and what was
         # found and not read.
         self._kept: dict[tuple[str, int, int], tuple[float, Fate | None, set[str]]] = {}
@@ -132,7 +143,7 @@ class FateFinder:
         """
         sought = _Sought(topic, partition, row[0], record)
         key = topic, partition, row[0]
-        with self._alone():
+        with self._reading:
             asked_s, fate, problems = self._kept.get(key, (float("-inf"), None, set()))
             if fate is None and time.monotonic() - asked_s > _KEPT_S:
                 fate, problems = self._find(sought, row[1]), sought.problems
@@ -150,7 +161,7 @@ class FateFinder:
         """
         places = [(name, number) for name, count in topics.items() for number in range(count)]
         found: list[tuple[bool, int, str, int, PolledRecord]] = []
-        with self._alone():
+        with self._reading:
             bounds = many_bounds(self._admin, places)
             starts = {p: max(b.start, b.end - ID_OFFSETS_MAX) for p, b in bounds.items()}
             for (topic, partition), row in self._rows(starts, set()):
@@ -159,17 +170,6 @@ class FateFinder:
                     found.append((names.DELAY_OP not in said, row[1], topic, partition, row))
         newest = max(found, key=lambda one: one[:2], default=None)
         return None if newest is None else newest[2:]
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._reading.acquire(timeout=_BUSY_S):
-            raise Refusal(
-                503, "the topics are being read for another request; try again", retry_after_s=1
-            )
-        try:
-            yield
-        finally:
-            self._reading.release()
 
     def _find(self, sought: _Sought, written_ms: int) -> Fate | None:
         counts, record = partition_counts(self._admin), sought.record
