@@ -114,16 +114,12 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
         for topic, counts in facts.topics.items()
         for target, found in counts.targets.items()
     }
-    lateness = {
-        (topic, target): found
-        for topic, targets in facts.totals.targets.items()
-        for target, found in targets.items()
-    }
+    lateness = facts.totals.targets
+    delivered_to = {(topic, target) for topic, found in lateness.items() for target in found}
     states = []
-    for pair in waiting.keys() | lateness.keys():
-        topic, target = pair
-        pending, parked = waiting.get(pair, (0, 0))
-        late = lateness.get(pair, Histogram.empty(LATENESS_BOUNDS_MS))
+    for topic, target in waiting.keys() | delivered_to:
+        pending, parked = waiting.get((topic, target), (0, 0))
+        late = lateness.get(topic, {}).get(target, Histogram.empty(LATENESS_BOUNDS_MS))
         states.append(
             TargetState(
                 topic=topic,

@@ -19,7 +19,10 @@ from delayservice.admin.page import (
     visible,
 )
 from delayservice.admin.page_health import findings_of
-from delayservice.metrics.status import NodeState, Pause, TargetState, WorkerState
+from delayservice.config.settings import load
+from delayservice.metrics.hub import MetricsHub
+from delayservice.metrics.snapshot import Snapshot, encode_snapshot
+from delayservice.metrics.status import NodeState, Pause, TargetState
 
 NOW_MS = 1_763_750_262_123
 
@@ -107,35 +110,9 @@ def test_an_axis_ends_at_a_round_number() -> None:
 
 
 def status(*problems: str) -> NodeState:
-    return NodeState(
-        node_id="n1",
-        version="1",
-        uptime_s=5.0,
-        healthy=not problems,
-        problems=list(problems),
-        workers=[
-            WorkerState(
-                worker=0,
-                pid=1,
-                restarts=0,
-                silent_s=0.1,
-                cpu_ratio=None,
-                memory_bytes=0,
-                turn_ms_p99=None,
-                transaction_ms_p99=None,
-            )
-        ],
-        slices=[],
-        paused=[],
-        paused_others=0,
-        ingested=0,
-        settled={},
-        early=0,
-        lateness_ms_p50=None,
-        lateness_ms_p99=None,
-        targets=[],
-        pinned="",
-    )
+    hub = MetricsHub(load(None, ["node.workers=1", "node.node_id=n1"], {}))
+    hub.update(0, encode_snapshot(Snapshot(1, problems=list(problems))))
+    return hub.status()
 
 
 def cluster(owner: str, *, caught_up: bool = True) -> models.Cluster:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +19,13 @@ from fastapi import FastAPI
 from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin import context as context_module
 from delayservice.admin.changing import (
-    WAITING_MAX,
     Aim,
-    WaitingRoom,
     aim_of,
     refuse_what_would_fail,
     said,
 )
 from delayservice.admin.context import ApiContext, OneAtATime
-from delayservice.admin.inquiry import Kept, Workers
+from delayservice.admin.inquiry import Kept
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import pending_page, position_of, timeline_of
@@ -202,65 +201,55 @@ def test_a_node_that_waits_for_kafka_before_it_has_workers_says_so() -> None:
     assert "has not reported yet" in why_not_electable(hub.facts())[0]
 
 
-def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None:
-    asked = 0
-    begun, go_on = threading.Event(), threading.Event()
+class Asked:
+    """A cache of an answer that begins with 7 and is a failure from then on, once it is let go."""
 
-    def askers() -> list[Any]:
-        nonlocal asked
-        asked += 1
-        begun.set()
-        go_on.wait(10)
-        return []  # no worker runs: an error
+    def __init__(self, fresh_s: float, *, takes_old: bool) -> None:
+        self.count = 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.kept = Kept(self._ask, fresh_s, takes_old=takes_old)
+        self.failures: list[str] = []
 
-    workers = Workers(askers)
-    told: list[str] = []
+    def _ask(self) -> int:
+        self.count += 1
+        if self.count == 1:
+            return 7
+        self.begun.set()
+        self.go_on.wait(10)
+        raise DelayServiceError("no broker answers")
 
-    def ask() -> None:
+    def fail(self) -> None:
         with pytest.raises(DelayServiceError) as caught:
-            workers.members()
-        told.append(str(caught.value))
+            self.kept.get()
+        self.failures.append(str(caught.value))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert begun.wait(10)
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert told == ["no worker runs yet; try again in a moment"] * 8
-    assert asked == 1
+    @contextmanager
+    def waiting(self, threads: int) -> Iterator[None]:
+        started = [threading.Thread(target=self.fail) for _ in range(threads)]
+        for thread in started:
+            thread.start()
+        assert self.begun.wait(10)
+        yield
+        self.go_on.set()
+        for thread in started:
+            thread.join(10)
+        assert self.failures == ["no broker answers"] * threads
 
 
-def failing(kept: Kept[int]) -> None:
-    with pytest.raises(DelayServiceError, match="no broker"):
-        kept.get()
+def test_a_failure_is_told_to_all_who_wait_and_kept() -> None:
+    asked = Asked(60.0, takes_old=False)
+    assert asked.kept.get() == 7
+    asked.kept._asked_s = float("-inf")
+    with asked.waiting(8):
+        pass
+    assert asked.count == 2
 
 
 def test_while_kafka_does_not_answer_one_request_waits_and_the_others_get_the_last_answer() -> None:
-    asked: list[int] = []
-    begun, go_on = threading.Event(), threading.Event()
-
-    def ask() -> int:
-        asked.append(0)
-        if len(asked) > 1:
-            begun.set()
-            go_on.wait(10)
-            raise DelayServiceError("no broker answers")
-        return 7
-
-    kept = Kept(ask, -1.0, takes_old=True)
-    assert kept.get() == 7
-    waiting = threading.Thread(target=lambda: failing(kept))
-    waiting.start()
-    assert begun.wait(10)
-    assert [kept.get() for _ in range(50)] == [7] * 50
-    go_on.set()
-    waiting.join(10)
-    kept = Kept(ask, 60.0, takes_old=True)
-    for _ in range(3):
-        failing(kept)
-    assert len(asked) == 3, "a failure is kept, too"
+    asked = Asked(-1.0, takes_old=True)
+    assert asked.kept.get() == 7
+    with asked.waiting(1):
+        assert [asked.kept.get() for _ in range(50)] == [7] * 50
 
 
 # --- changes -------------------------------------------------------------------------------------
@@ -271,19 +260,6 @@ def test_a_page_says_how_much_of_the_copy_it_could_not_read() -> None:
     inquiry = SimpleNamespace(search=lambda _: found, members=Hung().members)
     page = pending_page(context_of(inquiry), Search(from_ms=0, to_ms=1, limit=9, scan_max=9))
     assert (len(page.records), page.scanned, page.damaged) == (1, 5, 2)
-
-
-def test_only_so_many_changes_wait_and_the_others_are_told_to_come_again() -> None:
-    place = contextmanager(WaitingRoom())
-    with ExitStack() as stack:
-        for _ in range(WAITING_MAX):
-            stack.enter_context(place())
-        with pytest.raises(Refusal) as caught, place():
-            pytest.fail("there was room")
-        assert caught.value.status == 503
-        assert caught.value.headers == {"Retry-After": "1"}
-    with place():
-        pass
 
 
 def test_what_names_topic_and_partition_is_written_without_asking_a_worker() -> None:

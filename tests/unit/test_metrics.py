@@ -22,7 +22,6 @@ from delayservice.engine.outcome import OUTCOME_NAMES
 from delayservice.metrics.counts import (
     LATENESS_BOUNDS_MS,
     TARGETS_MAX,
-    AuditFacts,
     ReconcileFacts,
     WorkerMetrics,
     observe_s,
@@ -30,7 +29,8 @@ from delayservice.metrics.counts import (
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot, encode_slice, encode_snapshot
-from delayservice.metrics.status import Pause, PauseFacts, SliceState
+from delayservice.metrics.status import SliceState
+from tests.unit.test_alerts import full_hub
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -214,14 +214,6 @@ def test_a_worker_that_is_not_there_makes_the_node_unhealthy() -> None:
     assert not collecting.status().healthy
 
 
-def test_an_alarm_makes_the_node_unhealthy() -> None:
-    collecting = hub()
-    metrics = busy()
-    metrics.alarm = "the clock jumped"
-    collecting.update(0, packed(1, [metrics]))
-    assert collecting.status().problems == ["slice 0: the clock jumped"]
-
-
 def test_metrics_and_status_are_served(served: tuple[MetricsHub, str]) -> None:
     serving, url = served
     serving.update(0, packed(1, [busy()]))
@@ -269,16 +261,7 @@ def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> Non
 
 
 def test_the_documentation_lists_exactly_what_is_exported() -> None:
-    collecting = hub()
-    audit, copies = AuditFacts(1, 2, {"lost": 3}), ReconcileFacts(1, {"missing": 3}, 4, 5)
-    pauses = PauseFacts([Pause("target", "orders*", 1, "")], {"target": 1}, None)
-    verdict = ("loop_hangs", "the loop's turn has lasted 9 s")
-    worker = counted(3)
-    told = [encode_slice(busy())]
-    snapshot = encode_snapshot(
-        Snapshot(1, audit=audit, pauses=pauses, verdict=verdict, worker=worker, copies=copies), told
-    )
-    collecting.update(0, snapshot)
+    collecting = full_hub()
     exported = set()
     for family in export(collecting.facts()):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
