@@ -251,9 +251,3 @@ class Cluster(Shown):
     ownerless: list[int]
     """Slices that no node owns now."""
     topics: list[DelayTopic]
-
-
-class Health(Shown):
-    """Health of the node."""
-
-    status: Literal["ok"]

@@ -79,12 +79,18 @@ def why_not_electable(facts: NodeFacts) -> list[str]:
     for one in facts.unelectable:
         if one.slice is not None:
             slices.setdefault(one.cause, []).append(one)
-    for found in slices.values():
-        named = ", ".join(str(one.slice) for one in found[:SLICES_NAMED_MAX])
-        more = len(found) - SLICES_NAMED_MAX
-        which = f"slices {named}" if len(found) > 1 else f"slice {named}"
-        said.append(f"{which}{f' and {more} more' if more > 0 else ''}: {found[0].reason}")
-    return said
+    return said + [
+        f"{named_slices([one.slice or 0 for one in found])}: {found[0].reason}"
+        for found in slices.values()
+    ]
+
+
+def named_slices(numbers: Sequence[int]) -> str:
+    """Return ``slice 3``, or ``slices 1, 2 and 5 more``."""
+    named = ", ".join(map(str, numbers[:SLICES_NAMED_MAX]))
+    more = len(numbers) - SLICES_NAMED_MAX
+    which = f"slices {named}" if len(numbers) > 1 else f"slice {named}"
+    return f"{which} and {more} more" if more > 0 else which
 
 
 def topics_of(slices: Iterable[SliceState]) -> dict[str, TopicCounts]:
