@@ -10,7 +10,7 @@ from connectors.kafka.fate import Fate
 from delayservice.contract.codes import RecordRefusedError
 from delayservice.contract.times import check_is_ms
 from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders
-from delayservice.metrics.status import SliceState
+from delayservice.metrics.status import REASON_CHARS_MAX, SliceState
 
 
 def _no_truth(value: object) -> object:
@@ -93,7 +93,6 @@ class Bucket(Shown):
 class Timeline(Shown):
     """Numbers of pending records in consecutive intervals of ``unit_ms`` milliseconds."""
 
-    now_ms: int
     unit_ms: int
     coarse_from_ms: int | None
     """From this time on, counts of longer intervals are spread evenly; null: all are exact."""
@@ -176,7 +175,7 @@ class Reason(Shown):
 
     model_config = ConfigDict(extra="forbid")
 
-    reason: str = Field(default="", max_length=1_000)
+    reason: str = Field(default="", max_length=REASON_CHARS_MAX)
 
 
 class Done(Shown):

@@ -37,7 +37,6 @@ from delayservice.admin.reading import (
     SCAN_MAX,
     UNITS_MS,
     backlog_of,
-    id_bytes,
     located,
     may_be_beyond_window,
     newest_of_id,
@@ -324,7 +323,7 @@ class Pages:
         return self.draw("pending", **self._searched(asked, page))
 
     def _by_id(self, asked: TypedSearch) -> Response:
-        searched = id_bytes(asked.id, asked.encoding)
+        searched = asked.id.encode()
         rows = self._context.inquiry.find(searched)
         places = [(row.topic, row.partition, row.offset) for row in rows]
         source = _SOURCE.fullmatch(asked.id.strip())
@@ -378,16 +377,8 @@ class Pages:
         ``last``: largest number of offsets to read from the end of each partition.
         """
         found = self._context.dead_letters(last, code or None)
-        rows = [(one, one.place in found.replayed) for one in found.letters[:_LETTERS]]
-        return self.draw(
-            "dead_letters",
-            rows=rows,
-            found=found,
-            code=code,
-            last=last,
-            left_out=len(found.letters) - len(rows),
-            explanations=EXPLANATIONS,
-        )
+        shown: dict[str, Any] = {"code": code, "last": last, "explanations": EXPLANATIONS}
+        return self.draw("dead_letters", found=found, rows_max=_LETTERS, **shown)
 
 
 @dataclass(slots=True)
@@ -398,7 +389,6 @@ class TypedSearch:
     """
 
     id: str
-    encoding: str
     target: str
     topic: str
     due_from: str
@@ -418,10 +408,6 @@ class TypedSearch:
             self.position = position_of(self.after) if self.after else None
         except Refusal:
             self.errors["id"] = "The address of this page is damaged: search again."
-        try:
-            id_bytes(self.id, self.encoding)
-        except Refusal as exc:
-            self.errors["id"] = exc.detail
 
     def _moment(self, name: str, text: str, now_ms: int, default_ms: int) -> int:
         try:
@@ -465,14 +451,13 @@ def page_routes(context: ApiContext) -> APIRouter:
     @routes.get("/pending")
     def pending(
         id: _Text = "",  # noqa: A002  # the contract's word
-        encoding: Literal["utf-8", "base64"] = "utf-8",
         target: _Text = "",
         topic: _Text = "",
         from_: Annotated[str, Query(alias="from", max_length=100)] = "",
         to: Annotated[str, Query(max_length=100)] = "",
         after: Annotated[str, Query(max_length=1_000)] = "",
     ) -> Response:
-        return pages.pending(TypedSearch(id, encoding, target.strip(), topic, from_, to, after))
+        return pages.pending(TypedSearch(id, target.strip(), topic, from_, to, after))
 
     @routes.get("/records/{topic}/{partition}/{offset}")
     def record(topic: _Name, partition: _Partition, offset: _Offset) -> HTMLResponse:

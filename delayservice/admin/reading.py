@@ -35,7 +35,7 @@ from delayservice.inspection.query import (
     counts_before,
     total_of,
 )
-from delayservice.metrics.status import Pause
+from delayservice.metrics.status import Pause, shown_pauses
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 # Records that each shard reads for one page of results; it takes about 10 ms.
@@ -69,21 +69,18 @@ def reading_routes(context: ApiContext) -> APIRouter:
     """Return the routes that read. Their paths begin with ``/v1``."""
     routes = APIRouter(prefix="/v1", responses=described())
     add_cluster_routes(routes, context)
-    _add_pending(routes, context)
     _add_search(routes, context)
     _add_records(routes, context)
     _add_rest(routes, context)
     return routes
 
 
-def _add_pending(routes: APIRouter, context: ApiContext) -> None:
+def _add_search(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/pending/horizon", tags=["pending"])
     def horizon() -> models.Backlog:
         """Return the number of pending records by time until due."""
         return backlog_of(context)
 
-
-def _add_search(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/pending", tags=["pending"], response_model_exclude=_CONTENT)
     def pending(
         from_: Annotated[
@@ -179,7 +176,6 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
         if stop - start > unit_ms and start < stop_ms and stop > first_ms
     ]
     return models.Timeline(
-        now_ms=now_ms,
         unit_ms=unit_ms,
         coarse_from_ms=min(coarse, default=None),
         buckets=[
@@ -352,10 +348,7 @@ def pauses_of(context: ApiContext) -> list[Pause]:
     newest = context.pauses.newest
     if newest is None:
         raise Refusal(503, "the pauses topic has not been read yet; try again in a moment")
-    return [
-        Pause(kind=paused.kind, name=paused.name, at_ms=pause.at_ms, reason=pause.reason)
-        for paused, pause in sorted(newest.all.items())
-    ]
+    return shown_pauses(newest)
 
 
 def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:

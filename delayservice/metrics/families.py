@@ -39,24 +39,17 @@ _Row: TypeAlias = tuple[Sequence[str], Sequence[float | None]]
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
-    yield InfoMetricFamily(
-        "delay_build",
-        "Version of the service and name of the node.",
-        value={"version": facts.version, "node": facts.node_id},
-    )
+    build = {"version": facts.version, "node": facts.node_id}
+    yield InfoMetricFamily("delay_build", "Version of the service and node.", value=build)
     yield from _of_node(facts)
     yield from _of_workers(facts)
-    yield from _families(
-        _UNELECTABLE,
-        ["worker", "slice", "reason"],
-        (
-            ([str(worker), "all" if number is None else str(number), cause], [1])
-            for worker, number, cause, _ in facts.unelectable
-        ),
+    verdicts = (
+        ([str(worker), "all" if number is None else str(number), cause], [1])
+        for worker, number, cause, _ in facts.unelectable
     )
-    yield from _families(
-        _OF_SLICES, ["slice"], (([str(one.slice)], _of_slice(one)) for one in facts.slices)
-    )
+    yield from _families(_UNELECTABLE, ["worker", "slice", "reason"], verdicts)
+    slices = (([str(one.slice)], _of_slice(one)) for one in facts.slices)
+    yield from _families(_OF_SLICES, ["slice"], slices)
     yield from _of_topics(facts.topics)
     yield from _of_audit(facts.audit)
     yield from _of_copies(facts.copies)

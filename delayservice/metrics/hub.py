@@ -59,7 +59,8 @@ class _Worker:
         if self.before is None or self.arrived_s <= self.before[1]:
             return None
         metrics, arrived_s = self.before
-        return (self.snapshot.worker.cpu_s - metrics.cpu_s) / (self.arrived_s - arrived_s)
+        used_s = self.snapshot.worker.cpu_s - metrics.cpu_s
+        return round(used_s / (self.arrived_s - arrived_s), 3)
 
     @property
     def turn_ms_p99(self) -> int | None:
@@ -71,13 +72,12 @@ class _Worker:
         return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
     def state(self, index: int, restarts: int, now_s: float, totals: WorkerMetrics) -> WorkerState:
-        cpu_ratio = self.cpu_ratio
         return WorkerState(
             worker=index,
             pid=self.snapshot.pid,
             restarts=restarts,
             silent_s=round(now_s - self.arrived_s, 3),
-            cpu_ratio=None if cpu_ratio is None else round(cpu_ratio, 3),
+            cpu_ratio=self.cpu_ratio,
             memory_bytes=self.snapshot.worker.memory_bytes,
             turn_ms_p99=self.turn_ms_p99,
             transaction_ms_p99=totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
