@@ -7,6 +7,7 @@ of bytes and time. The target comes first, because most records are delivered.
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from delayservice.engine.ports import Place
 from delayservice.inspection.query import Pending
 
 # Limits of one read, in bytes and seconds.
-READ_BYTES_MAX: Final = 16 << 20
+READ_BYTES_MAX: Final = 64 << 20
 READ_S_MAX: Final = 2.0
 # Newest offsets of each partition of the delay topics that are searched for an id.
 ID_OFFSETS_MAX: Final = 20_000
@@ -204,11 +205,28 @@ class FateFinder:
         try:
             starts = offsets_since(self._admin, places, max(since_ms, 0))
             for place, row in self._rows(starts, sought.problems):
-                if sought.is_about(dict(row[4] or ()), row[1]):
+                said = dict(row[4] or ())
+                if sought.is_about(said, row[1]) or self._settles_copy(sought, said):
                     return sought.fate(place, row, outcome)
         except KafkaEdgeError as exc:
             sought.problems.add(str(exc))
         return None
+
+    def _settles_copy(self, sought: _Sought, said: Mapping[str, bytes | None]) -> bool:
+        """Return whether the outcome of another record of its id is that of the record that was
+        written for it, because it was rolled, parked or sent to its home.
+        """
+        record_id, settled = said.get(names.DELAY_ID), said.get(names.DELAY_SETTLES)
+        if sought.record is None or record_id is None or record_id != sought.record.id:
+            return False
+        if said.get(names.DELAY_SETTLED_BY) is None or settled is None or not settled.isdigit():
+            return False
+        topic, _, partition = _text(said.get(names.DELAY_SHARD)).rpartition(":")
+        start = {(topic, int(partition)): int(settled)}
+        _, row = next(self._rows(start, set()), (None, None))
+        written = dict(row[4] or ()) if row is not None and row[0] == int(settled) else {}
+        origin = (written.get(names.DELAY_COPY) or b"") + (written.get(names.DELAY_HOME) or b"")
+        return b'"%b"' % b64encode(sought.source) in origin  # JSON, bytes in base64
 
     def _rows(
         self, starts: Mapping[Place, int], problems: set[str]

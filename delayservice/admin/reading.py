@@ -279,7 +279,7 @@ def located(
 
 def _requeued(context: ApiContext, record: Pending | None) -> Pending | None:
     """Return the pending record that was written for a settled one, because it was rolled, parked
-    or sent to its home; None: there is none.
+    or sent to its home, or recurs; None: there is none.
     """
     if record is None:
         return None
@@ -296,7 +296,8 @@ def _requeued(context: ApiContext, record: Pending | None) -> Pending | None:
             beyond_window=not is_due,
         )
         rows = context.inquiry.search(asked).rows
-    return next((row for row in rows if row.source == record.source), None)
+    source = record.source.partition("#")[0]  # without the number of an occurrence
+    return next((row for row in rows if row.source.partition("#")[0] == source), None)
 
 
 def id_bytes(text: str, encoding: str) -> bytes:

@@ -15,6 +15,7 @@ from typing import Final
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
 from delayservice.contract.entry import COPY, HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry
+from delayservice.contract.home import Sent
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.census import MINUTE_MS
 from delayservice.engine.cursor import NO_MARK, CountRange, Frame, Key
@@ -175,10 +176,17 @@ def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
         code, detail = entry[5][:2]
         return RecordStatus(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
     if entry[1] == HOMEBOUND:
-        home = f"to partition {entry[5][2]}, the home of its id"
-        if is_passed:
-            return RecordStatus(state="settled", detail=f"{_SENT} {home}")
-        return RecordStatus(state="pending", detail=f"it is about to be sent {home}")
+        kind, written_ms, partition = entry[5]
+        home = f"to partition {partition}, the home of its id"
+        if not is_passed:
+            return RecordStatus(state="pending", detail=f"it is about to be sent {home}")
+        source = b"%s:%d:%d" % (lane.topic.encode(), lane.partition, entry[0])
+        sent = Sent(kind, source, written_ms, entry[4])
+        offset, kind, key_ms, _, payload, _ = lane.reader.read_arrived(entry[0], written_ms, sent)
+        row = None
+        if kind == SCHEDULE:
+            row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+        return RecordStatus(state="settled", detail=f"{_SENT} {home}", record=row)
     if is_passed:
         return RecordStatus(state="settled", detail=_SETTLED)
     return RecordStatus(state="control", detail="it is about to take effect")

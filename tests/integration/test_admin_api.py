@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.admin.changing import WAITING_MAX
 from delayservice.cli import app
+from delayservice.contract.partitioner import partition_for
 from tests.integration.asked import TOKEN, Asked
 from tests.integration.bench import Bench, Place, await_true, now_ms
 from tests.integration.fuzz_api import fuzz
@@ -421,6 +422,25 @@ def test_a_settled_record_says_what_became_of_it(stand: Stand) -> None:
     assert api.raw("GET", "/v1/records?id=nobody").status_code == 404
     page = api.raw("GET", f"/records/{bench.any}/0/{places['cancelled'][1]}").text
     assert fates["cancelled"]["place"] in page
+
+
+def test_the_fate_of_a_forwarded_record_is_found_by_where_it_was_written(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS) as bench:
+        target = bench.target("one")
+        api = Asked(bench.serve(*SETS, f"delivery.id_partitions={PARTITIONS}"))
+        home = partition_for(b"moved", PARTITIONS)
+        headers = bench.to(target, HOUR_MS, ("delay-id", b"moved"))
+        away = bench.send(headers, partition=1 - home)
+        path = f"/v1/records/{bench.any}/{away[0]}/{away[1]}"
+        await_true(lambda: api.get(path)["pending"], "it waits at its home")
+        assert "was written again as" in api.get(path)["detail"]
+        done = api.change("POST", "/v1/records/cancel", {"id": "moved"})
+        await_true(lambda: api.get(path)["fate"], "it is cancelled")
+        assert api.get(path)["fate"]["outcome"] == "cancelled"
+        assert api.get(path)["fate"]["by"] == done["written"][0]
+        api.close()
 
 
 def test_a_record_whose_target_is_gone_says_that_it_could_not_be_read(stand: Stand) -> None:

@@ -48,11 +48,13 @@ def test_what_goes_home_says_where(passed: int, state: str, word: str) -> None:
     reader = RecordReader(TOPIC, 0, Contracts([(0, CONTRACT)]), [])
     entry = reader.read(3, NOW_MS, None, b"x", [*HEADERS])
     assert entry[1] == HOMEBOUND
-    lane = SimpleNamespace(shard=SimpleNamespace(committed=Cursor((0, 0), passed)))
+    shard = SimpleNamespace(committed=Cursor((0, 0), passed))
+    lane = SimpleNamespace(shard=shard, reader=reader, topic=TOPIC, partition=0)
     fate = looking._locate_other(cast("Any", lane), entry)
     assert fate.state == state
     assert word in fate.detail
     assert "to partition 1, the home of its id" in fate.detail
+    assert (fate.record.source if fate.record else "") == (f"{TOPIC}:0:3" if passed == 4 else "")
 
 
 def test_what_waits_for_its_home_says_so() -> None:
