@@ -6,20 +6,12 @@ They answer with the outcome that the owner of the slice reports in the outcomes
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Path
-from tenacity import (
-    RetryCallState,
-    RetryError,
-    Retrying,
-    retry_if_result,
-    stop_after_delay,
-    wait_fixed,
-)
 
 from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin.context import ApiContext
@@ -55,15 +47,26 @@ _NOTHING_REPLACED: Final = (
 )
 
 
+_PausedName = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9._*?-]{1,249}$",
+        description="A topic; of targets, `*` and `?` stand for any.",
+    ),
+]
+_HEARD_S: Final = 10
+_LOOK_S: Final = 0.02
+
+
 class WaitingRoom:
-    """Limit of the requests that wait for an outcome, so that threads are left for others."""
+    """Limit of the requests that wait for an outcome, so that threads are left for others; a
+    FastAPI dependency that counts a request while it is answered.
+    """
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(WAITING_MAX)
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Count a request as waiting during the ``with`` block; raises if too many wait."""
+    def __call__(self) -> Iterator[None]:
         if not self._room.acquire(blocking=False):
             raise Refusal(
                 503,
@@ -89,27 +92,43 @@ class Aim:
     elsewhere: Sequence[int] = ()
 
 
-def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``."""
-    routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(404, 409))
+def changing_routes(context: ApiContext) -> APIRouter:
+    """Return the routes that change pending records, and pause and resume targets and delay topics
+    on all nodes.
+    """
+    routes = APIRouter(prefix="/v1", responses=described(404, 409))
 
-    @routes.post("/cancel")
+    @routes.post("/records/cancel", tags=["records"])
     def cancel(asked: ById) -> Done:
         """Cancel the pending record of an id, and show the outcome."""
-        with waiting.place():
-            return _control(context, asked, CANCEL_OP)
+        return _control(context, asked, CANCEL_OP)
 
-    @routes.post("/fire")
+    @routes.post("/records/fire", tags=["records"])
     def fire(asked: ById) -> Done:
         """Deliver the pending record of an id now."""
-        with waiting.place():
-            return _control(context, asked, FIRE_OP)
+        return _control(context, asked, FIRE_OP)
 
-    @routes.post("/reschedule")
+    @routes.post("/records/reschedule", tags=["records"])
     def reschedule(asked: Reschedule) -> Done:
         """Change the due time of the pending record of an id: a copy replaces it."""
-        with waiting.place():
-            return _reschedule(context, asked)
+        return _reschedule(context, asked)
+
+    @routes.put("/pauses/{kind}/{name}", tags=["pauses"])
+    def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
+        """Pause. It is in effect on this node when the call returns, on others a moment later."""
+        if kind == "topic" and name not in context.delay_topics:
+            raise Refusal(404, f"{name} is no delay topic")
+        row = PauseRow(context.wall_ms(), asked.reason)
+        _write_pause(context, Paused(kind, name), encode_pause(row))
+        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
+
+    @routes.delete("/pauses/{kind}/{name}", status_code=204, tags=["pauses"])
+    def resume(kind: Kind, name: _PausedName) -> None:
+        """Resume. Records held meanwhile are delivered within 1.5 times `delivery.held_ms`."""
+        newest = context.pauses.newest
+        if newest is not None and Paused(kind, name) not in newest.all:
+            raise Refusal(404, f"{kind} {name} is not paused")
+        _write_pause(context, Paused(kind, name), None)
 
     return routes
 
@@ -238,19 +257,6 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
     it recurs, is forwarded to its home, or may be delivered first; this node's copy of the slice is
     catching up; or the new record would be dead-lettered or expire.
     """
-    if row.recurs:
-        raise Refusal(
-            409,
-            "it is an occurrence of a recurring schedule, which has no single due time: write "
-            "the schedule again with another rule",
-        )
-    if row.target == row.topic:
-        raise Refusal(
-            409,
-            f"the record is being forwarded to partition {row.target_partition} of its delay "
-            "topic, the home of its id; nothing was written: retry when it is there, or write it "
-            "again",
-        )
     if context.is_catching_up(row.partition):
         raise Refusal(
             503,
@@ -258,29 +264,29 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
             "state; nothing was written: ask the node that owns it (/v1/cluster)",
             retry_after_s=_BUSY_RETRY_S,
         )
-    now_ms = context.wall_ms()
-    if max(row.due_ms, row.key_ms) < now_ms + _SOON_MS:
-        raise Refusal(
-            409,
-            f"it is due at {row.due_ms}, within {_SOON_MS} ms, and may be delivered before it is "
-            "replaced; nothing was written",
-        )
+    now_ms, limits = context.wall_ms(), context.settings.delivery
     due_ms = now_ms + (asked.after_ms or 0) if asked.at_ms is None else asked.at_ms
-    limits = context.settings.delivery
-    if due_ms - now_ms > limits.max_delay_ms and not limits.clamp:
-        raise Refusal(
-            409,
-            f"{due_ms} is {due_ms - now_ms} ms from now, and delivery.max_delay_ms is "
-            f"{limits.max_delay_ms}; nothing was written",
-        )
-    if due_ms < now_ms and limits.past_due == PAST_DUE_DEAD_LETTER:
-        raise Refusal(
-            409, f"{due_ms} is past, and delivery.past_due is dead-letter; nothing was written"
-        )
-    if row.expires_ms is not None and due_ms >= row.expires_ms:
-        raise Refusal(
-            409, f"it expires at {row.expires_ms}, and {due_ms} is not before; nothing was written"
-        )
+    is_past, delay_ms = due_ms < now_ms, due_ms - now_ms
+    reasons = {
+        "it is an occurrence of a recurring schedule, which has no single due time: write the "
+        "schedule again with another rule": row.recurs,
+        f"it is being forwarded to partition {row.target_partition} of its delay topic, the home "
+        "of its id: retry when it is there, or write it again": row.target == row.topic,
+        f"it is due at {row.due_ms}, within {_SOON_MS} ms, and may be delivered before it is "
+        "replaced": max(row.due_ms, row.next_ms) < now_ms + _SOON_MS,
+        f"{due_ms} is {delay_ms} ms from now, and delivery.max_delay_ms is {limits.max_delay_ms}": (
+            delay_ms > limits.max_delay_ms and not limits.clamp
+        ),
+        f"{due_ms} is past, and delivery.past_due is dead-letter": (
+            is_past and limits.past_due == PAST_DUE_DEAD_LETTER
+        ),
+        f"it expires at {row.expires_ms}, and {due_ms} is not before": (
+            row.expires_ms is not None and due_ms >= row.expires_ms
+        ),
+    }
+    for why, is_so in reasons.items():
+        if is_so:
+            raise Refusal(409, f"{why}; nothing was written")
 
 
 def _again(row: Pending, asked: Reschedule) -> list[Header]:
@@ -293,9 +299,9 @@ def _again(row: Pending, asked: Reschedule) -> list[Header]:
         *row.headers,
         time,
         (names.DELAY_TARGET_TOPIC, row.target.encode()),
-        (names.DELAY_ID, row.record_id),
+        (names.DELAY_ID, row.id),
     ]
-    if row.target_partition >= 0:
+    if row.target_partition is not None:
         headers.append((names.DELAY_TARGET_PARTITION, b"%d" % row.target_partition))
     if row.expires_ms is not None:
         headers.append((names.DELAY_EXPIRES_AT, b"%d" % row.expires_ms))
@@ -311,43 +317,6 @@ def _shards(places: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{topic}:{partition}" for topic, partition in places)
 
 
-_PausedName = Annotated[
-    str,
-    Path(
-        pattern=r"^[A-Za-z0-9._*?-]{1,249}$",
-        description="A topic; of targets, `*` and `?` stand for any.",
-    ),
-]
-_HEARD_S: Final = 10
-_LOOK_S: Final = 0.02
-
-
-def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes that pause and resume targets and delay topics on all nodes."""
-    routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
-
-    @routes.put("/{kind}/{name}")
-    def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
-        """Pause. It is in effect on this node when the call returns, on others a moment later."""
-        if kind == "topic" and name not in context.delay_topics:
-            raise Refusal(404, f"{name} is no delay topic")
-        row = PauseRow(context.wall_ms(), asked.reason)
-        with waiting.place():
-            _write_pause(context, Paused(kind, name), encode_pause(row))
-        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
-
-    @routes.delete("/{kind}/{name}", status_code=204)
-    def resume(kind: Kind, name: _PausedName) -> None:
-        """Resume. Records held meanwhile are delivered within 1.5 times `delivery.held_ms`."""
-        newest = context.pauses.newest
-        if newest is not None and Paused(kind, name) not in newest.all:
-            raise Refusal(404, f"{kind} {name} is not paused")
-        with waiting.place():
-            _write_pause(context, Paused(kind, name), None)
-
-    return routes
-
-
 def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> None:
     # Returns when this node's workers have read the change; others may be later.
     key = encode_key(paused)
@@ -357,19 +326,16 @@ def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> No
     def is_unheard() -> bool:
         return any((key in held) is not is_paused for held in context.inquiry.held())
 
-    is_late = stop_after_delay(_HEARD_S)
-
-    def is_over(state: RetryCallState) -> bool:
-        return is_late(state) or context.desk.is_stopping
-
+    until_s = time.monotonic() + _HEARD_S
     try:
-        Retrying(retry=retry_if_result(bool), stop=is_over, wait=wait_fixed(_LOOK_S))(is_unheard)
-    except RetryError as exc:
-        raise Refusal(
-            503,
-            f"the pause is written, but not every worker has read it in time ({_HEARD_S} s); "
-            "see /v1/pauses and the node's problems",
-        ) from exc
+        while is_unheard():
+            if context.desk.is_stopping or time.monotonic() > until_s:
+                raise Refusal(
+                    503,
+                    "the pause is written, but not every worker has read it in time "
+                    f"({_HEARD_S} s); see /v1/pauses and the node's problems",
+                )
+            time.sleep(_LOOK_S)
     except DelayServiceError as exc:
         raise Refusal(
             503,

@@ -10,10 +10,17 @@ from typing import Final
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.control_topics import PauseWatcher
 from connectors.kafka.controls import ControlClient
-from connectors.kafka.dead_letters import READ_COMMITTED, DeadLetterTopic, Survey
+from connectors.kafka.dead_letters import (
+    READ_COMMITTED,
+    DeadLetterTopic,
+    Survey,
+    partition_counts,
+)
+from connectors.kafka.fate import FateFinder
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
-from delayservice.admin.inquiry import Workers
+from connectors.kafka.topic_configs import is_delay_topic
+from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
 from delayservice.contract.entry import PolledRecord
@@ -23,7 +30,22 @@ _TOPICS_FRESH_S: Final = 5.0
 # Approximate limit of the bytes that one request reads from the dead-letter topic.
 SURVEY_BYTES_MAX: Final = 32 << 20
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
-_SURVEY_WAIT_S: Final = 5.0
+_TURN_WAIT_S: Final = 5.0
+
+
+class OneAtATime:
+    """Lock for requests that read much. ``Refusal`` is raised after 5 s of waiting."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=_TURN_WAIT_S):
+            why = "the topics are being read for another request; try again"
+            raise Refusal(503, why, retry_after_s=1)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class ApiContext:
@@ -47,25 +69,29 @@ class ApiContext:
         self.pauses = pauses
         self.wall_ms = wall_ms
         self._admin = admin
-        self._topics: tuple[float, dict[str, int]] = (float("-inf"), {})
-        self._surveying = threading.Lock()
+        # While Kafka does not answer, one request waits for it, and the others get the last answer.
+        self._topics = Kept(self._find_topics, _TOPICS_FRESH_S, takes_old=True)
+        # Each of these reads megabytes.
+        self._survey_turn = OneAtATime()
+        self.fates = FateFinder(settings, admin, wall_ms, OneAtATime())
 
     @property
     def delay_topics(self) -> dict[str, int]:
-        """Partition count of each existing delay topic by name, level topics last. The counts are
-        at most 5 s old.
+        """Partition count of each existing delay topic by name: configured ones, discovered ones,
+        and level topics last. The counts are about 5 s old.
         """
-        asked_s, topics = self._topics
-        if time.monotonic() - asked_s > _TOPICS_FRESH_S:
-            names = (*self.settings.topics.delay, *self.settings.levels.by_topic)
-            counts = {name: self.desk.partitions(name) for name in names}
-            topics = {name: count for name, count in counts.items() if count}
-            self._topics = time.monotonic(), topics
-        return topics
+        return self._topics.get()
+
+    def _find_topics(self) -> dict[str, int]:
+        named, levels = self.settings.topics.delay, self.settings.levels.by_topic
+        counts = partition_counts(self._admin)
+        found = [name for name in counts if is_delay_topic(name, self.settings)]
+        found.sort(key=lambda name: (name in levels, name not in named, name))
+        return {name: counts[name] for name in found}
 
     def slices_elsewhere(self) -> list[int]:
         """Return the numbers of the slices of which this node keeps no copy."""
-        here = {facts.metrics.slice for facts in self.hub.facts().slices}
+        here = {one.slice for one in self.hub.slices()}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:
@@ -73,8 +99,7 @@ class ApiContext:
         False if the node keeps no copy.
         """
         return any(
-            one.metrics.slice == slice_no and one.metrics.state not in _GOOD_STATES
-            for one in self.hub.facts().slices
+            one.slice == slice_no and one.state not in _GOOD_STATES for one in self.hub.slices()
         )
 
     def read(self, topic: str, partition: int, offset: int) -> PolledRecord:
@@ -97,25 +122,13 @@ class ApiContext:
         )
 
     def dead_letters(self, last: int, code: str | None = None) -> Survey:
-        """Return the newest dead letters, and which of them were replayed. Only one request reads
-        them at a time, as each reads megabytes; ``Refusal`` is raised after 5 s.
+        """Return the newest dead letters, and which of them were replayed.
 
         ``last``: largest number of offsets to read from the end of each partition.
         """
-        if not self._surveying.acquire(timeout=_SURVEY_WAIT_S):
-            raise Refusal(
-                503,
-                "the dead letters are being read for another request; try again",
-                retry_after_s=1,
-            )
-        try:
-            return self._survey(last, code)
-        finally:
-            self._surveying.release()
-
-    def _survey(self, last: int, code: str | None) -> Survey:
-        name = self.settings.topics.dead_letter
-        client = self.settings.kafka.client_config("consumer")
-        partitions = self.desk.partitions(name)
-        topic = DeadLetterTopic(name, partitions, client, self._admin, last=last)
-        return topic.survey(code, SURVEY_BYTES_MAX)
+        name, client = self.settings.topics.dead_letter, self.settings.kafka
+        with self._survey_turn:
+            partitions = self.desk.partitions(name)
+            consumer = client.client_config("consumer")
+            topic = DeadLetterTopic(name, partitions, consumer, self._admin, last=last)
+            return topic.survey(code, SURVEY_BYTES_MAX)

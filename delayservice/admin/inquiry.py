@@ -30,32 +30,42 @@ from delayservice.inspection.query import (
 from ha.members import Members, joined
 
 TIMEOUT_S: Final = 10.0
-_FRESH_S: Final = 1.0
+_ELSEWHERE: Final = "this node keeps no copy of its shard"
 
 T = TypeVar("T")
 
 
-class _Kept(Generic[T]):
-    """Cache of the result of ``ask``, or of the ``DelayServiceError`` that it raised, for one
-    second. Thread-safe.
+class Kept(Generic[T]):
+    """Cache of the result of ``ask``, or of the ``DelayServiceError`` that it raised, for
+    ``fresh_s`` seconds. Thread-safe. With ``takes_old``, ``get`` returns the previous answer while
+    another thread asks.
     """
 
-    def __init__(self, ask: Callable[[], T]) -> None:
+    def __init__(
+        self, ask: Callable[[], T], fresh_s: float = 1.0, *, takes_old: bool = False
+    ) -> None:
         self._ask = ask
+        self._fresh_s = fresh_s
+        self._takes_old = takes_old
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
         self._answer: Future[T] = Future()
 
     def get(self) -> T:
-        with self._lock:
-            if time.monotonic() - self._asked_s > _FRESH_S:
-                self._answer = Future()
+        answer = self._answer
+        if not self._lock.acquire(blocking=not (self._takes_old and answer.done())):
+            return answer.result()
+        try:
+            if time.monotonic() - self._asked_s > self._fresh_s:
+                answer = Future()
                 try:
-                    self._answer.set_result(self._ask())
+                    answer.set_result(self._ask())
                 except DelayServiceError as exc:
-                    self._answer.set_exception(exc)
-                self._asked_s = time.monotonic()
+                    answer.set_exception(exc)
+                self._answer, self._asked_s = answer, time.monotonic()
             return self._answer.result()
+        finally:
+            self._lock.release()
 
 
 class Workers:
@@ -66,8 +76,8 @@ class Workers:
 
     def __init__(self, askers: Callable[[], Sequence[WorkerClient]]) -> None:
         self._askers = askers
-        self._horizon = _Kept(self._ask_horizon)
-        self._members = _Kept(self._ask_members)
+        self._horizon = Kept(self._ask_horizon)
+        self._members = Kept(self._ask_members)
 
     def search(self, asked: Search) -> Page:
         """Return one page of the matching pending records of all workers, in the order of
@@ -80,12 +90,11 @@ class Workers:
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 
-    def locate(self, asked: Locate) -> RecordStatus | None:
-        """Return the state of a record of a delay topic; None: this node keeps no copy of its
-        shard.
-        """
+    def locate(self, asked: Locate) -> RecordStatus:
+        """Return the state of a record of a delay topic."""
         answers: list[RecordStatus | None] = self._all(asked, RecordStatus | None)  # type: ignore[arg-type]
-        return next((fate for fate in answers if fate is not None), None)
+        found = (status for status in answers if status is not None)
+        return next(found, RecordStatus(state="elsewhere", detail=_ELSEWHERE))
 
     def horizon(self) -> BacklogCounts:
         """Return the counts of the node's pending records by due time. They are at most a second
@@ -106,8 +115,9 @@ class Workers:
         return self._all(HeldTopics(), list[bytes])
 
     def _ask_horizon(self) -> BacklogCounts:
-        horizon = BacklogCounts()
-        for part in self._all(Ahead(now_ms=time.time_ns() // 1_000_000), BacklogCounts):
+        now_ms = time.time_ns() // 1_000_000
+        horizon = BacklogCounts(now_ms=now_ms)
+        for part in self._all(Ahead(now_ms=now_ms), BacklogCounts):
             horizon.add(part)
         return horizon
 

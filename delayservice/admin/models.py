@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from connectors.kafka.fate import Fate
 from delayservice.contract.codes import RecordRefusedError
-from delayservice.contract.entry import PolledRecord
-from delayservice.contract.names import Header as RawHeader
 from delayservice.contract.times import check_is_ms
-from delayservice.engine.cursor import NO_MARK
-from delayservice.inspection.query import Pending, RecordStatus
+from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders
+from delayservice.metrics.status import REASON_CHARS_MAX, SliceState
 
 
 def _no_truth(value: object) -> object:
@@ -29,6 +26,12 @@ def _no_seconds(at_ms: int) -> int:
         raise ValueError(exc.detail) from exc
 
 
+class Shown(BaseModel):
+    """JSON object whose fields are described by the docstrings below them."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
+
+
 # Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 
@@ -36,182 +39,88 @@ Whole = Annotated[int, BeforeValidator(_no_truth)]
 ID_CHARS_MAX: Final = 4_096
 
 
-class Content(BaseModel):
-    """Bytes: as text where they are UTF-8, else in base64."""
-
-    encoding: Literal["utf-8", "base64"]
-    data: str
-
-    @classmethod
-    def of(cls, content: bytes | None) -> Content | None:
-        if content is None:
-            return None
-        try:
-            return cls(encoding="utf-8", data=content.decode())
-        except UnicodeDecodeError:
-            return cls(encoding="base64", data=base64.b64encode(content).decode())
-
-
-class Header(BaseModel):
-    """A header of a record."""
-
-    name: str
-    value: Content | None
-
-    @classmethod
-    def all_of(cls, headers: Sequence[RawHeader]) -> list[Header]:
-        return [cls(name=name, value=Content.of(value)) for name, value in headers]
-
-
-class PendingRecord(BaseModel):
-    """A pending record."""
-
-    topic: str = Field(description="Its delay topic.")
-    partition: int
-    offset: int
-    id: Content | None = Field(description="Its `delay-id`.")
-    due_ms: int = Field(description="Due time.")
-    next_ms: int = Field(description="Next processing: due time, roll or retry.")
-    target: str = Field(description="Target topic.")
-    target_partition: int | None = Field(description="null: chosen by the key.")
-    key: Content | None = Field(description="Output key.")
-    value_bytes: int | None = Field(description="Size of the value; null: it is null.")
-    source: str = Field(description="`topic:partition:offset` of the producer's own record.")
-    attempt: int
-    expires_ms: int | None
-    recurs: bool = Field(description="An occurrence of a recurring schedule.")
-    marked_by: int | None = Field(
-        description="Offset of the record that is about to cancel or replace it; null: none."
-    )
-
-    @classmethod
-    def of(cls, row: Pending) -> PendingRecord:
-        return cls.model_validate(_fields(row))
-
-
-class WholeRecord(PendingRecord):
-    """A pending record with its content."""
-
-    value: Content | None
-    headers: list[Header] = Field(description="Its own headers, as they will be delivered.")
-
-    @classmethod
-    def of(cls, row: Pending) -> WholeRecord:
-        content = {"value": Content.of(row.value), "headers": Header.all_of(row.headers)}
-        return cls.model_validate(_fields(row) | content)
-
-
-def _fields(row: Pending) -> dict[str, object]:
-    return {
-        "topic": row.topic,
-        "partition": row.partition,
-        "offset": row.offset,
-        "id": Content.of(row.record_id),
-        "due_ms": row.due_ms,
-        "next_ms": row.key_ms,
-        "target": row.target,
-        "target_partition": row.target_partition if row.target_partition >= 0 else None,
-        "key": Content.of(row.key),
-        "value_bytes": row.value_bytes,
-        "source": row.source,
-        "attempt": row.attempt,
-        "expires_ms": row.expires_ms,
-        "recurs": row.recurs,
-        "marked_by": row.marked_by if row.marked_by != NO_MARK else None,
-    }
-
-
-class PendingPage(BaseModel):
+class PendingPage(Shown):
     """A page of pending records, by time of next processing."""
 
-    records: list[PendingRecord]
-    next: str | None = Field(
-        description="`cursor` of the next page; null: this is the last one. A page may be short "
-        "or empty although more follow."
-    )
-    scanned: int = Field(description="Number of records read.")
-    damaged: int = Field(
-        description="Number of ranges of due times that can't be read now; their records are "
-        "missing, and are read again from Kafka before they are due."
-    )
-    slices_elsewhere: list[int] = Field(
-        description="Slices without a copy on this node: ask another node."
-    )
+    records: list[Pending]
+    next: str | None
+    """`cursor` of the next page; null: this is the last one. A page may be short or empty although
+    more follow.
+    """
+    scanned: int
+    """Number of records read."""
+    damaged: int
+    """Number of ranges of due times that can't be read now; their records are missing, and are read
+    again from Kafka before they are due.
+    """
+    slices_elsewhere: list[int]
+    """Slices without a copy on this node: ask another node."""
 
 
-class Horizon(BaseModel):
+class Horizon(Shown):
     """Number of records that are due within ``within_ms`` milliseconds from now."""
 
     within_ms: int
     count: int
 
 
-class Backlog(BaseModel):
+class Backlog(Shown):
     """Numbers of pending records, by the time until they are due."""
 
     now_ms: int
-    total: int = Field(description="Pending records of this node's copies.")
-    levels: int = Field(description="Records in level topics; part of the total only.")
-    overdue: int = Field(description="Overdue.")
-    within: list[Horizon] = Field(description="Cumulative, without overdue records.")
-    beyond: int = Field(description="Due later than the last interval.")
+    total: int
+    """Pending records of this node's copies."""
+    levels: int
+    """Records in level topics; part of the total only."""
+    overdue: int
+    """Due before `now_ms`. Exact up to 2,000 of a shard."""
+    within: list[Horizon]
+    """Cumulative, without overdue records. Counted by the minute: of more than 200 records of a
+    shard in two minutes, those of a minute are spread evenly over it.
+    """
+    beyond: int
+    """Due later than the last interval."""
     slices_elsewhere: list[int]
 
 
-class Bucket(BaseModel):
+class Bucket(Shown):
     """Number of records due in an interval that starts at ``start_ms``, epoch ms."""
 
     start_ms: int
     count: int
 
 
-class Timeline(BaseModel):
+class Timeline(Shown):
     """Numbers of pending records in consecutive intervals of ``unit_ms`` milliseconds."""
 
-    now_ms: int
     unit_ms: int
-    coarse_from_ms: int | None = Field(
-        description="From this time on, counts of longer intervals are spread evenly; null: all "
-        "buckets are exact."
-    )
+    coarse_from_ms: int | None
+    """From this time on, counts of longer intervals are spread evenly; null: all are exact."""
     buckets: list[Bucket]
     slices_elsewhere: list[int]
 
 
-class LocatedRecord(BaseModel):
+class LocatedRecord(Shown):
     """A source record and what has become of it."""
 
     topic: str
     partition: int
     offset: int
-    timestamp_ms: int = Field(description="Append time at the broker.")
-    key: Content | None
-    value: Content | None
-    headers: list[Header] = Field(description="As they were written.")
+    timestamp_ms: int
+    """Append time at the broker."""
+    key: ShownBytes
+    value: ShownBytes
+    headers: ShownHeaders
+    """As they were written."""
     state: Literal["pending", "late", "unread", "settled", "control", "invalid", "elsewhere"]
     detail: str
-    pending: WholeRecord | None
-
-    @classmethod
-    def of(
-        cls, topic: str, partition: int, row: PolledRecord, fate: RecordStatus | None
-    ) -> LocatedRecord:
-        offset, timestamp_ms, key, value, headers = row
-        return cls(
-            topic=topic,
-            partition=partition,
-            offset=offset,
-            timestamp_ms=timestamp_ms,
-            key=Content.of(key),
-            value=Content.of(value),
-            headers=Header.all_of(headers or []),
-            state=fate.state if fate is not None else "elsewhere",
-            detail=fate.detail if fate is not None else "this node keeps no copy of its shard",
-            pending=WholeRecord.of(fate.pending) if fate is not None and fate.pending else None,
-        )
+    pending: Pending | None
+    """The pending record; of a settled one, the requeued record that stands for it."""
+    fate: Fate | None
+    """Of a settled record; null: not found."""
 
 
-class DeadLetter(BaseModel):
+class DeadLetter(Shown):
     """A record in the dead-letter topic."""
 
     partition: int
@@ -220,135 +129,124 @@ class DeadLetter(BaseModel):
     code: str
     detail: str
     source: str
-    key: Content | None
+    key: ShownBytes
     value_bytes: int | None
     is_replayed: bool
 
 
-class DeadLetters(BaseModel):
+class DeadLetters(Shown):
     """The newest dead letters, newest first."""
 
     letters: list[DeadLetter]
-    total: int = Field(description="Number of offsets in the topic, transaction markers included.")
-    looked_at: int = Field(description="Number of offsets read, from the end.")
+    total: int
+    """Number of offsets in the topic, transaction markers included."""
+    looked_at: int
+    """Number of offsets read, from the end."""
 
 
-class ById(BaseModel):
+class ById(Shown):
     """Request that names a pending record by its id."""
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str = Field(min_length=1, max_length=ID_CHARS_MAX, description="Its `delay-id`.")
+    id: str = Field(min_length=1, max_length=ID_CHARS_MAX)
+    """Its `delay-id`."""
     encoding: Literal["utf-8", "base64"] = "utf-8"
-    topic: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9._-]{1,249}$",
-        description="Delay topic if no pending record is found. Default: the first one.",
-    )
-    partition: Whole | None = Field(
-        default=None, ge=0, le=2**31 - 1, description="As `topic`. Default: by the id."
-    )
-    wait_ms: Whole = Field(
-        default=5_000, ge=0, le=30_000, description="How long to wait for the outcome."
-    )
+    topic: str | None = Field(default=None, pattern="^[A-Za-z0-9._-]{1,249}$")
+    """Delay topic if no pending record is found. Default: the first one."""
+    partition: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
+    """As `topic`. Default: by the id."""
+    wait_ms: Whole = Field(default=5000, ge=0, le=30000)
+    """How long to wait for the outcome."""
 
 
 class Reschedule(ById):
     """Request for another due time: either ``at_ms`` or ``after_ms``."""
 
     at_ms: Annotated[Whole, AfterValidator(_no_seconds)] | None = Field(
-        default=None, ge=0, le=253_402_300_799_999, description="Epoch milliseconds."
+        default=None, ge=0, le=253402300799999
     )
+    """Epoch milliseconds."""
     after_ms: Whole | None = Field(default=None, ge=0, le=253_402_300_799_999)
 
 
-class Reason(BaseModel):
+class Reason(Shown):
     """Request to pause, with the reason to show."""
 
     model_config = ConfigDict(extra="forbid")
 
-    reason: str = Field(default="", max_length=1_000)
+    reason: str = Field(default="", max_length=REASON_CHARS_MAX)
 
 
-class Done(BaseModel):
+class Done(Shown):
     """Answer to a change: the written control records, and the outcome."""
 
-    written: list[str] = Field(description="`topic:partition:offset` of the control record.")
-    outcome: str | None = Field(
-        description="`cancelled`, `fired`, `replaced` or `not_pending`; null: not known yet."
-    )
+    written: list[str]
+    """`topic:partition:offset` of the control record."""
+    outcome: str | None
+    """`cancelled`, `fired`, `replaced` or `not_pending`; null: not known yet."""
     detail: str
 
 
-class Node(BaseModel):
+class Node(Shown):
     """A node of the cluster. ``address`` is its host name."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     node_id: str
     broker_id: int | None
     rack: str
     address: str
     workers: int
-    alive: list[int] = Field(description="Numbers of its live workers.")
+    alive: list[int]
+    """Numbers of its live workers."""
 
 
-class Copy(BaseModel):
+class Copy(Shown):
     """A replica of a slice."""
 
     node: str
-    stored: int = Field(description="Stored source offsets, summed over the delay topics.")
-    behind: int = Field(description="Offsets behind the most advanced copy.")
-    caught_up: bool = Field(description="Whether it may take over.")
+    stored: int
+    """Stored source offsets, summed over the delay topics."""
+    behind: int
+    """Offsets behind the most advanced copy."""
+    caught_up: bool
+    """Whether it may take over."""
 
 
-class Here(BaseModel):
-    """A slice as this node sees it."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    state: str
-    worker: int
-    lag_s: float = Field(description="Lag of its copy behind the owner, seconds; -1: unknown.")
-    source_lag: int
-    pending: int
-    oldest_due_ms: int | None
-    alarm: str
-
-
-class Slice(BaseModel):
+class Slice(Shown):
     """One slice: partition n of every delay topic."""
 
     slice: int
-    shards: list[str] = Field(description="Its shards, `topic:partition`.")
-    owner: str = Field(description="Node that owns it; empty: no node does.")
+    shards: list[str]
+    """Its shards, `topic:partition`."""
+    owner: str
+    """Node that owns it; empty: no node does."""
     epoch: int
-    heir: str = Field(description="Node to which it is being handed over; empty: none.")
+    heir: str
+    """Node to which it is being handed over; empty: none."""
     copies: list[Copy]
-    here: Here | None = Field(description="null: this node keeps no copy.")
+    here: SliceState | None
+    """null: this node keeps no copy."""
 
 
-class DelayTopic(BaseModel):
+class DelayTopic(Shown):
     """A delay topic."""
 
     name: str
     partitions: int
-    level_ms: int | None = Field(description="Its fixed delay; null: any delay.")
+    level_ms: int | None
+    """Its fixed delay; null: any delay."""
     is_paused: bool
 
 
-class Cluster(BaseModel):
+class Cluster(Shown):
     """Nodes, slices and delay topics."""
 
-    node_id: str = Field(description="Node that answers.")
-    standalone: bool = Field(description="Without ZooKeeper: this node owns all slices.")
+    node_id: str
+    """Node that answers."""
+    standalone: bool
+    """Without ZooKeeper: this node owns all slices."""
     nodes: list[Node]
     slices: list[Slice]
-    ownerless: list[int] = Field(description="Slices that no node owns now.")
+    ownerless: list[int]
+    """Slices that no node owns now."""
     topics: list[DelayTopic]
-
-
-class Health(BaseModel):
-    """Health of the node."""
-
-    status: Literal["ok"]

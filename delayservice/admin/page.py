@@ -29,27 +29,26 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from delayservice import __version__
-from delayservice.admin import models, page_charts, page_health
+from delayservice.admin import models, page_health
 from delayservice.admin.cluster import cluster_of
 from delayservice.admin.context import ApiContext
-from delayservice.admin.models import Content
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import (
     SCAN_MAX,
     UNITS_MS,
     backlog_of,
-    id_bytes,
+    located,
     may_be_beyond_window,
+    newest_of_id,
     pauses_of,
     pending_page,
     position_of,
     timeline_of,
 )
 from delayservice.base.errors import DelayServiceError
-from delayservice.config.reference import as_text, redacted
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
-from delayservice.inspection.query import Locate, Position, Search
+from delayservice.inspection.query import Content, Position, Search
 
 NO_FIGURE: Final = "\N{EN DASH}"
 VALUE_CHARS_MAX: Final = 16_384
@@ -63,6 +62,8 @@ _STACK: Final = re.compile(
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
 )
 _STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+# Possible ends of an axis, times a power of ten.
+_AXIS_ENDS: Final = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
 
 
 def count(number: int) -> str:
@@ -152,8 +153,9 @@ def _code_point(char: str) -> Markup:
     return Markup('<span class="code-point" title="{}">U+{:04X}</span>').format(name, ord(char))
 
 
-def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
+def content(data: bytes | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
     """Return content as HTML: text, base64 with a label, ``empty``, or ``null`` for None."""
+    found = Content.of(data)
     if found is None:
         return Markup('<span class="none">null</span>')
     if found.data == "":
@@ -162,6 +164,14 @@ def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str =
         label = Markup('<span class="tag">base64</span> ')
         return label + visible(found.data, chars_max)
     return visible(found.data, chars_max, keep)
+
+
+def round_up(number: int) -> int:
+    """Return a round number that is not below ``number``, for the end of an axis; half of it is
+    round, too.
+    """
+    power = int(10 ** max(len(str(number)) - 2, 0))
+    return next(step * power for step in _AXIS_ENDS if step * power >= number)
 
 
 def is_plain(text: str) -> bool:
@@ -219,16 +229,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        count=count,
-        lateness=lateness,
-        span=span,
-        size=size,
-        moment=moment,
-        relative=relative,
-        visible=visible,
-        content=content,
-    )
+    for word in (count, lateness, span, size, moment, relative, visible, content, round_up):
+        made.filters[word.__name__] = word
+    made.filters["raw"] = Content.of
     made.tests["plain"] = is_plain
     made.globals.update(value_chars_max=VALUE_CHARS_MAX, version=__version__)
     return made
@@ -252,19 +255,15 @@ class Pages:
         # The variables that every template uses.
         context = self._context
         now_ms = context.wall_ms()
-        cluster = _part(lambda: cluster_of(context))
-        pauses = _part(lambda: pauses_of(context))
-        findings = page_health.findings_of(
-            context.hub.status(),
-            cluster.value,
-            pauses.value or [],
-            now_ms,
-        )
+        status = context.hub.status()
+        cluster = _part(lambda: cluster_of(context, status.slices))
+        pauses = _part(lambda: pauses_of(context)).value or []
         return {
             "node_id": context.settings.node.node_id,
             "now_ms": now_ms,
+            "status": status,
             "cluster": cluster,
-            "findings": findings,
+            "findings": page_health.findings_of(status, cluster.value, pauses, now_ms),
         }
 
     def overview(self, unit: str) -> HTMLResponse:
@@ -272,23 +271,18 @@ class Pages:
         on.
         """
         context = self._context
-        timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
-        bars = page_charts.bars_of(timeline.value) if timeline.value is not None else None
         return self.draw(
             "overview",
             backlog=_part(lambda: backlog_of(context)),
             unit=unit,
             units=list(UNITS_MS),
-            timeline=timeline,
-            bars=bars,
-            status=context.hub.status(),
+            timeline=_part(lambda: timeline_of(context, unit, BUCKETS[unit])),
             workers_wanted=context.settings.node.workers,
         )
 
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
         row = self._context.read(topic, partition, offset)
-        fate = self._context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
-        found = models.LocatedRecord.of(topic, partition, row, fate)
+        found = located(self._context, topic, partition, row)
         return self.draw("record", record=found, pending=found.pending)
 
     def pending(self, asked: TypedSearch) -> Response:
@@ -305,17 +299,19 @@ class Pages:
         return self.draw("pending", **self._searched(asked, page))
 
     def _by_id(self, asked: TypedSearch) -> Response:
-        rows = self._context.inquiry.find(id_bytes(asked.id, asked.encoding))
+        searched = asked.id.encode()
+        rows = self._context.inquiry.find(searched)
+        places = [(row.topic, row.partition, row.offset) for row in rows]
         source = _SOURCE.fullmatch(asked.id.strip())
         if not rows and source is not None:
-            return RedirectResponse(_record_url(source[1], int(source[2]), int(source[3])), 303)
-        if len(rows) == 1:
-            return RedirectResponse(
-                _record_url(rows[0].topic, rows[0].partition, rows[0].offset), 303
-            )
-        records = [models.PendingRecord.of(row) for row in rows]
+            places = [(source[1], int(source[2]), int(source[3]))]
+        elif not rows and (found := newest_of_id(self._context, searched)) is not None:
+            places = [(found[0], found[1], found[2][0])]
+        if len(places) == 1:
+            topic, partition, offset = places[0]
+            return RedirectResponse(f"/records/{topic}/{partition}/{offset}", 303)
         page = models.PendingPage(
-            records=records,
+            records=rows,
             next=None,
             scanned=len(rows),
             damaged=0,
@@ -334,7 +330,9 @@ class Pages:
             after=asked.position,
             beyond_window=may_be_beyond_window(self._context, asked.from_ms),
         )
-        return pending_page(self._context, wanted)
+        page = pending_page(self._context, wanted)
+        page.records.sort(key=lambda row: row.due_ms)  # they come in the order of processing
+        return page
 
     def _searched(
         self, asked: TypedSearch, page: PagePart[models.PendingPage] | None
@@ -355,31 +353,8 @@ class Pages:
         ``last``: largest number of offsets to read from the end of each partition.
         """
         found = self._context.dead_letters(last, code or None)
-        rows = [(one, one.place in found.replayed) for one in found.letters[:_LETTERS]]
-        return self.draw(
-            "dead_letters",
-            rows=rows,
-            found=found,
-            code=code,
-            last=last,
-            left_out=len(found.letters) - len(rows),
-            explanations=EXPLANATIONS,
-            as_content=models.Content.of,
-        )
-
-    def config(self) -> HTMLResponse:
-        sections = [
-            (section, list(_flat((section,), table)))
-            for section, table in redacted(self._context.settings).items()
-        ]
-        return self.draw("config", sections=sections)
-
-
-def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        return [row for name, below in value.items() for row in _flat((*path, name), below)]
-    name = ".".join(path)
-    return [(name, as_text(name, value))]
+        shown: dict[str, Any] = {"code": code, "last": last, "explanations": EXPLANATIONS}
+        return self.draw("dead_letters", found=found, rows_max=_LETTERS, **shown)
 
 
 @dataclass(slots=True)
@@ -390,7 +365,6 @@ class TypedSearch:
     """
 
     id: str
-    encoding: str
     target: str
     topic: str
     due_from: str
@@ -410,8 +384,6 @@ class TypedSearch:
             self.position = position_of(self.after) if self.after else None
         except Refusal:
             self.errors["id"] = "The address of this page is damaged: search again."
-        if self.encoding == "base64":
-            self._check_base64()
 
     def _moment(self, name: str, text: str, now_ms: int, default_ms: int) -> int:
         try:
@@ -420,12 +392,6 @@ class TypedSearch:
             self.errors[name] = str(exc)
             return default_ms
         return default_ms if found_ms is None else found_ms
-
-    def _check_base64(self) -> None:
-        try:
-            id_bytes(self.id, self.encoding)
-        except Refusal as exc:
-            self.errors["id"] = exc.detail
 
     def query(self, after: str = "") -> str:
         """Return the search, without its id, as a URL query. With ``after``, the cursor of the
@@ -440,10 +406,6 @@ class TypedSearch:
             }
         asked = {"target": self.target, "topic": self.topic, **fixed, "after": after}
         return urlencode({name: text for name, text in asked.items() if text})
-
-
-def _record_url(topic: str, partition: int, offset: int) -> str:
-    return f"/records/{topic}/{partition}/{offset}"
 
 
 def page_routes(context: ApiContext) -> APIRouter:
@@ -465,14 +427,13 @@ def page_routes(context: ApiContext) -> APIRouter:
     @routes.get("/pending")
     def pending(
         id: _Text = "",  # noqa: A002  # the contract's word
-        encoding: Literal["utf-8", "base64"] = "utf-8",
         target: _Text = "",
         topic: _Text = "",
         from_: Annotated[str, Query(alias="from", max_length=100)] = "",
         to: Annotated[str, Query(max_length=100)] = "",
         after: Annotated[str, Query(max_length=1_000)] = "",
     ) -> Response:
-        return pages.pending(TypedSearch(id, encoding, target.strip(), topic, from_, to, after))
+        return pages.pending(TypedSearch(id, target.strip(), topic, from_, to, after))
 
     @routes.get("/records/{topic}/{partition}/{offset}")
     def record(topic: _Name, partition: _Partition, offset: _Offset) -> HTMLResponse:
@@ -484,10 +445,6 @@ def page_routes(context: ApiContext) -> APIRouter:
         last: Annotated[int, Query(ge=1, le=20_000)] = 2_000,
     ) -> HTMLResponse:
         return pages.dead_letters(code, last)
-
-    @routes.get("/config")
-    def config() -> HTMLResponse:
-        return pages.config()
 
     return routes
 

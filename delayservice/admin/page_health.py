@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from delayservice.admin import models
+from delayservice.metrics.facts import named_slices
 from delayservice.metrics.status import NodeState, Pause, TargetState
 
 # Lateness of the oldest undelivered record from which on a warning is shown, in ms.
@@ -85,7 +87,8 @@ def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[HealthFinding]
     if cluster.ownerless:
         yield HealthFinding(
             "problem",
-            f"No node owns {_slices(cluster.ownerless)}: records there are stored, not delivered.",
+            f"No node owns {named_slices(cluster.ownerless)}: records there are stored, not "
+            "delivered.",
             "A node takes over within seconds. If not, check that nodes and ZooKeeper run and "
             "that a copy has caught up.",
         )
@@ -96,29 +99,27 @@ def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[HealthFinding]
                 f"Node {node.node_id}: {len(node.alive)} of {node.workers} workers live.",
                 "Check the log of that node.",
             )
+    behind: dict[str, list[int]] = defaultdict(list)
+    late_ms: dict[int, int] = {}
     for held in cluster.slices:
-        yield from _of_slice(held, now_ms)
-
-
-def _of_slice(held: models.Slice, now_ms: int) -> Iterator[HealthFinding]:
-    behind = [copy.node for copy in held.copies if not copy.caught_up]
-    if behind:
+        for copy in held.copies:
+            if not copy.caught_up:
+                behind[copy.node].append(held.slice)
+        here = held.here
+        if here is not None and here.state == "owner" and here.oldest_due_ms is not None:
+            late_ms[held.slice] = now_ms - here.oldest_due_ms
+    for node_id, numbers in behind.items():
         yield HealthFinding(
             "warning",
-            f"{', '.join(behind)} may not take over slice {held.slice}.",
+            f"{node_id} may not take over {named_slices(numbers)}.",
             "`delayservice status` on that node shows the reason. A copy catches up by itself.",
         )
-    due_ms = held.here.oldest_due_ms if held.here is not None else None
-    owned = held.here is not None and held.here.state == "owner"
-    if owned and due_ms is not None and now_ms - due_ms > BEHIND_MS:
+    late = [number for number, ms in late_ms.items() if ms > BEHIND_MS]
+    if late:
+        late_s = max(late_ms.values()) / 1_000
         yield HealthFinding(
             "warning",
-            f"Slice {held.slice} delivers {(now_ms - due_ms) / 1_000:,.0f} s late.",
+            f"Deliveries of {named_slices(late)} are up to {late_s:,.0f} s late.",
             "Check whether a target is throttled, rate-limited or paused, and whether the node "
             "has spare CPU.",
         )
-
-
-def _slices(numbers: list[int]) -> str:
-    word = "slice" if len(numbers) == 1 else "slices"
-    return f"{word} {', '.join(map(str, numbers))}"

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query
 from msgspec import Meta
 
+from connectors.kafka.fate import ID_OFFSETS_MAX
 from delayservice.admin import models
 from delayservice.admin.cluster import add_cluster_routes
 from delayservice.admin.context import ApiContext
@@ -19,7 +20,7 @@ from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.problems import Refusal, described
 from delayservice.config.reference import redacted
 from delayservice.contract.dead_letters import DeadLetter
-from delayservice.contract.entry import OFFSET_MAX
+from delayservice.contract.entry import OFFSET_MAX, PolledRecord
 from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
 from delayservice.inspection.query import (
     HORIZONS_MS,
@@ -27,17 +28,29 @@ from delayservice.inspection.query import (
     MINUTE_MS,
     SECOND_MS,
     Locate,
+    Pending,
     Position,
     Search,
     counts_before,
     total_of,
 )
-from delayservice.metrics.status import Pause
+from delayservice.metrics.status import Pause, shown_pauses
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 # Records that each shard reads for one page of results; it takes about 10 ms.
 SCAN_MAX: Final = 20_000
 
+_CONTENT: Final = {"records": {"__all__": {"value", "headers"}}}
+_NO_RECORD: Final = (
+    "no record is pending under this id on this node, and none of the newest "
+    f"{ID_OFFSETS_MAX:,} offsets of each delay topic's partition has it"
+)
+_ANY: Final = "Target topic; `*` and `?` stand for any."
+_BEYOND: Final = (
+    "Include records due beyond the roll window, which takes longer. Default: only if the whole "
+    "range is beyond it."
+)
+_REQUEUED_ROWS: Final = 1_000
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _TIME: Final = "epoch ms, RFC 3339, `now`, `+10m` or `-2h`."
 _TIME_CHARS_MAX: Final = 64
@@ -48,37 +61,25 @@ _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=2**31 - 1)],
     Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
 ]
-_Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
 def reading_routes(context: ApiContext) -> APIRouter:
     """Return the routes that read. Their paths begin with ``/v1``."""
     routes = APIRouter(prefix="/v1", responses=described())
     add_cluster_routes(routes, context)
-    _add_pending(routes, context)
     _add_search(routes, context)
     _add_records(routes, context)
     _add_rest(routes, context)
     return routes
 
 
-def _add_pending(routes: APIRouter, context: ApiContext) -> None:
+def _add_search(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/pending/horizon", tags=["pending"])
     def horizon() -> models.Backlog:
         """Return the number of pending records by time until due."""
         return backlog_of(context)
 
-    @routes.get("/pending/timeline", tags=["pending"])
-    def timeline(
-        unit: _Unit = "minute",
-        buckets: Annotated[int, Query(ge=1, le=1_000)] = 60,
-    ) -> models.Timeline:
-        """Return the number of records due in each second, minute or hour from now on."""
-        return timeline_of(context, unit, buckets)
-
-
-def _add_search(routes: APIRouter, context: ApiContext) -> None:
-    @routes.get("/pending", tags=["pending"])
+    @routes.get("/pending", tags=["pending"], response_model_exclude=_CONTENT)
     def pending(
         from_: Annotated[
             str,
@@ -88,18 +89,9 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
             str | None,
             Query(max_length=_TIME_CHARS_MAX, description="End, as `from`. Default: none."),
         ] = None,
-        target: Annotated[
-            str | None,
-            Query(max_length=249, description="Target topic; `*` and `?` stand for any."),
-        ] = None,
+        target: Annotated[str | None, Query(max_length=249, description=_ANY)] = None,
         topic: Annotated[str | None, Query(pattern=_TOPIC, description="Delay topic.")] = None,
-        beyond_window: Annotated[
-            bool | None,
-            Query(
-                description="Include records due beyond the roll window, which takes longer. "
-                "Default: only if the whole range is beyond it."
-            ),
-        ] = None,
+        beyond_window: Annotated[bool | None, Query(description=_BEYOND)] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
         cursor: Annotated[
             str | None, Query(max_length=1_000, description="`next` of a page.")
@@ -136,7 +128,7 @@ def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
 def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
     page = context.inquiry.search(asked)
     return models.PendingPage(
-        records=[models.PendingRecord.of(row) for row in page.rows],
+        records=page.rows,
         next=None if page.upto is None else _cursor(page.upto),
         scanned=page.scanned,
         damaged=page.damaged,
@@ -148,8 +140,8 @@ def backlog_of(context: ApiContext) -> models.Backlog:
     """Return the numbers of pending records of this node's copies: all, overdue, due within certain
     times from now, and due later.
     """
-    now_ms = context.wall_ms()
     horizon = context.inquiry.horizon()
+    now_ms = horizon.now_ms
     stops_ms = [now_ms, *(now_ms + ms for ms in HORIZONS_MS)]
     overdue, *counts = counts_before(horizon.ranges, stops_ms)
     return models.Backlog(
@@ -181,7 +173,6 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
         if stop - start > unit_ms and start < stop_ms and stop > first_ms
     ]
     return models.Timeline(
-        now_ms=now_ms,
         unit_ms=unit_ms,
         coarse_from_ms=min(coarse, default=None),
         buckets=[
@@ -224,16 +215,18 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
             Query(alias="id", min_length=1, max_length=ID_CHARS_MAX, description="Its `delay-id`."),
         ],
         encoding: Annotated[str, Query(pattern="^(utf-8|base64)$")] = "utf-8",
-    ) -> list[models.WholeRecord]:
-        """The pending record of an id; one in each delay topic and partition at most."""
-        rows = context.inquiry.find(id_bytes(record_id, encoding))
-        if not rows:
-            raise Refusal(
-                404,
-                "no record is pending under this id on this node: it was settled, or never "
-                "written; see the outcomes topic or the audit",
-            )
-        return [models.WholeRecord.of(row) for row in rows]
+    ) -> list[Pending] | list[models.LocatedRecord]:
+        """The pending record of an id, one in each delay topic and partition at most; if there is
+        none, the newest record with this id and what became of it.
+        """
+        searched = id_bytes(record_id, encoding)
+        rows = context.inquiry.find(searched)
+        if rows:
+            return rows
+        found = newest_of_id(context, searched)
+        if found is None:
+            raise Refusal(404, _NO_RECORD)
+        return [located(context, *found)]
 
     @routes.get("/records/{topic}/{partition}/{offset}", tags=["records"], responses=described(404))
     def by_source(
@@ -241,10 +234,67 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
         offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
     ) -> models.LocatedRecord:
-        """A record of a delay topic as it was written, and its state."""
-        row = context.read(topic, partition, offset)
-        fate = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
-        return models.LocatedRecord.of(topic, partition, row, fate)
+        """A record of a delay topic as it was written, and what became of it."""
+        return located(context, topic, partition, context.read(topic, partition, offset))
+
+
+def newest_of_id(context: ApiContext, record_id: bytes) -> tuple[str, int, PolledRecord] | None:
+    """Return place and content of the newest record with this ``delay-id`` in the delay topics."""
+    levels = context.settings.levels.by_topic
+    topics = {name: count for name, count in context.delay_topics.items() if name not in levels}
+    return context.fates.newest_of_id(record_id, topics)
+
+
+def located(
+    context: ApiContext, topic: str, partition: int, row: PolledRecord
+) -> models.LocatedRecord:
+    """Return a record of a delay topic, its state, and what became of it if it is settled."""
+    status = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
+    detail, record, fate = status.detail, status.record, None
+    if status.state == "settled":
+        record = _requeued(context, status.record)
+        if record is not None:
+            place = f"{record.topic}:{record.partition}:{record.offset}"
+            detail = f"it was written again as {place}, which is pending"
+        else:
+            fate, problems = context.fates.fate_of(topic, partition, row, status.record)
+            detail = "; ".join([detail if fate is None else str(fate), *sorted(problems)])
+    return models.LocatedRecord(
+        topic=topic,
+        partition=partition,
+        offset=row[0],
+        timestamp_ms=row[1],
+        key=row[2],
+        value=row[3],
+        headers=row[4] or [],
+        state=status.state,
+        detail=detail,
+        pending=record,
+        fate=fate,
+    )
+
+
+def _requeued(context: ApiContext, record: Pending | None) -> Pending | None:
+    """Return the pending record that was written for a settled one, because it was rolled, parked
+    or sent to its home, or recurs; None: there is none.
+    """
+    if record is None:
+        return None
+    if record.id is not None:
+        rows = context.inquiry.find(record.id)
+    else:
+        is_due = record.due_ms <= context.wall_ms()
+        asked = Search(
+            from_ms=record.due_ms,
+            to_ms=DUE_STOP_MS if is_due else record.due_ms + 1,
+            target=record.target if is_due else None,
+            limit=_REQUEUED_ROWS,
+            scan_max=SCAN_MAX,
+            beyond_window=not is_due,
+        )
+        rows = context.inquiry.search(asked).rows
+    source = record.source.partition("#")[0]  # without the number of an occurrence
+    return next((row for row in rows if row.source.partition("#")[0] == source), None)
 
 
 def id_bytes(text: str, encoding: str) -> bytes:
@@ -296,10 +346,7 @@ def pauses_of(context: ApiContext) -> list[Pause]:
     newest = context.pauses.newest
     if newest is None:
         raise Refusal(503, "the pauses topic has not been read yet; try again in a moment")
-    return [
-        Pause(kind=paused.kind, name=paused.name, at_ms=pause.at_ms, reason=pause.reason)
-        for paused, pause in sorted(newest.all.items())
-    ]
+    return shown_pauses(newest)
 
 
 def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
@@ -310,7 +357,7 @@ def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
         code=letter.code,
         detail=letter.detail,
         source="" if letter.source is None else str(letter.source),
-        key=models.Content.of(letter.key),
+        key=letter.key,
         value_bytes=None if letter.value is None else len(letter.value),
         is_replayed=is_replayed,
     )

@@ -18,7 +18,7 @@ from connectors.kafka.control_topics import ControlReader, PauseWatcher
 from connectors.kafka.controls import ControlClient
 from delayservice import __version__
 from delayservice.admin import problems
-from delayservice.admin.changing import WaitingRoom, changing_routes, pause_routes
+from delayservice.admin.changing import WaitingRoom, changing_routes
 from delayservice.admin.cluster import health_routes
 from delayservice.admin.context import ApiContext
 from delayservice.admin.guards import (
@@ -69,10 +69,8 @@ def make_app(context: ApiContext, token: str) -> FastAPI:
     app.include_router(health_routes(context))
     is_exact = [Depends(knows_query), Depends(takes_json)]
     app.include_router(reading_routes(context), dependencies=[*may_read, *is_exact])
-    may_write = [Depends(writer(token)), *is_exact]
-    waiting = WaitingRoom()
-    app.include_router(changing_routes(context, waiting), dependencies=may_write)
-    app.include_router(pause_routes(context, waiting), dependencies=may_write)
+    may_write = [Depends(writer(token)), *is_exact, Depends(WaitingRoom())]
+    app.include_router(changing_routes(context), dependencies=may_write)
     app.include_router(page_routes(context), dependencies=may_read)
     # Without the token, as style and script are the same for every client.
     app.mount("/static", StaticFiles(packages=[("delayservice.admin", "static")]))

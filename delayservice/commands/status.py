@@ -21,10 +21,7 @@ from delayservice.commands.console import (
 )
 from delayservice.metrics.status import NodeState, Pause, SliceState
 
-_COLUMNS: Final = (
-    *("slice", "worker", "state", "epoch", "pending", "ingested", "delivered", "other"),
-    *("lag", "next due", "late p50", "p99"),
-)
+_COLUMNS: Final = ("slice", "worker", "state", "epoch", "pending", "stored", "lag", "next due")
 
 
 def run(common: ApiOptions) -> int:
@@ -50,6 +47,7 @@ def show(status: NodeState) -> None:
         say(out, f"  {problem}", "red")
     for notice in _notices(status):
         say(out, f"  {notice}", "yellow")
+    out.print(f"  {_counted(status)}", markup=False)
     if status.slices:
         show_table(_COLUMNS, map(_cells, status.slices))
 
@@ -65,26 +63,30 @@ def _notices(status: NodeState) -> Iterator[str]:
             yield f"{one.parked:,} records of {one.topic} for target {one.target} are parked"
 
 
+def _counted(status: NodeState) -> str:
+    settled = ", ".join(f"{count:,} {name}" for name, count in sorted(status.settled.items()))
+    late = [_lateness(ms) for ms in (status.lateness_ms_p50, status.lateness_ms_p99)]
+    return (
+        f"since its start: {status.ingested:,} stored; {settled or 'nothing settled'}; "
+        f"lateness p50 {late[0]}, p99 {late[1]}"
+    )
+
+
 def _paused(pause: Pause) -> str:
     reason = f": {pause.reason}" if pause.reason else ""
     return f"{pause.kind} {pause.name} is paused since {instant(pause.at_ms, to='minutes')}{reason}"
 
 
 def _cells(row: SliceState) -> list[str]:
-    delivered = row.settled.get("delivered", 0)
     return [
         str(row.slice),
         str(row.worker),
         f"{row.state} !" if row.alarm else row.state,
         str(row.epoch or "-"),
         f"{row.pending:,}",
-        f"{row.ingested:,}",
-        f"{delivered:,}",
-        f"{sum(row.settled.values()) - delivered:,}",
+        f"{row.stored:,}",
         f"{row.source_lag:,}",
         "-" if row.oldest_due_ms is None else from_now(row.oldest_due_ms),
-        _lateness(row.lateness_ms_p50),
-        _lateness(row.lateness_ms_p99),
     ]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -42,7 +43,8 @@ class Waiting(NamedTuple):
     parked: int
 
 
-class TopicCounts(msgspec.Struct):
+@dataclass(slots=True)
+class TopicCounts:
     """Numbers of pending records of a delay topic, for metrics. ``within`` has one for each of
     ``inspection.query.HORIZONS_MS``; empty for level topics: not known.
     """

@@ -299,9 +299,9 @@ class OwnershipView(Protocol):
 class Observer(Protocol):
     """Receiver of numbers for metrics, called once per batch."""
 
-    def ingested(self, slice_no: int, records: int) -> None: ...
+    def ingested(self, records: int) -> None: ...
 
-    def settled(self, slice_no: int, tally: OutputCounters, now_ms: int) -> None:
+    def settled(self, tally: OutputCounters, now_ms: int) -> None:
         """Add sums over committed outputs. ``now_ms``: time after their commit, epoch ms."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:

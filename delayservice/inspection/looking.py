@@ -15,6 +15,7 @@ from typing import Final
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
 from delayservice.contract.entry import COPY, HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry
+from delayservice.contract.home import Sent
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.census import MINUTE_MS
 from delayservice.engine.cursor import NO_MARK, CountRange, Frame, Key
@@ -33,11 +34,9 @@ from delayservice.slices.lane import Lane
 
 _CHUNK_ROWS: Final = 500
 _NEAR_ROWS: Final = 200
+_OVERDUE_ROWS: Final = 2_000
 _FIRST_ROWS: Final = 20
-_OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
-_SETTLED: Final = (
-    "it was delivered, dead-lettered, rolled, cancelled, replaced or expired; the audit says which"
-)
+_SETTLED: Final = "settled; what became of it is not in what the topics still hold"
 _SENT: Final = "it was sent, or waits to be sent,"
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
@@ -132,11 +131,11 @@ def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) 
         topic=lane.topic,
         partition=lane.partition,
         offset=key[1],
-        key_ms=key[0],
+        next_ms=key[0],
         due_ms=due_ms,
         target=target,
-        target_partition=target_partition,
-        record_id=record_id,
+        target_partition=target_partition if target_partition >= 0 else None,
+        id=record_id,
         key=record_key,
         value=value if whole else None,
         value_bytes=None if value is None else len(value),
@@ -145,35 +144,28 @@ def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) 
         attempt=attempt,
         expires_ms=expires_ms,
         recurs=packed_recurrence(meta) is not None,
-        marked_by=mark,
+        marked_by=mark if mark != NO_MARK else None,
     )
 
 
 def locate(lane: Lane, asked: Locate) -> RecordStatus:
-    if lane.window is None:
-        return _locate(lane, asked)
-    if asked.row[0] < lane.shard.committed.offset:
-        return RecordStatus(
-            state="settled", detail="it was settled in the order of its level topic"
-        )
-    return RecordStatus(state="pending", detail="it waits in its level topic")
-
-
-def _locate(lane: Lane, asked: Locate) -> RecordStatus:
     entry = lane.reader.read(*asked.row)
     if entry[1] not in (SCHEDULE, COPY):
         return _locate_other(lane, entry)
     offset, _, key_ms, _, payload, _ = entry
+    is_settled = offset < lane.shard.committed.offset
+    row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+    if lane.window is not None and not is_settled:
+        return RecordStatus(state="pending", detail="it waits in its level topic", record=row)
     with suppress(SlotDamagedError):
-        stored = _at(lane, (key_ms, offset))
+        stored = None if lane.window is not None else _at(lane, (key_ms, offset))
         if stored is not None:
-            return RecordStatus(state="pending", detail=_waits(stored), pending=stored)
-    if offset < lane.shard.committed.offset:
-        return RecordStatus(state="settled", detail=_SETTLED)
+            return RecordStatus(state="pending", detail=_waits(stored), record=stored)
+    if is_settled:
+        return RecordStatus(state="settled", detail=_SETTLED, record=row)
     if offset >= lane.shard.stored:
         return RecordStatus(state="unread", detail="this node has not read so far yet")
-    row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
-    return RecordStatus(state="late", detail="it is due, and about to be settled", pending=row)
+    return RecordStatus(state="late", detail="it is due, and about to be settled", record=row)
 
 
 def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
@@ -184,30 +176,35 @@ def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
         code, detail = entry[5][:2]
         return RecordStatus(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
     if entry[1] == HOMEBOUND:
-        home = f"to partition {entry[5][2]}, the home of its id"
-        if is_passed:
-            return RecordStatus(
-                state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more"
-            )
-        return RecordStatus(state="pending", detail=f"it is about to be sent {home}")
+        kind, written_ms, partition = entry[5]
+        home = f"to partition {partition}, the home of its id"
+        if not is_passed:
+            return RecordStatus(state="pending", detail=f"it is about to be sent {home}")
+        source = b"%s:%d:%d" % (lane.topic.encode(), lane.partition, entry[0])
+        sent = Sent(kind, source, written_ms, entry[4])
+        offset, kind, key_ms, _, payload, _ = lane.reader.read_arrived(entry[0], written_ms, sent)
+        row = None
+        if kind == SCHEDULE:
+            row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+        return RecordStatus(state="settled", detail=f"{_SENT} {home}", record=row)
     if is_passed:
-        return RecordStatus(state="settled", detail=_OUTCOMES)
+        return RecordStatus(state="settled", detail=_SETTLED)
     return RecordStatus(state="control", detail="it is about to take effect")
 
 
 def _waits(row: Pending) -> str:
-    if row.marked_by != NO_MARK:
+    if row.marked_by is not None:
         return f"it is about to be settled by what is at offset {row.marked_by}"
     if row.target == row.topic:
         return f"forwarded to partition {row.target_partition}, the home of its id"
-    if row.key_ms < row.due_ms:
+    if row.next_ms < row.due_ms:
         return "it waits to be rolled: its due time is beyond the roll window"
     return "it waits for its due time"
 
 
 def ahead(lanes: Mapping[str, Lane], now_ms: int) -> BacklogCounts:
     """Return counts of the pending records of all lanes by due time."""
-    backlog = BacklogCounts()
+    backlog = BacklogCounts(now_ms=now_ms)
     for lane in lanes.values():
         if lane.window is None:
             ranges = ranges_of(lane, now_ms)
@@ -221,26 +218,45 @@ def ahead(lanes: Mapping[str, Lane], now_ms: int) -> BacklogCounts:
 
 def ranges_of(lane: Lane, now_ms: int) -> list[CountRange] | None:
     """Return counts of a lane's pending records by due time, epoch milliseconds; None: they are
-    not counted yet after a start. Those of the present and the next minute are read and counted
-    one by one if they are few.
+    not counted yet after a start.
+
+    The census counts by the minute. Records up to the end of the next minute are read and counted
+    one by one if they are few; otherwise those that are due already, up to ``_OVERDUE_ROWS``.
     """
     census, first_ms = lane.store.census, lane.next_due_ms()
     if census is None:
         return None
     if first_ms is None:
         return []
-    ranges = census.ranges(now_ms, census.pending(lane.store.stats().pending))
-    k, near_ms = lane.shard.committed.key, (now_ms // MINUTE_MS + 2) * MINUTE_MS
-    near = list(islice(_frames(lane, k, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS), _NEAR_ROWS))
-    if len(near) < _NEAR_ROWS:
-        ranges = [one for one in ranges if one[0] >= near_ms or one[1] - one[0] > MINUTE_MS]
-        ranges += [
-            (due_ms, due_ms + 1, 1)
-            for key_ms, due_ms in _dues(lane, near)
-            # In later minutes, what is due beyond the roll window is among the others.
-            if due_ms == key_ms or key_ms // MINUTE_MS == k[0] // MINUTE_MS
-        ]
+    counted = census.ranges(now_ms, census.pending(lane.store.stats().pending))
+    read_ms, near = _near(lane, now_ms)
+    ranges = [(due_ms, due_ms + 1, 1) for _, due_ms in near]
+    for start_ms, stop_ms, count in counted:
+        if start_ms >= read_ms or stop_ms - start_ms > MINUTE_MS:
+            ranges.append((start_ms, stop_ms, count))
+        elif stop_ms > read_ms:  # what is not read is due in the rest of that minute
+            left = count - sum(start_ms <= key_ms < stop_ms for key_ms, _ in near)
+            ranges.append((read_ms, stop_ms, max(left, 0)))
     return [(max(start, first_ms), stop, count) for start, stop, count in ranges if stop > first_ms]
+
+
+def _near(lane: Lane, now_ms: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return (key time, due time) of the lane's first pending records, and before them the key
+    time, epoch ms, below which they are all that there are.
+    """
+    k, near_ms = lane.shard.committed.key, (now_ms // MINUTE_MS + 2) * MINUTE_MS
+    frames: list[Frame] = []
+    for frame in _frames(lane, k, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS):
+        frames.append(frame)
+        if len(frames) >= (_NEAR_ROWS if frame[0] > now_ms else _OVERDUE_ROWS):
+            near_ms = frame[0]
+            break
+    return near_ms, [
+        (key_ms, due_ms)
+        for key_ms, due_ms in _dues(lane, frames)
+        # In later minutes, what is due beyond the roll window is among the others.
+        if key_ms < near_ms and (due_ms == key_ms or key_ms // MINUTE_MS == k[0] // MINUTE_MS)
+    ]
 
 
 # (key time, due time) of the pending ones among ``frames``, epoch milliseconds.

@@ -8,13 +8,16 @@ its last position.
 
 from __future__ import annotations
 
+import base64
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import fsum
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.dataclasses import dataclass
 
 from delayservice.contract.entry import OFFSET_MAX, PolledRecord
 from delayservice.contract.names import Header
@@ -84,41 +87,81 @@ class HeldTopics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Question: TypeAlias = Search | Find | Locate | Ahead | Standings | HeldTopics
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """Pending record, decoded for people."""
+class Content(BaseModel):
+    """Bytes: as text where they are UTF-8, else in base64."""
 
+    encoding: Literal["utf-8", "base64"]
+    data: str
+
+    @classmethod
+    def of(cls, content: bytes | None) -> Content | None:
+        if content is None:
+            return None
+        try:
+            return cls(encoding="utf-8", data=content.decode())
+        except UnicodeDecodeError:
+            return cls(encoding="base64", data=base64.b64encode(content).decode())
+
+
+class NamedContent(BaseModel):
+    """A header of a record."""
+
+    name: str
+    value: Content | None
+
+    @classmethod
+    def all_of(cls, headers: Sequence[Header]) -> list[NamedContent]:
+        return [cls(name=name, value=Content.of(value)) for name, value in headers]
+
+
+# Bytes and headers that become ``Content`` in JSON.
+ShownBytes = Annotated[bytes | None, PlainSerializer(Content.of, return_type=Content | None)]
+ShownHeaders = Annotated[
+    list[Header], PlainSerializer(NamedContent.all_of, return_type=list[NamedContent])
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(use_attribute_docstrings=True))
+class Pending:
+    """A pending record."""
+
+    # A dataclass, for msgspec packs it in the answers of workers.
     topic: str
+    """Its delay topic."""
     partition: int
     offset: int
-    # Its key time, epoch milliseconds: its due time, the time of its rolling, or the end of its
-    # pause if it is parked.
-    key_ms: int
+    id: ShownBytes
+    """Its `delay-id`."""
     due_ms: int
+    """Due time."""
+    next_ms: int
+    """Next processing: due time, roll or retry. Its key time."""
     target: str
-    # Partition of the target topic; -1: chosen by ``key``.
-    target_partition: int
-    record_id: bytes | None
-    key: bytes | None
-    # Value of the record in the target topic; None in lists.
-    value: bytes | None
-    # Size of the value in bytes; None: the value is null.
+    """Target topic."""
+    target_partition: int | None
+    """null: chosen by the key."""
+    key: ShownBytes
+    """Output key."""
     value_bytes: int | None
-    # The user's headers of the record in the target topic; empty in lists.
-    headers: list[Header]
-    # ``topic:partition:offset`` of the record that the user wrote; this record, unless it is
-    # requeued.
+    """Size of the value; null: it is null."""
     source: str
-    # Number of the delivery attempt, from 1.
+    """`topic:partition:offset` of the producer's own record."""
     attempt: int
-    # Time after which it expires, epoch milliseconds; None: never.
+    """Number of the delivery attempt, from 1."""
     expires_ms: int | None
+    """Time from which it is not delivered."""
     recurs: bool
-    # Source offset of its canceller, which takes effect when H passes it; -1: no canceller.
-    marked_by: int
+    """An occurrence of a recurring schedule."""
+    marked_by: int | None
+    """Offset of the record that is about to cancel or replace it; null: none."""
+    value: ShownBytes = None
+    """Absent in lists."""
+    headers: Annotated[ShownHeaders, Field(default_factory=list)]
+    """Its own headers, as they will be delivered. Absent in lists."""
 
     @property
     def position(self) -> Position:
-        return self.key_ms, self.topic, self.partition, self.offset
+        return self.next_ms, self.topic, self.partition, self.offset
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,24 +177,25 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecordStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of one record of a delay topic; ``detail`` explains it in one sentence for people, and
-    ``pending`` is the record if it is pending or late.
+    ``record`` is what was scheduled, pending or settled; None: it is no schedule.
 
     ``state`` is ``pending``; ``late``: due, and about to be settled; ``unread``: not read by the
-    node yet; ``settled``; ``control``: a cancel or a fire that is not settled yet; or ``invalid``:
-    about to be dead-lettered.
+    node yet; ``settled``; ``control``: a cancel or a fire that is not settled yet; ``invalid``:
+    about to be dead-lettered; or ``elsewhere``: the node keeps no copy of its shard.
     """
 
-    state: Literal["pending", "late", "unread", "settled", "control", "invalid"]
+    state: Literal["pending", "late", "unread", "settled", "control", "invalid", "elsewhere"]
     detail: str
-    pending: Pending | None = None
+    record: Pending | None = None
 
 
 class BacklogCounts(msgspec.Struct, kw_only=True):
     """Counts of pending records by due time. ``total`` includes the ``levels``, records of level
     topics, and those of shards that are not counted yet after a start; both are not in ``ranges``.
-    These are in no order and may overlap.
+    These are in no order and may overlap. What is due before ``now_ms``, epoch ms, is exact.
     """
 
+    now_ms: int = 0
     total: int = 0
     levels: int = 0
     ranges: list[CountRange] = []

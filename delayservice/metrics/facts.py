@@ -11,27 +11,14 @@ from delayservice.metrics.counts import (
     LATENESS_BOUNDS_MS,
     TARGETS_MAX,
     AuditFacts,
-    Counters,
     Histogram,
     ReconcileFacts,
-    SliceMetrics,
     WorkerMetrics,
 )
 from delayservice.metrics.status import PauseFacts, SliceState, TargetState, WorkerState
 
 # Slices that the text of a problem names; further ones are only counted.
 SLICES_NAMED_MAX = 10
-
-
-@dataclass(frozen=True, slots=True)
-class SliceReport:
-    """Metrics of a slice as last reported by a worker. ``cursor_age_s``: time since the worker's
-    last commit; the age of the metrics, if the cursor needed no commit.
-    """
-
-    worker: int
-    metrics: SliceMetrics
-    cursor_age_s: float
 
 
 class Unelectable(NamedTuple):
@@ -46,14 +33,15 @@ class Unelectable(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """State of a node at one moment. ``workers``, ``slices``: as last reported; ``totals``:
-    counters by slice since the node started; ``copies``: newest comparison of the nodes' copies.
+    counters of all workers since the node started; ``copies``: newest comparison of the nodes'
+    copies.
     """
 
     node_id: str
     version: str
     workers: Sequence[WorkerState]
-    slices: Sequence[SliceReport]
-    totals: dict[int, Counters]
+    slices: Sequence[SliceState]
+    totals: WorkerMetrics
     audit: AuditFacts | None = None
     # Number of times that each worker was lost and replaced since the node started.
     restarts: Mapping[int, int] = field(default_factory=dict)
@@ -91,22 +79,28 @@ def why_not_electable(facts: NodeFacts) -> list[str]:
     for one in facts.unelectable:
         if one.slice is not None:
             slices.setdefault(one.cause, []).append(one)
-    for found in slices.values():
-        named = ", ".join(str(one.slice) for one in found[:SLICES_NAMED_MAX])
-        more = len(found) - SLICES_NAMED_MAX
-        which = f"slices {named}" if len(found) > 1 else f"slice {named}"
-        said.append(f"{which}{f' and {more} more' if more > 0 else ''}: {found[0].reason}")
-    return said
+    return said + [
+        f"{named_slices([one.slice or 0 for one in found])}: {found[0].reason}"
+        for found in slices.values()
+    ]
 
 
-def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
+def named_slices(numbers: Sequence[int]) -> str:
+    """Return ``slice 3``, or ``slices 1, 2 and 5 more``."""
+    named = ", ".join(map(str, numbers[:SLICES_NAMED_MAX]))
+    more = len(numbers) - SLICES_NAMED_MAX
+    which = f"slices {named}" if len(numbers) > 1 else f"slice {named}"
+    return f"{which} and {more} more" if more > 0 else which
+
+
+def topics_of(slices: Iterable[SliceState]) -> dict[str, TopicCounts]:
     """Return the numbers of pending records by delay topic, summed over the slices. Target topics
     with few records are combined under ``census.OTHERS``, so that ``TARGETS_MAX`` pairs of delay
     topic and target topic have numbers of their own.
     """
     topics: dict[str, TopicCounts] = {}
-    for report in slices:
-        for topic, counts in report.metrics.topics.items():
+    for one in slices:
+        for topic, counts in one.topics.items():
             topics.setdefault(topic, TopicCounts(0, [], {})).add(counts)
     pairs = {
         (topic, target): waiting
@@ -126,19 +120,12 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
         for topic, counts in facts.topics.items()
         for target, found in counts.targets.items()
     }
-    together = WorkerMetrics()
-    for metrics in facts.worker_totals.values():
-        together.add(metrics)
-    lateness = {
-        (topic, target): found
-        for topic, targets in together.targets.items()
-        for target, found in targets.items()
-    }
+    lateness = facts.totals.targets
+    delivered_to = {(topic, target) for topic, found in lateness.items() for target in found}
     states = []
-    for pair in waiting.keys() | lateness.keys():
-        topic, target = pair
-        pending, parked = waiting.get(pair, (0, 0))
-        late = lateness.get(pair, Histogram.empty(LATENESS_BOUNDS_MS))
+    for topic, target in waiting.keys() | delivered_to:
+        pending, parked = waiting.get((topic, target), (0, 0))
+        late = lateness.get(topic, {}).get(target, Histogram.empty(LATENESS_BOUNDS_MS))
         states.append(
             TargetState(
                 topic=topic,
@@ -150,25 +137,3 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
             )
         )
     return sorted(states, key=lambda one: (-one.parked, -one.pending, one.topic, one.target))
-
-
-def slice_state(report: SliceReport, totals: Counters) -> SliceState:
-    metrics = report.metrics
-    return SliceState(
-        slice=metrics.slice,
-        worker=report.worker,
-        state=metrics.state,
-        epoch=metrics.epoch,
-        lag_s=round(metrics.lag_s, 3),
-        alarm=metrics.alarm,
-        pending=metrics.pending,
-        ingested=totals.ingested,
-        settled=totals.settled,
-        oldest_due_ms=metrics.oldest_due_ms,
-        cursor_age_s=round(report.cursor_age_s, 3),
-        source_lag=metrics.source_lag,
-        store_bytes=metrics.store_bytes,
-        lateness_ms_p50=totals.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
-        lateness_ms_p99=totals.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
-        early=totals.early,
-    )

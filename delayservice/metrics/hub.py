@@ -1,7 +1,7 @@
 """Metrics of all workers of a node, collected in the supervisor.
 
-Counters belong to the node and never decrease while it runs: the counts of a dead worker are kept
-for each slice. After a restart of the whole node they start at zero, which Prometheus detects as a
+Counters belong to the node and never decrease while it runs: the counts of a dead worker are kept.
+After a restart of the whole node they start at zero, which Prometheus detects as a
 counter reset.
 """
 
@@ -10,30 +10,27 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from delayservice import __version__
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import WorkerFacts, electability
 from delayservice.metrics.counts import (
+    LATENESS_BOUNDS_MS,
     TRANSACTION_BOUNDS_MS,
-    Counters,
-    SliceMetrics,
     WorkerMetrics,
 )
 from delayservice.metrics.facts import (
     NodeFacts,
-    SliceReport,
     Unelectable,
-    slice_state,
     target_states,
     topics_of,
     why_not_electable,
 )
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot
-from delayservice.metrics.status import NodeState, PauseFacts, WorkerState
+from delayservice.metrics.status import NodeState, PauseFacts, SliceState, WorkerState
 
 T = TypeVar("T")
 
@@ -53,13 +50,17 @@ class _Worker:
         self.snapshot = snapshot
         self.arrived_s = arrived_s
 
+    def age_s(self, now_s: float) -> float:
+        return now_s - self.arrived_s + self.snapshot.turn_s
+
     @property
     def cpu_ratio(self) -> float | None:
         """Used part of a core between the last two snapshots; None: there is one snapshot."""
         if self.before is None or self.arrived_s <= self.before[1]:
             return None
         metrics, arrived_s = self.before
-        return (self.snapshot.worker.cpu_s - metrics.cpu_s) / (self.arrived_s - arrived_s)
+        used_s = self.snapshot.worker.cpu_s - metrics.cpu_s
+        return round(used_s / (self.arrived_s - arrived_s), 3)
 
     @property
     def turn_ms_p99(self) -> int | None:
@@ -71,13 +72,12 @@ class _Worker:
         return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
     def state(self, index: int, restarts: int, now_s: float, totals: WorkerMetrics) -> WorkerState:
-        cpu_ratio = self.cpu_ratio
         return WorkerState(
             worker=index,
             pid=self.snapshot.pid,
             restarts=restarts,
             silent_s=round(now_s - self.arrived_s, 3),
-            cpu_ratio=None if cpu_ratio is None else round(cpu_ratio, 3),
+            cpu_ratio=self.cpu_ratio,
             memory_bytes=self.snapshot.worker.memory_bytes,
             turn_ms_p99=self.turn_ms_p99,
             transaction_ms_p99=totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
@@ -97,7 +97,6 @@ class MetricsHub:
         self._lock = threading.Lock()
         self._workers: dict[int, _Worker] = {}
         self._restarts: dict[int, int] = {}
-        self._past: dict[int, Counters] = {}
         self._waits_for = ""
         # Number of settings by which Kafka may lose what it acknowledged; None: not looked at yet.
         self.unsafe_settings: int | None = None
@@ -118,7 +117,6 @@ class MetricsHub:
             if known is None:
                 self._workers[worker_index] = _Worker(snapshot, self._now_s())
                 return
-            self._keep_dropped(known.snapshot, snapshot)
             known.take(snapshot, self._now_s())
 
     def turn_s(self, worker_index: int) -> float:
@@ -148,33 +146,24 @@ class MetricsHub:
         if gone is None:
             return
         self._past_workers.setdefault(worker_index, WorkerMetrics()).add(gone.snapshot.worker)
-        for metrics in gone.snapshot.slices:
-            self._keep(metrics)
 
-    def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
-        # The worker may keep slices again that it has dropped: their counters must not decrease.
-        reported = {_kept(metrics) for metrics in new.slices}
-        for metrics in old.slices:
-            if _kept(metrics) not in reported:
-                self._keep(metrics)
+    def slices(self) -> list[SliceState]:
+        """Return the slices that this node keeps, as last reported."""
+        with self._lock:
+            return self._slices(self._now_s())
 
-    def _keep(self, metrics: SliceMetrics) -> None:
-        self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
+    def _slices(self, now_s: float) -> list[SliceState]:
+        # The age of the cursor keeps growing while a worker is silent or its loop hangs.
+        return [
+            replace(one, worker=index, cursor_age_s=one.cursor_age_s + worker.age_s(now_s))
+            for index, worker in sorted(self._workers.items())
+            for one in worker.snapshot.slices
+        ]
 
     def facts(self) -> NodeFacts:
         with self._lock:
             now_s = self._now_s()
-            workers = sorted(self._workers.items())
-            # The age of the cursor keeps growing while a worker is silent or its loop hangs.
-            slices = [
-                SliceReport(
-                    index,
-                    metrics,
-                    metrics.cursor_age_s + now_s - worker.arrived_s + worker.snapshot.turn_s,
-                )
-                for index, worker in workers
-                for metrics in worker.snapshot.slices
-            ]
+            workers, slices = sorted(self._workers.items()), self._slices(now_s)
             worker_totals = self._worker_totals()
             restarts = {n: self._restarts.get(n, 0) for n in range(self._workers_wanted)}
             snapshots = [worker.snapshot for worker in self._workers.values()]
@@ -190,7 +179,7 @@ class MetricsHub:
                     for index, worker in workers
                 ],
                 slices,
-                self._slice_totals(slices),
+                total_of(worker_totals.values()),
                 audit=_first(one.audit for one in snapshots),
                 restarts=restarts,
                 workers_missing=self._workers_wanted - len(workers),
@@ -213,14 +202,6 @@ class MetricsHub:
                 unsafe_settings=self.unsafe_settings,
             )
 
-    def _slice_totals(self, slices: Sequence[SliceReport]) -> dict[int, Counters]:
-        totals: dict[int, Counters] = {}
-        for number, past in self._past.items():
-            totals.setdefault(number, Counters()).add(past)
-        for report in slices:
-            totals.setdefault(report.metrics.slice, Counters()).add(report.metrics.counters)
-        return totals
-
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
@@ -232,9 +213,9 @@ class MetricsHub:
         if cause:
             yield Unelectable(worker_index, None, cause, reason)
             return
-        for metrics in worker.snapshot.slices if worker is not None else ():
-            if metrics.cause:
-                yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
+        for one in worker.snapshot.slices if worker is not None else ():
+            if one.cause:
+                yield Unelectable(worker_index, one.slice, one.cause, one.reason)
 
     def _worker_totals(self) -> dict[int, WorkerMetrics]:
         totals: dict[int, WorkerMetrics] = {}
@@ -251,9 +232,9 @@ class MetricsHub:
         facts = self.facts()
         problems = why_not_electable(facts)
         problems += [
-            f"slice {s.metrics.slice}: {s.metrics.alarm}"
-            for s in facts.slices
-            if s.metrics.alarm and s.metrics.alarm != s.metrics.reason
+            f"slice {one.slice}: {one.alarm}"
+            for one in facts.slices
+            if one.alarm and one.alarm != one.reason
         ]
         problems += facts.problems
         pauses = facts.pauses or PauseFacts([], {}, None)
@@ -264,9 +245,14 @@ class MetricsHub:
             healthy=not problems,
             problems=problems,
             workers=list(facts.workers),
-            slices=[slice_state(s, facts.totals[s.metrics.slice]) for s in facts.slices],
+            slices=list(facts.slices),
             paused=pauses.told,
             paused_others=sum(pauses.counts.values()) - len(pauses.told),
+            ingested=facts.totals.ingested,
+            settled=facts.totals.settled,
+            early=facts.totals.early,
+            lateness_ms_p50=facts.totals.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
+            lateness_ms_p99=facts.totals.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
             targets=target_states(facts),
             pinned=facts.pinned,
         )
@@ -276,8 +262,11 @@ def _life(snapshot: Snapshot) -> tuple[int, int]:
     return snapshot.pid, snapshot.started_ns
 
 
-def _kept(metrics: SliceMetrics) -> tuple[int, int]:
-    return metrics.slice, metrics.keeping
+def total_of(parts: Iterable[WorkerMetrics]) -> WorkerMetrics:
+    total = WorkerMetrics()
+    for part in parts:
+        total.add(part)
+    return total
 
 
 def _first(found: Iterable[T | None]) -> T | None:

@@ -16,18 +16,17 @@ from delayservice.metrics.counts import (
     AuditFacts,
     Histogram,
     ReconcileFacts,
-    SliceMetrics,
     WorkerMetrics,
 )
-from delayservice.metrics.status import PauseFacts
+from delayservice.metrics.status import PauseFacts, SliceState
 
 # Start of this process, monotonic clock.
 _STARTED_NS: Final = time.monotonic_ns()
 
 
 class Snapshot(msgspec.Struct):
-    """Metrics of one worker process and all its slices. Counters only grow while ``pid`` and
-    ``started_ns`` stay the same.
+    """Metrics of one worker process, and the state of all its slices. Counters only grow while
+    ``pid`` and ``started_ns`` stay the same.
     """
 
     pid: int
@@ -53,23 +52,23 @@ class Snapshot(msgspec.Struct):
     pinned: str = ""
     copies: ReconcileFacts | None = None
     started_ns: int = _STARTED_NS
-    # Metrics of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills it in.
-    packed: dict[bytes, SliceMetrics] = {}
+    # State of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills it in.
+    packed: dict[bytes, SliceState] = {}
 
     @property
-    def slices(self) -> Collection[SliceMetrics]:
+    def slices(self) -> Collection[SliceState]:
         return self.packed.values()
 
 
-_NOTHING: Final[Mapping[bytes, SliceMetrics]] = MappingProxyType({})
+_NOTHING: Final[Mapping[bytes, SliceState]] = MappingProxyType({})
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Snapshot, list[msgspec.Raw]]).decode
-_decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
+_decode_slice = msgspec.msgpack.Decoder(SliceState).decode
 
 
-def encode_slice(metrics: SliceMetrics) -> bytes:
-    # For other threads, bytes are cheaper than a copy of the metrics.
-    return _encode(metrics)
+def encode_slice(state: SliceState) -> bytes:
+    # For other threads, bytes are cheaper than a copy.
+    return _encode(state)
 
 
 def encode_snapshot(snapshot: Snapshot, slices: Iterable[bytes] = ()) -> bytes:
@@ -79,7 +78,7 @@ def encode_snapshot(snapshot: Snapshot, slices: Iterable[bytes] = ()) -> bytes:
     return _encode((snapshot, [msgspec.Raw(packed) for packed in slices]))
 
 
-def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING) -> Snapshot:
+def decode_snapshot(data: bytes, known: Mapping[bytes, SliceState] = _NOTHING) -> Snapshot:
     """Return the snapshot that ``encode_snapshot`` encoded. Raises ``DelayServiceError`` if worker
     and supervisor have different versions.
 
@@ -90,19 +89,13 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
     try:
         snapshot, slices = _decode(data)
         _check_worker(snapshot.worker)
-        snapshot.packed = {key: known.get(key) or _unpack_slice(key) for key in map(bytes, slices)}
+        snapshot.packed = {key: known.get(key) or _decode_slice(key) for key in map(bytes, slices)}
     except msgspec.DecodeError as exc:
         raise DelayServiceError(
             f"a worker sent {len(data)} bytes that are no snapshot ({exc}); restart the node, so "
             "that all its processes are of one version"
         ) from exc
     return snapshot
-
-
-def _unpack_slice(packed: bytes) -> SliceMetrics:
-    metrics = _decode_slice(packed)
-    _check_sizes([metrics.counters.lateness], LATENESS_BOUNDS_MS)
-    return metrics
 
 
 def _check_worker(worker: WorkerMetrics) -> None:

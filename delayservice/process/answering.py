@@ -57,7 +57,7 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
     if isinstance(question, Locate):
         is_here = question.partition in thread.slices
         return _locate(question, thread) if is_here else None
-    horizon = BacklogCounts()
+    horizon = BacklogCounts(now_ms=question.now_ms)
     for number in thread.slices:
         with _lanes(thread, number) as lanes:
             horizon.add(looking.ahead(lanes, question.now_ms))

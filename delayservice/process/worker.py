@@ -32,7 +32,7 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.contract import contract_for
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
-from delayservice.engine.electability import ELECTABLE, Verdict, WorkerFacts
+from delayservice.engine.electability import ELECTABLE, Cause, Verdict, WorkerFacts
 from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
@@ -230,7 +230,9 @@ class Worker:
         if self._verdict.cause is before.cause:
             return
         cause, why = self._verdict.cause.value, self._verdict.reason
-        if self._verdict.may_own:
+        if doubt == NOT_COMPARED and cause == Cause.CLOCK_IN_DOUBT.value:
+            _log.info("clock_not_compared", why=why)  # at every start
+        elif self._verdict.may_own:
             _log.info("worker_electable", was=before.cause.value)
         else:
             _log.warning("worker_not_electable", cause=cause, why=why)

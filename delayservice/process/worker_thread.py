@@ -267,7 +267,9 @@ class WorkerThread:
         now_s = self._clock.monotonic_s()
         if now_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = now_s
-            self.worker_metrics = taken = WorkerMetrics(process_time(), _memory_bytes())
+            self.worker_metrics = taken = WorkerMetrics(
+                cpu_s=process_time(), memory_bytes=_memory_bytes()
+            )
             taken.add(self._observer.worker)
 
     def _sample_slices(self) -> None:
@@ -287,7 +289,7 @@ class WorkerThread:
         self._ownership.standing(slice_.number, standing)
         self._sample(slice_, sampled)
         seen = standing.stored, slice_.follower.newest
-        is_behind = bool(sampled.lag_s or sampled.metrics.source_lag)
+        is_behind = bool(sampled.lag_s or sampled.state.source_lag)
         sampled.is_quiet = seen == sampled.seen and not is_behind
         sampled.seen = seen
         self._tell_progress(slice_, sampled)
@@ -298,12 +300,12 @@ class WorkerThread:
 
     def _tell_progress(self, slice_: Slice, sampled: Sampled) -> None:
         now_s = self._clock.monotonic_s()
-        is_late = sampled.lag_s >= CATCHING_UP_S and sampled.metrics.source_lag > 0
+        is_late = sampled.lag_s >= CATCHING_UP_S and sampled.state.source_lag > 0
         is_behind = is_late and not slice_.follower.refusal
         if is_behind == sampled.was_behind and now_s - sampled.told_s < PROGRESS_S:
             return
         if is_behind:
-            stored, left = sum(slice_.stored.values()), sampled.metrics.source_lag
+            stored, left = sum(slice_.stored.values()), sampled.state.source_lag
             percent = round(100 * stored / max(stored + left, 1))
             _log.info("catching_up", slice=slice_.number, percent=percent, left=left)
         elif sampled.was_behind:
@@ -312,7 +314,7 @@ class WorkerThread:
         sampled.told_s = now_s
 
     def _sample(self, slice_: Slice, sampled: Sampled) -> None:
-        metrics, is_owner = sampled.metrics, slice_.is_owner
+        state, is_owner = sampled.state, slice_.is_owner
         ends = self._log_ends.get(slice_.number, _NOT_ASKED).ends
         lanes = list(slice_.lanes.values())
         for lane in lanes:
@@ -331,27 +333,29 @@ class WorkerThread:
         counts = sampled.counts.values()
         dues = [one.next_due_ms for one in counts if one.next_due_ms is not None]
         stored = slice_.stored
-        metrics.source_lag = sum(max(end - stored.get(t, 0), 0) for t, end in ends.items())
+        state.source_lag = sum(max(end - stored.get(t, 0), 0) for t, end in ends.items())
         verdict = self._ownership.verdict(slice_.number)
-        metrics.cause, metrics.reason = verdict.cause.value, verdict.reason
-        metrics.state = "owner" if is_owner else metrics.cause or "replica"
-        metrics.epoch = slice_.epoch if is_owner else 0
-        metrics.lag_s = sampled.lag_s if sampled.lag_s < float("inf") else -1.0
-        metrics.pending = sum(one.pending for one in counts)
+        state.cause, state.reason = verdict.cause.value, verdict.reason
+        state.state = "owner" if is_owner else state.cause or "replica"
+        state.epoch = slice_.epoch if is_owner else 0
+        state.lag_s = sampled.lag_s if sampled.lag_s < float("inf") else -1.0
+        state.stored = sum(stored.values())
+        state.pending = sum(one.pending for one in counts)
         shown = sampled.counts if is_owner else {}
-        metrics.topics = {topic: topic_counts(one, now_ms) for topic, one in shown.items()}
-        metrics.store_bytes = sum(lane.stats().bytes for lane in lanes)
-        metrics.oldest_due_ms = min(dues, default=None)
-        metrics.cursor_age_s = self.loop.uncommitted_s(slice_)
-        metrics.damaged = slice_.damaged
-        metrics.lost_offsets = slice_.follower.lost_offsets
-        metrics.storing_stopped = bool(self._disk.alarm)
-        metrics.counters.over_cap = slice_.flow.over_cap
+        state.topics = {topic: topic_counts(one, now_ms) for topic, one in shown.items()}
+        state.store_bytes = sum(lane.stats().bytes for lane in lanes)
+        state.oldest_due_ms = min(dues, default=None)
+        state.cursor_age_s = self.loop.uncommitted_s(slice_)
+        state.damaged = slice_.damaged
+        state.lost_offsets = slice_.follower.lost_offsets
+        state.storing_stopped = bool(self._disk.alarm)
+        self._observer.worker.over_cap += slice_.flow.over_cap - sampled.over_cap
+        sampled.over_cap = slice_.flow.over_cap
         foreign = self._checkpoints.alarm(slice_.number)
         if foreign and is_owner:
             self.loop.rewrite_checkpoint(slice_.number)
-        metrics.alarm = slice_.alarm or foreign or self._disk.alarm
-        sampled.published = encode_slice(metrics)
+        state.alarm = slice_.alarm or foreign or self._disk.alarm
+        sampled.published = encode_slice(state)
 
 
 def _memory_bytes() -> int:

@@ -226,7 +226,7 @@ def _committed(state: LoopState, commit: Commit) -> None:
         slice_ = state.slices.get(number)
         if slice_ is not None:
             slice_.committed(now_ms)
-            state.edges.observer.settled(number, slice_.uncommitted, now_ms)
+            state.edges.observer.settled(slice_.uncommitted, now_ms)
             slice_.uncommitted.clear()
 
 

@@ -51,7 +51,7 @@ def store(state: LoopState, batch: PolledBatch) -> None:
         ownership.log_moved(state, slice_, lane, str(exc), is_truncated=exc.is_stored)
         return
     log_ends.read_again(state, lane)
-    state.edges.observer.ingested(number, records)
+    state.edges.observer.ingested(records)
     state.upkeep.active.add(number)
     if lane.shard.owned:
         state.transaction.touched.add(number)

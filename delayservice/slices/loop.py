@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import structlog
 
+from delayservice.base.clock import NOT_COMPARED
 from delayservice.base.errors import OwnershipLostError, WriterEndedError
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -246,7 +247,8 @@ def _serve(state: LoopState) -> None:
     doubt = state.edges.clock_watch.doubt()
     if doubt is not None:
         if writer.phase is WriterPhase.SENDING:
-            _log.warning("clock_in_doubt", why=doubt)
+            if doubt != NOT_COMPARED:  # at every start
+                _log.warning("clock_in_doubt", why=doubt)
             commit.abort(state, f"the clock is in doubt: {doubt}")
         commit.ask_the_time(state)
     elif _is_time_to_settle(state):

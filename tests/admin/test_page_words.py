@@ -12,14 +12,17 @@ from delayservice.admin.page import (
     is_plain,
     lateness,
     read_moment,
+    round_up,
     size,
     span,
     utc,
     visible,
 )
-from delayservice.admin.page_charts import HEIGHT, bars_of, round_up
 from delayservice.admin.page_health import findings_of
-from delayservice.metrics.status import NodeState, Pause, TargetState, WorkerState
+from delayservice.config.settings import load
+from delayservice.metrics.hub import MetricsHub
+from delayservice.metrics.snapshot import Snapshot, encode_snapshot
+from delayservice.metrics.status import NodeState, Pause, TargetState
 
 NOW_MS = 1_763_750_262_123
 
@@ -97,48 +100,19 @@ def test_text_of_strangers_is_escaped_cut_and_not_piled_up() -> None:
     assert "&lt;script&gt;" in str(visible("<script>"))
     assert "… 9,900 more characters" in str(visible("x" * 10_000, 100))
     assert str(visible("e" + "\u0301" * 500)).count("\u0301") == 3
-    assert "base64" in str(content(models.Content.of(b"\xff")))
+    assert "base64" in str(content(b"\xff"))
     assert "null" in str(content(None))
 
 
-def test_the_smallest_bar_is_still_to_be_seen_and_the_axis_is_round() -> None:
-    buckets = [models.Bucket(start_ms=n * 1_000, count=c) for n, c in enumerate((1, 0, 1_900_000))]
-    timeline = models.Timeline(
-        now_ms=0, unit_ms=1_000, coarse_from_ms=None, buckets=buckets, slices_elsewhere=[]
-    )
-    bars = bars_of(timeline)
-    assert bars.top == 2_000_000
-    assert [bar.height > 0 for bar in bars.bars] == [True, False, True]
-    assert bars.bars[2].height == pytest.approx(HEIGHT * 0.95)
-    assert (bars.ticks_ms[0], bars.ticks_ms[-1]) == (0, 3_000)
-    assert [round_up(n) for n in (0, 1, 3, 10, 11, 51, 2_080)] == [1, 1, 4, 10, 12, 60, 2_400]
+def test_an_axis_ends_at_a_round_number() -> None:
+    numbers = (0, 1, 3, 10, 11, 51, 99, 100, 2_080)
+    assert [round_up(number) for number in numbers] == [1, 1, 4, 10, 12, 60, 100, 100, 2_400]
 
 
 def status(*problems: str) -> NodeState:
-    return NodeState(
-        node_id="n1",
-        version="1",
-        uptime_s=5.0,
-        healthy=not problems,
-        problems=list(problems),
-        workers=[
-            WorkerState(
-                worker=0,
-                pid=1,
-                restarts=0,
-                silent_s=0.1,
-                cpu_ratio=None,
-                memory_bytes=0,
-                turn_ms_p99=None,
-                transaction_ms_p99=None,
-            )
-        ],
-        slices=[],
-        paused=[],
-        paused_others=0,
-        targets=[],
-        pinned="",
-    )
+    hub = MetricsHub(load(None, ["node.workers=1", "node.node_id=n1"], {}))
+    hub.update(0, encode_snapshot(Snapshot(1, problems=list(problems))))
+    return hub.status()
 
 
 def cluster(owner: str, *, caught_up: bool = True) -> models.Cluster:

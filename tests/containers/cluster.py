@@ -180,7 +180,7 @@ class Cluster:
             float(line.rpartition(" ")[2])
             for port in self._metrics_ports
             for line in self.engine.get(f"http://127.0.0.1:{port}/metrics")[1].splitlines()
-            if line.startswith("delay_ingested_total{")
+            if line.startswith("delay_ingested_total ")
         )
 
 

@@ -1,17 +1,14 @@
-"""Loaded by schemathesis: counts the answers, and keeps it from pausing what others measure."""
+"""Loaded by schemathesis: counts the answers."""
 
 from __future__ import annotations
 
 import os
-from fnmatch import fnmatchcase
 from typing import Any
 
 import schemathesis
 
 TALLY = "FUZZ_TALLY"
 """Variable: file that gets a line ``STATUS METHOD PATH`` for each answer; 0: there was none."""
-KEPT = "FUZZ_KEPT"
-"""Variable: topics that are not to be paused, with blanks between them."""
 
 
 def _note(status: int, case: Any) -> None:  # its types are its own
@@ -29,11 +26,3 @@ def after_call(_: Any, case: Any, response: Any) -> None:
 def after_network_error(_: Any, case: Any, __: Any) -> None:
     """None has come."""
     _note(0, case)
-
-
-@schemathesis.hook
-def filter_path_parameters(_: Any, path_parameters: Any) -> bool:
-    """Whether a request may be made: pausing the load would stop what is measured."""
-    name = (path_parameters or {}).get("name")
-    kept = os.environ[KEPT].split()
-    return not isinstance(name, str) or not any(fnmatchcase(topic, name) for topic in kept)

@@ -62,7 +62,7 @@ class Stand:
 
     def early(self) -> set[float]:
         """What the service itself counts as delivered before its time."""
-        return {float(line.split()[-1]) for line in metrics_of(self.service, "delay_early_total{")}
+        return {float(line.split()[-1]) for line in metrics_of(self.service, "delay_early_total ")}
 
     def fates(self) -> dict[str, list[Fate]]:
         """Every outcome there is: ``(outcome, offset that it settles)`` by id."""

@@ -183,7 +183,7 @@ def test_what_is_ahead_is_counted_where_it_is_due(
 ) -> None:
     with ExitStack() as stack:
         world = World(stack, kind, shards)
-        backlog = BacklogCounts()
+        backlog = BacklogCounts(now_ms=NOW_MS)
         for lane in world.lanes:
             lanes: dict[str, Lane] = {lane.topic: lane}
             backlog.add(looking.ahead(lanes, NOW_MS))
@@ -192,6 +192,20 @@ def test_what_is_ahead_is_counted_where_it_is_due(
             stop_ms = (NOW_MS // HOUR_MS + hours) * HOUR_MS
             within = sum(1 for due_ms, _, _ in world.due.values() if due_ms < stop_ms)
             assert counts_before(backlog.ranges, [stop_ms]) == [within]
+
+
+@every_store
+@pytest.mark.parametrize("due", [0, 51, 1_500])
+def test_records_due_later_in_this_minute_are_not_counted_as_due_already(
+    kind: str, due: int
+) -> None:
+    written: list[Record] = [(1_000 + n % 20_000, 0, None) for n in range(due)]
+    written += [(50_000 + n, 0, None) for n in range(300)]
+    with ExitStack() as stack:
+        (lane,) = World(stack, kind, [written]).lanes
+        found = looking.ahead({lane.topic: lane}, NOW_MS + 30_000)
+        counts = counts_before(found.ranges, [NOW_MS + 30_000, NOW_MS + 60_000])
+        assert (found.total, counts) == (due + 300, [due, due + 300])
 
 
 @every_store

@@ -163,13 +163,13 @@ class SimWatch(ClockWatch):
 class SimObserver:
     """See ``ports.Observer``."""
 
-    def ingested(self, slice_no: int, records: int) -> None:
+    def ingested(self, records: int) -> None:
         """See the port."""
 
     def turned(self, seconds: float) -> None:
         """A turn was made."""
 
-    def settled(self, slice_no: int, tally: OutputCounters, now_ms: int) -> None:
+    def settled(self, tally: OutputCounters, now_ms: int) -> None:
         """See the port."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,20 +15,17 @@ from typing import Any, cast
 import httpx
 import pytest
 from fastapi import FastAPI
-from msgspec.structs import replace
 
 from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin import context as context_module
 from delayservice.admin.changing import (
-    WAITING_MAX,
     Aim,
-    WaitingRoom,
     aim_of,
     refuse_what_would_fail,
     said,
 )
-from delayservice.admin.context import ApiContext
-from delayservice.admin.inquiry import Workers
+from delayservice.admin.context import ApiContext, OneAtATime
+from delayservice.admin.inquiry import Kept
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import pending_page, position_of, timeline_of
@@ -37,10 +35,10 @@ from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.cursor import CountRange
 from delayservice.inspection.query import BacklogCounts, Page, Pending, Search
-from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
+from delayservice.metrics.status import SliceState
 from ha.members import Holding, Members
 
 TOKEN = "a token that only the tests know"  # noqa: S105
@@ -52,11 +50,11 @@ ROW = Pending(
     topic=TOPIC,
     partition=1,
     offset=7,
-    key_ms=NOW_MS + 60_000,
+    next_ms=NOW_MS + 60_000,
     due_ms=NOW_MS + 60_000,
     target="orders",
-    target_partition=-1,
-    record_id=b"r",
+    target_partition=None,
+    id=b"r",
     key=None,
     value=None,
     value_bytes=None,
@@ -65,7 +63,15 @@ ROW = Pending(
     attempt=1,
     expires_ms=None,
     recurs=False,
-    marked_by=-1,
+    marked_by=None,
+)
+
+
+FOUR_PARTITIONS = SimpleNamespace(
+    topics={
+        TOPIC: SimpleNamespace(error=None, partitions=range(4)),
+        "orders": SimpleNamespace(error=None, partitions=range(4)),
+    }
 )
 
 
@@ -98,21 +104,21 @@ def settings(*sets: str) -> Settings:
     )
 
 
-def hub_of(found: Settings, *slices: SliceMetrics) -> MetricsHub:
+def hub_of(found: Settings, *slices: SliceState) -> MetricsHub:
     hub = MetricsHub(found)
     hub.update(0, encode_snapshot(Snapshot(1), [encode_slice(one) for one in slices]))
     return hub
 
 
-def context_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ()) -> ApiContext:
+def context_of(inquiry: object, *sets: str, slices: tuple[SliceState, ...] = ()) -> ApiContext:
     found = settings(*sets)
     hub = hub_of(found, *slices)
     return ApiContext(
         found,
         hub=hub,
         inquiry=cast("Any", inquiry),
-        admin=cast("Any", None),
-        desk=cast("Any", SimpleNamespace(partitions=lambda topic: 4 if topic == TOPIC else 0)),
+        admin=cast("Any", SimpleNamespace(list_topics=lambda **_: FOUR_PARTITIONS)),
+        desk=cast("Any", None),
         pauses=cast("Any", None),
         wall_ms=lambda: NOW_MS,
     )
@@ -147,18 +153,18 @@ BEHIND = "its copy is 12 s behind and is catching up"
 REFUSAL = "slice 3 is served with another cluster secret"
 
 
-def behind(slice_no: int) -> SliceMetrics:
-    return SliceMetrics(slice_no, state="catching_up", cause="catching_up", reason=BEHIND)
+def behind(slice_no: int) -> SliceState:
+    return SliceState(slice_no, state="catching_up", cause="catching_up", reason=BEHIND)
 
 
 def test_a_node_with_alarms_is_ready_and_says_so_in_its_state() -> None:
-    hub = hub_of(settings(), SliceMetrics(0, state="owner", alarm="the disk is full"))
+    hub = hub_of(settings(), SliceState(0, state="owner", alarm="the disk is full"))
     assert why_not_electable(hub.facts()) == []
     assert hub.status().problems == ["slice 0: the disk is full"]
 
 
 def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported() -> None:
-    hub = hub_of(settings("node.workers=2"), *map(behind, range(12)), SliceMetrics(12))
+    hub = hub_of(settings("node.workers=2"), *map(behind, range(12)), SliceState(12))
     said = [
         "worker 1: the worker was lost, or has not reported yet",
         f"slices 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more: {BEHIND}",
@@ -173,7 +179,7 @@ def test_a_node_is_not_ready_while_a_copy_is_behind_or_a_worker_has_not_reported
 
 
 def test_a_node_that_lacks_the_cluster_secret_is_not_ready() -> None:
-    refused = SliceMetrics(3, state="refused", cause="refused", reason=REFUSAL, alarm=REFUSAL)
+    refused = SliceState(3, state="refused", cause="refused", reason=REFUSAL, alarm=REFUSAL)
     hub = hub_of(settings(), refused)
     assert why_not_electable(hub.facts()) == [f"slice 3: {REFUSAL}"]
     assert hub.status().problems == [f"slice 3: {REFUSAL}"], "once"
@@ -195,34 +201,55 @@ def test_a_node_that_waits_for_kafka_before_it_has_workers_says_so() -> None:
     assert "has not reported yet" in why_not_electable(hub.facts())[0]
 
 
-def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None:
-    asked = 0
-    begun, go_on = threading.Event(), threading.Event()
+class Asked:
+    """A cache of an answer that begins with 7 and is a failure from then on, once it is let go."""
 
-    def askers() -> list[Any]:
-        nonlocal asked
-        asked += 1
-        begun.set()
-        go_on.wait(10)
-        return []  # no worker runs: an error
+    def __init__(self, fresh_s: float, *, takes_old: bool) -> None:
+        self.count = 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.kept = Kept(self._ask, fresh_s, takes_old=takes_old)
+        self.failures: list[str] = []
 
-    workers = Workers(askers)
-    told: list[str] = []
+    def _ask(self) -> int:
+        self.count += 1
+        if self.count == 1:
+            return 7
+        self.begun.set()
+        self.go_on.wait(10)
+        raise DelayServiceError("no broker answers")
 
-    def ask() -> None:
+    def fail(self) -> None:
         with pytest.raises(DelayServiceError) as caught:
-            workers.members()
-        told.append(str(caught.value))
+            self.kept.get()
+        self.failures.append(str(caught.value))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert begun.wait(10)
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert told == ["no worker runs yet; try again in a moment"] * 8
-    assert asked == 1
+    @contextmanager
+    def waiting(self, threads: int) -> Iterator[None]:
+        started = [threading.Thread(target=self.fail) for _ in range(threads)]
+        for thread in started:
+            thread.start()
+        assert self.begun.wait(10)
+        yield
+        self.go_on.set()
+        for thread in started:
+            thread.join(10)
+        assert self.failures == ["no broker answers"] * threads
+
+
+def test_a_failure_is_told_to_all_who_wait_and_kept() -> None:
+    asked = Asked(60.0, takes_old=False)
+    assert asked.kept.get() == 7
+    asked.kept._asked_s = float("-inf")
+    with asked.waiting(8):
+        pass
+    assert asked.count == 2
+
+
+def test_while_kafka_does_not_answer_one_request_waits_and_the_others_get_the_last_answer() -> None:
+    asked = Asked(-1.0, takes_old=True)
+    assert asked.kept.get() == 7
+    with asked.waiting(1):
+        assert [asked.kept.get() for _ in range(50)] == [7] * 50
 
 
 # --- changes -------------------------------------------------------------------------------------
@@ -233,24 +260,6 @@ def test_a_page_says_how_much_of_the_copy_it_could_not_read() -> None:
     inquiry = SimpleNamespace(search=lambda _: found, members=Hung().members)
     page = pending_page(context_of(inquiry), Search(from_ms=0, to_ms=1, limit=9, scan_max=9))
     assert (len(page.records), page.scanned, page.damaged) == (1, 5, 2)
-
-
-def test_only_so_many_changes_wait_and_the_others_are_told_to_come_again() -> None:
-    waiting = WaitingRoom()
-    with _nested(waiting.place, WAITING_MAX):
-        with pytest.raises(Refusal) as caught, waiting.place():
-            pytest.fail("there was room")
-        assert caught.value.status == 503
-        assert caught.value.headers == {"Retry-After": "1"}
-    with waiting.place():
-        pass
-
-
-def _nested(place: Callable[[], Any], depth: int) -> Any:
-    stack = ExitStack()
-    for _ in range(depth):
-        stack.enter_context(place())
-    return stack
 
 
 def test_what_names_topic_and_partition_is_written_without_asking_a_worker() -> None:
@@ -280,9 +289,7 @@ def test_a_place_that_takes_no_controls_is_refused(topic: str, partition: int) -
 def test_an_id_that_is_found_nowhere_here_may_wait_where_this_node_keeps_no_copy() -> None:
     hung = Hung()
     hung.find = lambda _: []  # type: ignore[method-assign]
-    context = context_of(
-        hung, slices=(SliceMetrics(0, state="owner"), SliceMetrics(2, state="owner"))
-    )
+    context = context_of(hung, slices=(SliceState(0, state="owner"), SliceState(2, state="owner")))
     aim = aim_of(context, ById(id="r"), b"r")
     assert aim.places == [(TOPIC, partition_for(b"r", 4))]
     assert aim.elsewhere == [1, 3]
@@ -301,14 +308,14 @@ def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> N
 
 
 def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Refusal:
-    context = context_of(Hung(), *sets, slices=(SliceMetrics(1, state=state),))
+    context = context_of(Hung(), *sets, slices=(SliceState(1, state=state),))
     with pytest.raises(Refusal) as caught:
         refuse_what_would_fail(context, row, Reschedule(id="r", **asked))
     assert "nothing was written" in caught.value.detail
     return caught.value
 
 
-def with_times(**times: int) -> Pending:
+def with_times(**times: Any) -> Pending:
     return replace(ROW, **times)
 
 
@@ -319,7 +326,7 @@ def test_a_reschedule_that_would_fail_is_refused_before_anything_is_written() ->
     expires = with_times(expires_ms=NOW_MS + 90_000)
     assert refused(expires, after_ms=90_000).status == 409
     assert refused(expires, at_ms=NOW_MS + 90_001).status == 409
-    soon = with_times(due_ms=NOW_MS + 1_999, key_ms=NOW_MS + 1_999)
+    soon = with_times(due_ms=NOW_MS + 1_999, next_ms=NOW_MS + 1_999)
     assert refused(soon, after_ms=60_000).status == 409
     assert refused(ROW, "delivery.past_due=dead-letter", at_ms=NOW_MS - 1).status == 409
     behind = refused(ROW, state="catching_up", after_ms=60_000)
@@ -333,11 +340,9 @@ def test_a_reschedule_in_seconds_is_refused() -> None:
 
 
 def test_a_reschedule_that_would_not_fail_is_not_refused() -> None:
-    context = context_of(
-        Hung(), "delivery.max_delay_ms=1d", slices=(SliceMetrics(1, state="owner"),)
-    )
+    context = context_of(Hung(), "delivery.max_delay_ms=1d", slices=(SliceState(1, state="owner"),))
     clamping = context_of(Hung(), "delivery.max_delay_ms=1d", "delivery.clamp=true")
-    put_off = with_times(due_ms=NOW_MS - 1_000, key_ms=NOW_MS + 30_000)
+    put_off = with_times(due_ms=NOW_MS - 1_000, next_ms=NOW_MS + 30_000)
     expires = with_times(expires_ms=NOW_MS + 90_000)
     refuse_what_would_fail(context, ROW, Reschedule(id="r", after_ms=86_400_000))
     refuse_what_would_fail(context, ROW, Reschedule(id="r", at_ms=0))
@@ -373,25 +378,14 @@ def test_a_cursor_that_a_page_gave_is_read() -> None:
     assert position_of(cursor_of(f'[5, "t", 1, {2**63 - 1}]')) == (5, "t", 1, 2**63 - 1)
 
 
-def test_one_look_at_the_dead_letters_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_module, "_SURVEY_WAIT_S", 0.01)
-    context = context_of(Hung())
-    inside, leave = threading.Event(), threading.Event()
-
-    def survey(*_: object) -> Any:
-        inside.set()
-        leave.wait(10)
-
-    monkeypatch.setattr(context, "_survey", survey)
-    first = threading.Thread(target=context.dead_letters, args=(10,))
-    first.start()
-    assert inside.wait(10)
-    with pytest.raises(Refusal) as caught:
-        context.dead_letters(10)
+def test_requests_that_read_much_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_module, "_TURN_WAIT_S", 0.01)
+    turn = OneAtATime()
+    with turn, pytest.raises(Refusal) as caught, turn:
+        pytest.fail("two at a time")
     assert caught.value.status == 503
-    leave.set()
-    first.join(10)
-    context.dead_letters(10)
+    with turn:
+        pass
 
 
 @pytest.fixture

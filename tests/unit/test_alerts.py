@@ -17,14 +17,12 @@ from delayservice.engine.outcome import OUTCOME_NAMES
 from delayservice.metrics.counts import (
     AuditFacts,
     ReconcileFacts,
-    SliceMetrics,
     WorkerMetrics,
-    histogram_of,
 )
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
-from delayservice.metrics.status import Pause, PauseFacts
+from delayservice.metrics.status import Pause, PauseFacts, SliceState
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,
@@ -53,27 +51,23 @@ every_alert = pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.n
 
 
 def worker() -> WorkerMetrics:
-    metrics = WorkerMetrics(1.0, 2)
-    metrics.observe_target("delay_topic_any", "orders", histogram_of([1]))
+    metrics = WorkerMetrics(cpu_s=1.0, memory_bytes=2)
+    metrics.settled["delivered"] = metrics.rejected["time-missing"] = 1
+    metrics.delivered("delay_topic_any", "orders", [1])
     return metrics
 
 
 def full_hub() -> MetricsHub:
     """A hub that has been told everything there is to tell."""
-    metrics = SliceMetrics(0, state="owner", epoch=1, lag_s=0.0, oldest_due_ms=1_000)
-    metrics.counters.settled["delivered"] = 1
-    metrics.counters.rejected["time-missing"] = 1
-    metrics.topics = {"delay_topic_any": TopicCounts(3, [1] * 12, {"orders": Waiting(3, 1)})}
-    metrics.observe_lateness([1])
+    state = SliceState(0, state="owner", epoch=1, lag_s=0.0, oldest_due_ms=1_000)
+    state.topics = {"delay_topic_any": TopicCounts(3, [1] * 12, {"orders": Waiting(3, 1)})}
     hub = MetricsHub(load(None, ["node.workers=2"], {}))
     pauses = PauseFacts([Pause("target", "orders*", 1, "")], {"target": 1}, None)
     told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses, 1.0)
     copies = ReconcileFacts(1, {"missing": 3}, 4, 5)
     hub.update(
         0,
-        encode_snapshot(
-            Snapshot(1, *told, worker=worker(), copies=copies), [encode_slice(metrics)]
-        ),
+        encode_snapshot(Snapshot(1, *told, worker=worker(), copies=copies), [encode_slice(state)]),
     )
     return hub
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from msgspec.structs import replace
 
 from connectors.spark.schedule.check import RowRules, ScheduleCheck
 from delayservice.admin.changing import refuse_what_would_fail
@@ -32,11 +32,11 @@ HEADERS = [("delay-after", b"60000"), ("delay-target-topic", b"orders"), ("delay
 WAITS = replace(
     ROW,
     partition=0,
-    key_ms=NOW_MS + 60_000,
+    next_ms=NOW_MS + 60_000,
     due_ms=NOW_MS,
     target=TOPIC,
     target_partition=1,
-    record_id=FAR,
+    id=FAR,
     source=f"{TOPIC}:0:3",
     attempt=2,
 )
@@ -49,11 +49,13 @@ def test_what_goes_home_says_where(passed: int, state: str, word: str) -> None:
     reader = RecordReader(TOPIC, 0, Contracts([(0, CONTRACT)]), [])
     entry = reader.read(3, NOW_MS, None, b"x", [*HEADERS])
     assert entry[1] == HOMEBOUND
-    lane = SimpleNamespace(shard=SimpleNamespace(committed=Cursor((0, 0), passed)))
+    shard = SimpleNamespace(committed=Cursor((0, 0), passed))
+    lane = SimpleNamespace(shard=shard, reader=reader, topic=TOPIC, partition=0)
     fate = looking._locate_other(cast("Any", lane), entry)
     assert fate.state == state
     assert word in fate.detail
     assert "to partition 1, the home of its id" in fate.detail
+    assert (fate.record.source if fate.record else "") == (f"{TOPIC}:0:3" if passed == 4 else "")
 
 
 def test_what_waits_for_its_home_says_so() -> None:
@@ -62,12 +64,7 @@ def test_what_waits_for_its_home_says_so() -> None:
 
 
 def test_the_command_shows_what_waits_for_its_home() -> None:
-    record = {
-        **{name: getattr(WAITS, name) for name in WAITS.__struct_fields__},
-        "id": None,
-        "next_ms": WAITS.key_ms,
-        "marked_by": None,
-    }
+    record = asdict(WAITS) | {"id": None}
     assert showing._cells(record)[-1] == "try 2, forwarded to its home partition"
     assert showing._cells({**record, "target": "orders"})[-1] == "try 2"
     lines = dict(showing._lines({**record, "key": None, "value": None}))
@@ -77,7 +74,8 @@ def test_the_command_shows_what_waits_for_its_home() -> None:
 
 def test_what_waits_for_its_home_is_not_rescheduled() -> None:
     """Its target is a delay topic, which a record must not name."""
-    panel = SimpleNamespace(is_catching_up=lambda _: False, wall_ms=lambda: 0)
+    settings = load(None, [], {})
+    panel = SimpleNamespace(is_catching_up=lambda _: False, wall_ms=lambda: 0, settings=settings)
     with pytest.raises(Refusal) as caught:
         refuse_what_would_fail(cast("Any", panel), WAITS, Reschedule(id="r", after_ms=60_000))
     assert caught.value.status == 409

@@ -44,7 +44,7 @@ MAY_KNOW: dict[str, frozenset[str]] = {
         CLIENT,
     },
     # engine.ports holds the interfaces that the connectors fill.
-    "connectors": CONFIG | {"delayservice.metrics", "connectors"},
+    "connectors": CONFIG | {"delayservice.metrics", "delayservice.inspection.query", "connectors"},
     "ha": CONFIG | {"ha"},
 }
 PURE = frozenset({"delayservice.contract", "delayservice.engine", "delayservice.replicas"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from delayservice.engine import outcome
 from delayservice.engine.census import OTHERS
 from delayservice.engine.outcome import DELIVERED, PAST_DUE, RESUMED, Output, OutputCounters
-from delayservice.metrics.counts import TARGETS_MAX, WorkerMetrics, histogram_of
+from delayservice.metrics.counts import TARGETS_MAX, WorkerMetrics
 from delayservice.process.observer import MetricsObserver
 from tests.unit.loop_stage import NOW_MS, TOPIC, Stage
 
@@ -21,7 +21,7 @@ class Watched(Stage):
 
     @property
     def punctual(self) -> int:
-        return sum(self.metrics.of(0).counters.lateness.counts)
+        return sum(self.metrics.worker.lateness.counts)
 
     def apart(self, kind: str) -> tuple[int, float]:
         found = self.metrics.worker.apart[kind]
@@ -43,8 +43,8 @@ def test_a_record_of_1970_is_late_by_the_time_since_it_was_written() -> None:
     assert count == 2
     assert sum_ms < 200
     assert stage.punctual == 0
-    assert stage.metrics.of(0).counters.early == 0
-    assert stage.metrics.of(0).counters.settled == {"delivered": 2}
+    assert stage.metrics.worker.early == 0
+    assert stage.metrics.worker.settled == {"delivered": 2}
     assert not stage.lane(0).past_due, "what is settled is forgotten"
 
 
@@ -53,7 +53,7 @@ def test_a_record_that_was_written_in_time_is_late_by_the_time_since_it_was_due(
     stage.write(0, 50)
     stage.step(10, 12)
     assert stage.punctual == 1
-    assert stage.metrics.of(0).counters.lateness.sum_ms < 50
+    assert stage.metrics.worker.lateness.sum_ms < 50
     assert stage.apart(PAST_DUE) == (0, 0)
     assert sum(stage.metrics.worker.targets[TOPIC]["orders"].counts) == 1
 
@@ -65,11 +65,11 @@ def test_what_was_put_off_is_counted_apart_from_that_instant_on() -> None:
     late: Output = (DELIVERED, "mails", -1, None, b"v", [], 1_000, 3)
     tally.add([plain, resumed, late], TOPIC, {3: NOW_MS + 900})
     observer = MetricsObserver()
-    observer.settled(0, tally, NOW_MS + 1_000)
-    assert observer.of(0).counters.lateness.sum_ms == 1_000
+    observer.settled(tally, NOW_MS + 1_000)
+    assert observer.worker.lateness.sum_ms == 1_000
     assert observer.worker.apart[RESUMED].sum_ms == 300
     assert observer.worker.apart[PAST_DUE].sum_ms == 100
-    assert observer.of(0).counters.settled == {"delivered": 3}
+    assert observer.worker.settled == {"delivered": 3}
 
 
 def test_only_so_many_past_due_records_are_noted() -> None:
@@ -83,7 +83,7 @@ def test_only_so_many_past_due_records_are_noted() -> None:
 def test_targets_beyond_the_first_ones_are_counted_together() -> None:
     metrics = WorkerMetrics()
     for number in range(2 * TARGETS_MAX):
-        metrics.observe_target(f"delay-{number % 2}", f"target-{number}", histogram_of([1]))
+        metrics.delivered(f"delay-{number % 2}", f"target-{number}", [1])
     series = [len(targets) for targets in metrics.targets.values()]
     assert sum(series) == TARGETS_MAX + 2
     others = [sum(targets[OTHERS].counts) for targets in metrics.targets.values()]

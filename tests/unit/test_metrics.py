@@ -22,18 +22,15 @@ from delayservice.engine.outcome import OUTCOME_NAMES
 from delayservice.metrics.counts import (
     LATENESS_BOUNDS_MS,
     TARGETS_MAX,
-    AuditFacts,
     ReconcileFacts,
-    SliceMetrics,
     WorkerMetrics,
-    histogram_of,
     observe_s,
 )
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot, encode_slice, encode_snapshot
-from delayservice.metrics.status import Pause, PauseFacts
-from delayservice.process.observer import MetricsObserver
+from delayservice.metrics.status import SliceState
+from tests.unit.test_alerts import full_hub
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -46,19 +43,24 @@ class Time:
         return self.now_s
 
 
-def busy(number: int = 0, count: int = 3) -> SliceMetrics:
-    metrics = SliceMetrics(number, state="owner", pending=4, oldest_due_ms=1_500, cursor_age_s=1)
-    metrics.epoch, metrics.lag_s = 3, 0.0
-    metrics.topics = {"delay_topic_any": TopicCounts(4, [1] * 12, {"orders": Waiting(4, 0)})}
-    metrics.counters.ingested = count
-    metrics.counters.settled["delivered"] = count
-    metrics.counters.rejected["time-missing"] = 1
-    metrics.observe_lateness([1, 2, 4_000][:count])
-    return metrics
+def busy(number: int = 0, pending: int = 4) -> SliceState:
+    state = SliceState(number, state="owner", pending=pending, oldest_due_ms=1_500)
+    state.cursor_age_s, state.epoch, state.lag_s = 1, 3, 0.0
+    state.topics = {"delay_topic_any": TopicCounts(4, [1] * 12, {"orders": Waiting(4, 0)})}
+    return state
 
 
-def packed(pid: int, slices: list[SliceMetrics]) -> bytes:
-    return encode_snapshot(Snapshot(pid), [encode_slice(metrics) for metrics in slices])
+def counted(count: int) -> WorkerMetrics:
+    worker = WorkerMetrics(
+        ingested=count, settled={"delivered": count}, rejected={"time-missing": 1}
+    )
+    worker.delivered("delay_topic_any", "orders", [1, 2, 4_000][:count])
+    return worker
+
+
+def packed(pid: int, slices: list[SliceState], count: int = 3) -> bytes:
+    snapshot = Snapshot(pid, worker=counted(count))
+    return encode_snapshot(snapshot, [encode_slice(one) for one in slices])
 
 
 def hub(time: Time | None = None) -> MetricsHub:
@@ -98,30 +100,30 @@ def get(url: str, method: str = "GET") -> tuple[int, str]:
 
 @given(st.lists(st.integers(min_value=-10, max_value=5_000_000)), st.booleans())
 def test_a_batch_falls_into_the_same_buckets_as_one_by_one(values: list[int], split: bool) -> None:  # noqa: FBT001
-    metrics = SliceMetrics(0)
+    worker = WorkerMetrics()
     for batch in (values[::2], values[1::2]) if split else (values,):
-        metrics.observe_lateness(batch)
-    lateness = metrics.counters.lateness
+        worker.delivered("delay_topic_any", "orders", batch)
+    lateness = worker.lateness
     cumulative = [sum(lateness.counts[: n + 1]) for n in range(len(lateness.counts))]
     assert cumulative[:-1] == [sum(v <= bound for v in values) for bound in LATENESS_BOUNDS_MS]
     assert cumulative[-1] == len(values)
     assert lateness.sum_ms == sum(values)
-    assert metrics.counters.early == sum(v < 0 for v in values)
+    assert worker.early == sum(v < 0 for v in values)
 
 
 def test_only_slices_that_changed_are_unpacked_again() -> None:
     before = decode_snapshot(packed(7, [busy(0), busy(1)]))
-    after = decode_snapshot(packed(7, [busy(0), busy(1, count=2)]), before.packed)
+    after = decode_snapshot(packed(7, [busy(0), busy(1, pending=2)]), before.packed)
     first, second = after.slices
     assert first is next(iter(before.slices))
     assert first == busy(0)
-    assert second == busy(1, count=2)
+    assert second == busy(1, pending=2)
 
 
 def test_what_waits_is_added_up_by_topic_and_target_and_the_number_of_series_is_bounded() -> None:
     good = {f"good-{n}": Waiting(100 + n, 0) for n in range(15)}
     bad = {f"bad-{n}": Waiting(1, 1) for n in range(400)}
-    slices = [SliceMetrics(n, state="owner") for n in range(2)]
+    slices = [SliceState(n, state="owner") for n in range(2)]
     for metrics in slices:
         metrics.topics = {"delay_topic_any": TopicCounts(2_005, [5] * 12, good | bad)}
     collecting = hub()
@@ -148,13 +150,14 @@ def test_counters_never_go_back_when_a_worker_is_replaced() -> None:
     collecting = hub()
     collecting.update(0, packed(1, [busy()]))
     collecting.forget(0)
-    assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 3
+    assert samples(collecting)["delay_ingested_total[]"] == 3
     assert "delay_pending[('slice', '0')]" not in samples(collecting)
-    collecting.update(0, packed(2, [busy(count=1)]))
-    assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 4
+    collecting.update(0, packed(2, [busy()], count=1))
+    assert samples(collecting)["delay_ingested_total[]"] == 4
+    assert samples(collecting)["delay_settled_total[('outcome', 'delivered')]"] == 4
     assert samples(collecting)["delay_worker_restarts_total[('worker', '0')]"] == 1
-    collecting.update(0, packed(3, [busy(count=2)]))
-    assert samples(collecting)["delay_ingested_total[('slice', '0')]"] == 6
+    collecting.update(0, packed(3, [busy()], count=2))
+    assert samples(collecting)["delay_ingested_total[]"] == 6
 
 
 def test_what_a_worker_has_counted_is_kept_when_it_is_replaced() -> None:
@@ -162,8 +165,8 @@ def test_what_a_worker_has_counted_is_kept_when_it_is_replaced() -> None:
     collecting = hub(time)
 
     def report(pid: int, cpu_s: float, count: int) -> None:
-        worker = WorkerMetrics(cpu_s, 5 << 20)
-        worker.observe_target("delay_topic_any", "orders", histogram_of([3] * count))
+        worker = WorkerMetrics(cpu_s=cpu_s, memory_bytes=5 << 20)
+        worker.delivered("delay_topic_any", "orders", [3] * count)
         observe_s(worker.turns, 0.004)
         collecting.update(0, encode_snapshot(Snapshot(pid, worker=worker)))
         time.now_s += 2
@@ -180,30 +183,11 @@ def test_what_a_worker_has_counted_is_kept_when_it_is_replaced() -> None:
     assert (target.delivered, target.lateness_ms_p99, target.pending) == (12, 5, 0)
 
 
-def test_a_slice_that_moves_keeps_its_counts() -> None:
-    collecting = hub()
-    collecting.update(0, packed(1, [busy(0), busy(1)]))
-    collecting.update(0, packed(1, [busy(0)]))
-    collecting.update(1, packed(2, [busy(1, count=2)]))
-    found = samples(collecting)
-    assert found["delay_settled_total[('outcome', 'delivered'), ('slice', '1')]"] == 5
-    assert found["delay_lateness_seconds_count[('slice', '1')]"] == 5
-
-
-def test_a_slice_that_is_dropped_and_kept_again_between_two_reports_keeps_its_counts() -> None:
-    collecting, observer = hub(), MetricsObserver()
-
-    def report(records: int) -> float:
-        observer.ingested(0, records)
-        collecting.update(0, packed(1, [observer.of(0)]))
-        return samples(collecting)["delay_ingested_total[('slice', '0')]"]
-
-    assert report(100) == 100
-    assert report(10) == 110
-    del observer.sampled[0]
-    assert report(1) == 111
-    del observer.sampled[0]
-    assert report(150) == 261, "also if it has counted more since"
+def test_the_number_of_series_grows_with_the_slices_by_gauges_only() -> None:
+    one, many = hub(), hub()
+    one.update(0, packed(1, [busy(0)]))
+    many.update(0, packed(1, [busy(number) for number in range(1_000)]))
+    assert len(samples(many)) - len(samples(one)) == 999 * 13
 
 
 def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> None:
@@ -230,21 +214,16 @@ def test_a_worker_that_is_not_there_makes_the_node_unhealthy() -> None:
     assert not collecting.status().healthy
 
 
-def test_an_alarm_makes_the_node_unhealthy() -> None:
-    collecting = hub()
-    metrics = busy()
-    metrics.alarm = "the clock jumped"
-    collecting.update(0, packed(1, [metrics]))
-    assert collecting.status().problems == ["slice 0: the clock jumped"]
-
-
 def test_metrics_and_status_are_served(served: tuple[MetricsHub, str]) -> None:
     serving, url = served
     serving.update(0, packed(1, [busy()]))
     code, text = get(f"{url}/metrics")
     assert code == 200
     assert len(list(text_string_to_metric_families(text))) > 10
-    assert 'delay_lateness_seconds_bucket{le="0.002",slice="0"} 2.0' in text
+    assert (
+        'delay_lateness_seconds_bucket{le="0.002",target="orders",topic="delay_topic_any"} 2.0'
+        in text
+    )
     code, text = get(f"{url}/status")
     assert (code, json.loads(text)["slices"][0]["pending"]) == (200, 4)
     assert get(f"{url}/else")[0] == 404
@@ -282,17 +261,7 @@ def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> Non
 
 
 def test_the_documentation_lists_exactly_what_is_exported() -> None:
-    collecting = hub()
-    audit, copies = AuditFacts(1, 2, {"lost": 3}), ReconcileFacts(1, {"missing": 3}, 4, 5)
-    pauses = PauseFacts([Pause("target", "orders*", 1, "")], {"target": 1}, None)
-    verdict = ("loop_hangs", "the loop's turn has lasted 9 s")
-    worker = WorkerMetrics()
-    worker.observe_target("delay_topic_any", "orders", histogram_of([1]))
-    told = [encode_slice(busy())]
-    snapshot = encode_snapshot(
-        Snapshot(1, audit=audit, pauses=pauses, verdict=verdict, worker=worker, copies=copies), told
-    )
-    collecting.update(0, snapshot)
+    collecting = full_hub()
     exported = set()
     for family in export(collecting.facts()):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")

@@ -200,17 +200,6 @@ function readBar(bar) {
   reading.textContent = bar ? reading.dataset.held : `${reading.dataset.reading}.`;
 }
 
-function narrow(text) {
-  const wanted = text.trim().toLowerCase();
-  for (const row of document.querySelectorAll("[data-narrow]")) {
-    row.hidden = !row.dataset.narrow.toLowerCase().includes(wanted);
-  }
-  for (const section of document.querySelectorAll(".settings")) {
-    section.hidden = section.querySelector("[data-narrow]:not([hidden])") === null;
-  }
-  document.getElementById("narrow-none").hidden = document.querySelector(".settings:not([hidden])") !== null;
-}
-
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
   if (button !== null) copy(button);
@@ -223,7 +212,6 @@ document.addEventListener("pointerover", (event) => {
   const bar = event.target.closest?.(".bars g") ?? null;
   if (bar !== null || document.querySelector(".reading.held") !== null) readBar(bar);
 });
-document.getElementById("narrow")?.addEventListener("input", (event) => narrow(event.target.value));
 document.addEventListener("visibilitychange", refresh);
 
 root.classList.add("scripted");

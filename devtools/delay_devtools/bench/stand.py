@@ -127,7 +127,7 @@ _NAMES: Final = {
     "delay_transaction_seconds_count": "transactions",
     "delay_transaction_aborts_total": "aborts",
 }
-# Sums of the service's counters over all slices, up to two seconds old, by the names above.
+# Sums of the service's counters, up to two seconds old, by the names above.
 ServiceCounters: TypeAlias = Counter[str]
 
 
