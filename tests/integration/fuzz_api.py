@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from delay_devtools.bench.figures import quantile
 from delay_devtools.cluster import EmbeddedCluster
+from delayservice.smoke.judge import quantile
 from tests.integration import fuzz_hooks
 from tests.integration.asked import TOKEN, Asked
 from tests.integration.bench import Bench, Reader, await_true, now_ms

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,21 +24,19 @@ from delay_devtools.demo.timeline import (
 )
 from delay_devtools.nodes import SliceEvent
 from delay_devtools.shown import show_lateness, show_numbers
-from delayservice.smoke.judge import SmokeVerdict, quantile
+from delayservice.smoke.judge import Verdict, counts, lateness
 
 _BUCKETS_MS: Final = (5, 10, 20, 30, 50, 80, 120, 150, 250, 500, 1_000, 2_500, 5_000, 60_000)
 _BUCKETS: Final = ("early", *(f"≤ {ms} ms" for ms in _BUCKETS_MS), f"> {_BUCKETS_MS[-1]} ms")
 _STRIP_WIDTH: Final = 72
 _COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
-_UIDS_SHOWN: Final = 5
 AROUND_FAILOVER_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
     choices: Choices
-    verdict: SmokeVerdict
-    sent: int
+    verdict: Verdict
     started_ms: float
     acts: tuple[Act, ...]
     missed: tuple[Missed, ...]
@@ -46,12 +44,16 @@ class DemoReport:
 
     @property
     def is_good(self) -> bool:
-        return self.verdict.is_good and Ending.SILENT not in self.endings()
+        return (
+            self.verdict.is_good
+            and not self.verdict.strangers
+            and Ending.SILENT not in self.endings()
+        )
 
     def endings(self) -> list[Ending]:
         return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
-    def lateness_ms(self, *, around_failovers: bool) -> list[int]:
+    def lateness_ms(self, *, around_failovers: bool) -> Counter[int]:
         # A record belongs to a failover (or to a kill of a single node) if its time from due to
         # received overlaps a span: from half a second before a node was killed or frozen until one
         # and a half seconds after all of its slices were served again.
@@ -60,25 +62,20 @@ class DemoReport:
             for act in self.acts
             if act.is_failover
         ]
-        return sorted(
+        return Counter(
             arrival.seen_ms - arrival.due_ms
-            for arrival in self.verdict.arrivals.values()
+            for arrival in self.verdict.arrivals
             if any(a <= arrival.seen_ms and arrival.due_ms <= b for a, b in spans)
             == around_failovers
         )
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | None]:
         verdict, acts = self.verdict, self.acts
         late = self.lateness_ms(around_failovers=False)
         around = self.lateness_ms(around_failovers=True)
         kills = [act for act in acts if act.deed is Deed.KILL]
         return {
-            "sent": self.sent,
-            "delivered": len(verdict.arrivals),
-            "lost": len(verdict.lost),
-            "duplicated": len(verdict.duplicated),
-            "early": len(verdict.early),
-            "altered": len(verdict.altered) + len(verdict.strangers),
+            **counts(verdict),
             "nodes": self.choices.nodes,
             "kills": len(kills),
             "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
@@ -87,12 +84,8 @@ class DemoReport:
             "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
             "restarts": sum(act.deed is Deed.RESTART for act in acts),
             "missed": len(self.missed),
-            "lateness_ms_p50": quantile(late, 0.5),
-            "lateness_ms_p99": quantile(late, 0.99),
-            "lateness_ms_max": quantile(late, 1.0),
-            "lateness_ms_around_restarts_p50": quantile(around, 0.5),
-            "lateness_ms_around_restarts_p99": quantile(around, 0.99),
-            "lateness_ms_around_restarts_max": quantile(around, 1.0),
+            **lateness(late),
+            **lateness(around, "lateness_ms_around_restarts"),
         }
 
     def turns(self) -> list[Turn]:
@@ -141,11 +134,11 @@ def _show_histogram(console: Console, report: DemoReport) -> None:
     console.print(f"[green]█[/] at work   [yellow]█[/] due around a {what}\n", highlight=False)
 
 
-def _counts(ascending: Sequence[int]) -> list[int]:
-    counts = [0] * len(_BUCKETS)
-    for late_ms in ascending:
-        counts[0 if late_ms < 0 else bisect_left(_BUCKETS_MS, late_ms) + 1] += 1
-    return counts
+def _counts(lateness_ms: Counter[int]) -> list[int]:
+    found = [0] * len(_BUCKETS)
+    for late_ms, count in lateness_ms.items():
+        found[0 if late_ms < 0 else bisect_left(_BUCKETS_MS, late_ms) + 1] += count
+    return found
 
 
 # --- owners --------------------------------------------------------------------------------------
@@ -240,9 +233,5 @@ def _show_verdict(console: Console, report: DemoReport, seconds: float) -> None:
     choices = report.choices
     found = {**report.numbers(), "seconds": round(seconds, 1)}
     show_numbers(console, f"{choices.delivery}, {choices.store} store", found)
-    for what in ("lost", "duplicated", "early", "altered", "strangers"):
-        uids = getattr(report.verdict, what)
-        if uids:
-            shown = ", ".join(uid.decode(errors="replace") for uid in uids[:_UIDS_SHOWN])
-            more = " …" if len(uids) > _UIDS_SHOWN else ""
-            console.print(f"[bold red]{what}:[/] {shown}{more}")
+    for what, examples in report.verdict.examples.items():
+        console.print(f"[bold red]{what}:[/] {'; '.join(examples)}", highlight=False)
