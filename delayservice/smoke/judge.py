@@ -311,15 +311,25 @@ class KafkaSource:
         # Those of read_uncommitted: a record behind an open transaction has to be awaited.
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = {TopicPartition(*place): latest for place in self._places}
-        answers = self._admin.list_offsets(
-            asked,
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=_ANSWER_S,
-        )
-        return {
-            (place.topic, place.partition): answer.result(_ANSWER_S).offset
-            for place, answer in answers.items()
-        }
+        deadline_s = time.monotonic() + _ANSWER_S
+        while True:
+            answers = self._admin.list_offsets(
+                asked,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=_ANSWER_S,
+            )
+            try:
+                found = {place: answer.result(_ANSWER_S) for place, answer in answers.items()}
+                return {(place.topic, place.partition): end.offset for place, end in found.items()}
+            except KafkaException as exc:
+                if time.monotonic() > deadline_s:
+                    names = ", ".join({topic for topic, _ in self._places})
+                    raise ClusterError(
+                        f"the end of {names} is unknown: {exc}; has every partition a leader?"
+                    ) from exc
+            # While leaders change, the client goes by what it knew before, until it looks again.
+            self._admin.list_topics(timeout=_ANSWER_S)
+            time.sleep(_LOOK_S)
 
     def take(self, timeout_s: float, limit: int = _BATCH) -> list[Any]:
         # Consumer.consume alone would wait for as many as it is asked for.

@@ -79,6 +79,8 @@ class EmbeddedCluster:
         kafka: one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or the default.
         secure: whether each broker has a second listener, ``SECURE``, with SASL over TLS; its keys
             and mechanisms are in ``broker_properties``.
+        for_bench: whether brokers optimize their code as in production, which takes processors for
+            some minutes.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class EmbeddedCluster:
         host: str = LOOPBACK,
         kafka: str | None = None,
         secure: bool = False,
+        for_bench: bool = False,
     ) -> None:
         if min(brokers, zookeepers) < 0 or brokers + zookeepers < 1:
             raise ClusterError(
@@ -107,6 +110,7 @@ class EmbeddedCluster:
         self._host = host
         self._kafka = kafka
         self._secure = secure
+        self._for_bench = for_bench
         self._running: _Running | None = None
         self._brokers: dict[int, BrokerPlan] = {}
         self._zookeepers: dict[int, ZooKeeperPlan] = {}
@@ -155,7 +159,7 @@ class EmbeddedCluster:
         forget_settings()
         java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
         folder = self._open_folder()
-        jvm = Jvm(java, class_path, folder / "log4j2.properties")
+        jvm = Jvm(java, class_path, folder / "log4j2.properties", lasts=self._for_bench)
         self._running = _Running(folder, jvm, Reaper(None if self._is_kept else folder))
         try:
             servers.write_log4j(jvm.log4j_path)

@@ -181,6 +181,7 @@ class Jvm:
     java: Path
     class_path: Sequence[Path]
     log4j_path: Path
+    lasts: bool = False
 
     def command(self, *arguments: str | Path, options: Sequence[str]) -> list[str]:
         return [
@@ -306,9 +307,15 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
     }
 
 
+# Options of a JVM that lives for seconds or minutes: without its optimizing compiler and concurrent
+# collector, which take the processors in the first minutes.
+_BRIEF: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# Options of a broker as in production.
+_LASTING: Final = ("-XX:+UseG1GC",)
+
+
 def broker_command(jvm: Jvm, plan: BrokerPlan) -> list[str]:
-    # With the normal JIT compiler and G1, as in production: benchmarks use it too.
-    options = [f"-Xmx{os.environ.get(HEAP_VARIABLE, '512m')}", "-XX:+UseG1GC"]
+    options = [f"-Xmx{os.environ.get(HEAP_VARIABLE, '512m')}", *(_LASTING if jvm.lasts else _BRIEF)]
     return jvm.command("kafka.Kafka", plan.properties_path, options=options)
 
 
@@ -318,8 +325,7 @@ def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
         "kafka.tools.StorageTool",
         *arguments,
         plan.properties_path,
-        # It runs for a second, too short for optimized compilation to pay off.
-        options=["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"],
+        options=["-Xmx256m", *_BRIEF],
     )
 
 
@@ -358,6 +364,5 @@ def zookeeper_command(jvm: Jvm, plan: ZooKeeperPlan) -> list[str]:
     alone = not (plan.data / "myid").exists()
     package = "org.apache.zookeeper.server"
     main_class = f"{package}.ZooKeeperServerMain" if alone else f"{package}.quorum.QuorumPeerMain"
-    options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    options += ["-Dzookeeper.jmx.log4j.disable=true"]
+    options = ["-Xmx128m", *_BRIEF, "-Dzookeeper.jmx.log4j.disable=true"]
     return jvm.command(main_class, plan.config_path, options=options)

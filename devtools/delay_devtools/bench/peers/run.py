@@ -56,7 +56,7 @@ def run(options: Options, shown: Steps) -> list[Result]:
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as name:
         folder = Path(name)
-        with started(EmbeddedCluster(1, 0), shown) as cluster:
+        with started(EmbeddedCluster(1, 0, for_bench=True), shown) as cluster:
             stand = Stand(options, Servers(cluster.bootstrap), folder, shown)
             names = stand.round()
             with _service(stand, names, cluster) as peer:
