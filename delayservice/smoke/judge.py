@@ -123,6 +123,15 @@ def lateness(histogram: Mapping[int, int], name: str = "lateness_ms") -> dict[st
     return {f"{name}_{part}": quantile(histogram, size) for part, size in parts.items()}
 
 
+class _Judged(NamedTuple):
+    number: int
+    # As in the record's head.
+    time_ms: int
+    message: Any
+    arrival: Arrival
+    is_altered: bool
+
+
 class Tally:
     """Compares received records with one load, which may end before the end of its ``Batch``."""
 
@@ -133,9 +142,8 @@ class Tally:
         self._batch = batch
         self._targets = targets
         self._has_headers = batch.is_mixed or has_arrivals
-        self._unwanted: list[tuple[Arrival, Any, int]] = []
+        self._held: list[_Judged] = []
         self._counts = bytearray(batch.n)
-        self._appended: dict[int, tuple[int, int, int]] = {}
         self._loaded = Loaded()
         # Number of records that arrived and were to arrive.
         self.distinct = 0
@@ -162,10 +170,14 @@ class Tally:
             is_altered = key != expected_key or value != expected_value
             if batch.is_mixed:
                 is_altered |= self._is_changed(number, message, own)
+            self._count(number, message)
             arrival = self._arrival(message, time_ms, int(seen_s * 1_000))
-            if is_altered | self._is_moved(number, message, time_ms, arrival):
-                self._note("altered", message, number)
-            self._count(number, message, arrival)
+            one = _Judged(number, time_ms, message, arrival, is_altered)
+            if batch.is_mixed:
+                # Append times are known when the load has ended.
+                self._held.append(one)
+            else:
+                self._judge(one)
         if self.distinct > before:
             self.verdict.last_seen_s = seen_s
         return own_records
@@ -189,29 +201,36 @@ class Tally:
         self.verdict.arrivals.append(arrival)
         return arrival
 
-    def _is_moved(self, number: int, message: Any, time_ms: int, arrival: Arrival) -> bool:  # noqa: ANN401
-        # Judge when the record came; return whether it was due at another time than asked for.
-        kind, first_ms = self._batch.kind(number), min(arrival.produced_ms, arrival.seen_ms)
-        if number >= self._batch.warm_up:
-            self.verdict.lateness_ms[arrival.seen_ms - arrival.due_ms] += 1
-        if kind in AFTER:
-            # The append time is known when the load has ended.
-            self._appended[number] = (time_ms, arrival.due_ms, first_ms)
-            return False
-        if first_ms < time_ms:
-            self._note("early", message, number)
-        moved_ms = WINDOW_MS if kind is Kind.WINDOW else 0
-        return not time_ms <= arrival.due_ms <= time_ms + moved_ms
-
-    def _count(self, number: int, message: Any, arrival: Arrival) -> None:  # noqa: ANN401 (the client's)
+    def _count(self, number: int, message: Any) -> None:  # noqa: ANN401 (the client's)
         count = self._counts[number]
         self._counts[number] = min(count + 1, _SEEN_MAX)
         if count == 1:
             self._note("duplicated", message, number)
-        elif self._batch.kind(number) in WITHDRAWN:
-            self._unwanted.append((arrival, message, number))
-        elif count == 0:
+        elif count == 0 and self._batch.kind(number) not in WITHDRAWN:
             self.distinct += 1
+
+    def _judge(self, one: _Judged) -> None:
+        kind, arrival = self._batch.kind(one.number), one.arrival
+        due_ms, moved_ms = one.time_ms, WINDOW_MS if kind is Kind.WINDOW else 0
+        if kind in AFTER:
+            due_ms += self._loaded.appended_ms.get(one.number, 0)
+        if min(arrival.produced_ms, arrival.seen_ms) < due_ms:
+            self._note("early", one.message, one.number)
+        if one.is_altered or not due_ms <= arrival.due_ms <= due_ms + moved_ms:
+            self._note("altered", one.message, one.number)
+        if kind in WITHDRAWN and self._was_taken_back(arrival):
+            self._note("unwanted", one.message, one.number)
+        if one.number >= self._batch.warm_up:
+            self.verdict.lateness_ms[arrival.seen_ms - arrival.due_ms] += 1
+
+    def _was_taken_back(self, arrival: Arrival) -> bool:
+        # The record that takes it back is the next one, so the service had read that as well.
+        return any(
+            one.slice_no == arrival.slice_no
+            and one.offset > arrival.offset + 1
+            and one.produced_ms < arrival.due_ms
+            for one in self.verdict.arrivals
+        )
 
     def _note(self, what: str, message: Any, number: int | None = None) -> None:  # noqa: ANN401
         setattr(self.verdict, what, getattr(self.verdict, what) + 1)
@@ -239,19 +258,8 @@ class Tally:
             if not count and kind(number) not in WITHDRAWN
         )
         verdict.examples |= {"lost": list(islice(lost, _EXAMPLES))} if verdict.lost else {}
-        for unwanted, message, number in self._unwanted:
-            # The record that took it back was the next one, so the service had read that, too.
-            if any(
-                one.slice_no == unwanted.slice_no
-                and one.offset > unwanted.offset + 1
-                and one.produced_ms < unwanted.due_ms
-                for one in verdict.arrivals
-            ):
-                self._note("unwanted", message, number)
-        for number, (delay_ms, due_ms, first_ms) in self._appended.items():
-            expected_ms = self._loaded.appended_ms.get(number, 0) + delay_ms
-            verdict.early += first_ms < expected_ms
-            verdict.altered += due_ms != expected_ms
+        for one in self._held:
+            self._judge(one)
         return verdict
 
 

@@ -75,10 +75,9 @@ def test_a_record_that_was_cancelled_or_replaced_is_unwanted(kind: Kind) -> None
 
 
 def test_a_record_that_is_seen_before_its_due_time_is_early_whatever_its_timestamp_says() -> None:
-    number = Kind.KEYED
-    tally = Tally(BATCH, TARGETS)
-    tally.add([record(number)], (DUE_MS - 1) / 1_000)
-    assert tally.verdict.early == 1
+    for batch in (BATCH, PLAIN):
+        verdict = judged(wanted(batch), batch, seen_s=(DUE_MS - 1) / 1_000)
+        assert wrong(verdict) == {"early": verdict.delivered}
 
 
 @pytest.mark.parametrize(
