@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,9 +59,14 @@ def test_what_arrives_as_it_was_sent_is_good(batch: Batch) -> None:
 def test_a_record_of_any_kind_that_is_lost_early_or_doubled_is_found(kind: Kind) -> None:
     rest = [one for one in wanted() if one.offset() != kind]
     early = record(kind, made_ms=DUE_MS - 1)
-    assert wrong(judged(rest)) == {"lost": 1}
-    assert wrong(judged([*rest, early])) == {"early": 1}
-    assert wrong(judged([*rest, *[record(kind)] * 300])) == {"duplicated": 1}
+    for found, faults in (
+        (rest, {"lost": 1}),
+        ([*rest, early], {"early": 1}),
+        ([*wanted(), record(kind)], {"duplicated": 1}),
+        ([*wanted(), *[record(kind)] * 300], {"duplicated": 1}),
+    ):
+        verdict = judged(found)
+        assert (wrong(verdict), verdict.is_good) == (faults, False)
 
 
 @pytest.mark.parametrize("kind", sorted(WITHDRAWN))
@@ -103,7 +109,7 @@ def test_an_altered_record_is_found_and_is_not_lost(changes: dict[str, Any]) -> 
     assert wrong(judged([*rest, changed])) == {"altered": 1}
 
 
-@pytest.mark.parametrize("value", [None, b"", b"x" * (SIZE_MIN - 1), b"x" * 100])
+@pytest.mark.parametrize("value", [None, b"", b"x" * (SIZE_MIN - 1), HEAD.pack(3, 0, b"another.")])
 def test_a_record_of_another_producer_is_a_stranger_and_no_fault(value: bytes | None) -> None:
     verdict = judged([*wanted(), Message("orders", 0, 9, value=value)])
     assert (wrong(verdict), verdict.is_good) == ({"strangers": 1}, True)
@@ -117,6 +123,11 @@ def test_a_number_that_was_never_sent_is_a_stranger() -> None:
     assert (before, tally.is_complete) == (False, True)
     tally.add([record(11, PLAIN)], SEEN_S)
     assert wrong(tally.judged()) == {"strangers": 2}
+
+
+def test_the_lateness_of_the_warm_up_is_not_counted() -> None:
+    warm = replace(PLAIN, warm_up=500)
+    assert judged(wanted(warm), warm).lateness_ms == {5: 1_500}
 
 
 def test_the_last_time_is_that_of_the_last_new_record_not_of_a_double() -> None:

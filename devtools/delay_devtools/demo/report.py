@@ -112,7 +112,6 @@ def show(console: Console, report: DemoReport, seconds: float) -> None:
     _show_histogram(console, report)
     if report.choices.has_several:
         _show_strips(console, report)
-        _show_turns(console, report)
     _show_acts(console, report)
     _show_missed(console, report)
     _show_verdict(console, report, seconds)
@@ -178,26 +177,6 @@ def _marks(report: DemoReport, cell_ms: float) -> str:
         cell = int((at_ms - report.started_ms) / cell_ms)
         marks[min(max(cell, 0), _STRIP_WIDTH - 1)] = letter
     return "".join(marks)
-
-
-def _show_turns(console: Console, report: DemoReport) -> None:
-    table = Table("slice", "at", "node", "epoch", "why", "ownerless for")
-    before = None
-    for turn in report.turns():
-        if before is not None and turn.slice_no != before:
-            table.add_section()
-        shown_slice = "" if turn.slice_no == before else str(turn.slice_no)
-        before = turn.slice_no
-        table.add_row(
-            shown_slice,
-            f"{report.seconds_in(turn.from_ms):.1f} s",
-            Text(turn.node_id, style=_style(turn.node_id[-1])),
-            str(turn.epoch),
-            turn.why,
-            f"{turn.vacant_ms / 1_000:.2f} s" if turn.vacant_ms else "",
-            style="dim" if turn.is_fence else "",
-        )
-    console.print(table)
 
 
 def _show_acts(console: Console, report: DemoReport) -> None:
