@@ -16,13 +16,11 @@ from delay_devtools.demo.timeline import (
     Deed,
     Ending,
     Missed,
-    Turn,
     ending,
     fences,
     strip,
-    turns,
 )
-from delay_devtools.nodes import SliceEvent
+from delay_devtools.nodes import SliceEvent, ownerships
 from delay_devtools.shown import show_lateness, show_numbers
 from delayservice.smoke.judge import Verdict, counts, lateness
 
@@ -88,22 +86,18 @@ class DemoReport:
             **lateness(around, "lateness_ms_around_restarts"),
         }
 
-    def turns(self) -> list[Turn]:
-        return turns(self.events, self.acts)
-
     def seconds_in(self, at_ms: float) -> float:
         return round((at_ms - self.started_ms) / 1_000, 1)
 
     def summary(self, seconds: float) -> dict[str, object]:
         owners = [
             {
-                "slice": turn.slice_no,
-                "at_s": self.seconds_in(turn.from_ms),
-                "node": turn.node_id,
-                "epoch": turn.epoch,
-                "why": turn.why,
+                "slice": one.slice_no,
+                "at_s": self.seconds_in(one.from_ms),
+                "node": one.node_id,
+                "epoch": one.epoch,
             }
-            for turn in self.turns()
+            for one in ownerships(self.events)
         ]
         return {**self.numbers(), "seconds": round(seconds, 1), "owners": owners}
 
@@ -144,8 +138,8 @@ def _counts(lateness_ms: Counter[int]) -> list[int]:
 
 
 def _show_strips(console: Console, report: DemoReport) -> None:
-    found = report.turns()
-    end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
+    found = ownerships(report.events)
+    end_ms = max([one.from_ms for one in found], default=report.started_ms) + 1_000
     cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH
     console.print(
         f"[bold]Owners over time[/]: the number of the node that delivers, · when none does; a "
@@ -153,10 +147,10 @@ def _show_strips(console: Console, report: DemoReport) -> None:
         highlight=False,
     )
     table = Table(box=None, show_header=False, pad_edge=False)
-    for slice_no in sorted({turn.slice_no for turn in found}):
-        mine = [turn for turn in found if turn.slice_no == slice_no]
+    for slice_no in sorted({one.slice_no for one in found}):
+        mine = [one for one in found if one.slice_no == slice_no]
         line = Text()
-        for cell in strip(mine, report.started_ms, end_ms, _STRIP_WIDTH):
+        for cell in strip(mine, report.acts, (report.started_ms, end_ms), _STRIP_WIDTH):
             line.append(cell, style=_style(cell))
         table.add_row(f"slice {slice_no}", line)
     table.add_row("", Text(_marks(report, cell_ms)))
