@@ -23,6 +23,7 @@ from delayservice.base.errors import ClusterError, DelayServiceError
 _SPAWN: Final = get_context("spawn")
 READY: Final = "ready"
 _LOOK_S: Final = 0.2
+_START_S: Final = 120.0
 _TIMEOUT_S: Final = 1_800.0
 
 
@@ -51,7 +52,7 @@ class Helper:
         self._process.start()
         theirs.close()
         threading.Thread(target=self._show, args=(progress,), daemon=True).start()
-        self.expect(str)
+        self.expect(str, _START_S)
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +80,10 @@ class Helper:
 
     def expect(self, kind: type[_Result], timeout_s: float = _TIMEOUT_S) -> _Result:
         if not self._pipe.poll(timeout_s):
-            raise ClusterError(f"{self._name} had no {kind.__name__} within {timeout_s:.0f} s")
+            raise ClusterError(
+                f"the process {self._name} did not answer within {timeout_s:.0f} s; is the machine "
+                "too busy, or does a server not answer? Run it again"
+            )
         try:
             found = self._pipe.recv()
         except (EOFError, OSError) as exc:

@@ -118,7 +118,7 @@ def test_a_double_behind_an_open_transaction_is_awaited_and_seen(
         late.begin_transaction()
         write(late, topic, 1)
         judging.tell(Loaded(BATCH.n))
-        with pytest.raises(ClusterError, match="no Verdict within"):
+        with pytest.raises(ClusterError, match="judge did not answer within 3 s"):
             judging.expect(Verdict, timeout_s=3)
         late.commit_transaction(30)
         verdict = judging.expect(Verdict)

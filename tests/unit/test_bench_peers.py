@@ -50,7 +50,7 @@ def test_the_table_has_a_row_for_each_result_and_a_dash_for_what_is_not_counted(
     console.print(run.table(results()))
     text = console.export_text()
     assert re.search(r"this service 1 +│ undisturbed .*│ +— ", text)
-    assert re.search(r"Other 2 +│ killed .*│ +4 │ +60 ", text)
+    assert re.search(r"Other 2 +│ killed .*│ +4 │.*│ +60 / 60 / 60 ", text)
 
 
 def test_the_versions_are_those_of_the_locks() -> None:

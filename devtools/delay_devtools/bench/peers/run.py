@@ -34,7 +34,7 @@ Result: TypeAlias = dict[str, str | int | float | None]
 
 _COLUMNS: Final = (
     *("system", "round", "n", "sent_per_s", "lost", "duplicated", "early", "altered", "resent"),
-    *("lateness_ms_p50", "lateness_ms_p99", "lateness_ms_max", "drained_per_s", "rss_mib"),
+    *("drained_per_s", "rss_mib"),
 )
 _WARM: Final = "warm"
 _UNDISTURBED: Final = "undisturbed"
@@ -89,12 +89,11 @@ def show(options: Options, results: Sequence[Result], *, as_json: bool) -> int:
 
 def table(results: Sequence[Result]) -> Table:
     made = Table(title="One schedule, one judge, one system after the other")
-    for name in _COLUMNS:
-        made.add_column(
-            name.removeprefix("lateness_"), justify="left" if name in _COLUMNS[:2] else "right"
-        )
+    for name in (*_COLUMNS, "lateness, ms: p50 / p99 / max"):
+        made.add_column(name, justify="left" if name in _COLUMNS[:2] else "right")
     for one in results:
-        made.add_row(*(_cell(name, one[name]) for name in _COLUMNS))
+        late = " / ".join(_cell(name, one[name]) for name in lateness({}))
+        made.add_row(*(_cell(name, one[name]) for name in _COLUMNS), late)
     return made
 
 
