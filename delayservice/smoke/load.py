@@ -90,6 +90,11 @@ class Batch:
     def kind(self, number: int) -> Kind:
         return Kind(number % len(Kind)) if self.is_mixed else Kind.KEYED
 
+    @property
+    def wanted(self) -> int:
+        """Return how many records have to arrive."""
+        return sum(self.kind(number) not in WITHDRAWN for number in range(self.n))
+
     def name(self, number: int) -> bytes:
         """Return the id of a record, which a replacement shares with the record before it."""
         return b"%s-%d" % (self.tag, number - (self.kind(number) is Kind.REPLACEMENT))

@@ -80,9 +80,8 @@ def _send_and_judge(smoke: Smoke, shown: Steps) -> Verdict:
     tag, seed = secrets.token_hex(4).encode(), secrets.randbits(48)
     batch = Batch(tag, smoke.records, _SIZE, seed, is_mixed=True)
     targets = (smoke.target,)
-    sending, receiving = (
-        shown.bar(what, smoke.records) for what in ("Sending", "Receiving with read_committed")
-    )
+    sending = shown.bar("Sending", batch.n)
+    receiving = shown.bar("Receiving with read_committed", batch.wanted)
     judging = JudgePlan(smoke.consumer, targets, batch, from_end=True)
     loading = LoadPlan(
         smoke.producer,

@@ -35,10 +35,9 @@ def wanted(batch: Batch = BATCH) -> list[Message]:
 
 
 def judged(records: list[Message], batch: Batch = BATCH, seen_s: float = SEEN_S) -> Verdict:
-    withdrawn = sum(batch.kind(number) in WITHDRAWN for number in range(batch.n))
     tally = Tally(batch, TARGETS)
     tally.add(records, seen_s)
-    tally.close(Loaded(batch.n, withdrawn, appended_ms=APPENDED_MS))
+    tally.close(Loaded(batch.n, batch.n - batch.wanted, appended_ms=APPENDED_MS))
     return tally.judged()
 
 

@@ -26,7 +26,7 @@ from delayservice.smoke.judge import Verdict, counts, lateness
 
 _BUCKETS_MS: Final = (5, 10, 20, 30, 50, 80, 120, 150, 250, 500, 1_000, 2_500, 5_000, 60_000)
 _BUCKETS: Final = ("early", *(f"≤ {ms} ms" for ms in _BUCKETS_MS), f"> {_BUCKETS_MS[-1]} ms")
-_STRIP_WIDTH: Final = 72
+_STRIP_WIDTH: Final = 68
 _COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
 AROUND_FAILOVER_MS: Final = 2_000
 

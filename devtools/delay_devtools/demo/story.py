@@ -106,11 +106,10 @@ class _Story:
             return self._play(group, deeds)
 
     def _play(self, group: NodeGroup, deeds: Sequence[tuple[Deed, bool]]) -> DemoReport:
-        records = self._choices.records
-        batch = Batch(b"the-demo", records, SIZE, SEED, is_mixed=True)
+        batch = Batch(b"the-demo", self._choices.records, SIZE, SEED, is_mixed=True)
         judging = JudgePlan(self._client, TARGETS, batch, has_arrivals=True)
-        receiving = self._steps.bar("Receiving with read_committed", records)
-        sending = self._steps.bar("Sending", records)
+        receiving = self._steps.bar("Receiving with read_committed", batch.wanted)
+        sending = self._steps.bar("Sending", batch.n)
         with (
             Helper(judge, judging, receiving.at) as judge_,
             Helper(load, self._load(batch, len(deeds)), sending.at) as load_,
