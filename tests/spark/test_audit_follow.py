@@ -119,7 +119,6 @@ def test_what_comes_late_for_a_record_that_was_judged_is_found(
         ("wrong_outcome", lost),
     ]
 
-
 def test_cancels_find_what_was_pending_at_an_earlier_cut(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
