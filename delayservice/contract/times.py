@@ -58,7 +58,7 @@ _PART_MS = {
     b"y": 31_536_000_000,
 }
 _DURATION_EXPECTED = "milliseconds, 30s, 1h30m or an ISO 8601 duration (PT30S) is expected"
-_FRACTION_DIGITS = 12
+_FRACTION_DIGITS = 32
 _CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
 _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
 

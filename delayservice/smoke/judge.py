@@ -1,237 +1,438 @@
-"""Judge of a smoke test: reads target topics as any consumer does, without code of the service.
+"""The one judge of ``smoke``, demo and benches: it reads target topics as any consumer does,
+without code of the service.
 
-It compares the sent records and their append times (from delivery reports) with what a consumer
-receives: each record exactly once, never early, byte for byte.
+It compares what it receives with the load: each record exactly once, never early, byte for byte,
+and no record that was cancelled or replaced. It reads to the end of the log, beyond the expected
+number, so that a later double is seen.
 """
 
 from __future__ import annotations
 
-import threading
+import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import islice
+from multiprocessing.connection import Connection
+from typing import Any, Final, NamedTuple, Protocol, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-
-from delayservice.base.errors import ClusterError
-from delayservice.smoke.sending import QUIET, UID_HEADER, Planned
-
-_STALL_S: Final = 60.0
-_TOPICS_S_MAX: Final = 30.0
-_LOOK_S: Final = 0.1
-_ADDED: Final = frozenset(
-    {"delay-due-at", "delay-source", "delay-settles", "delay-id", "delay-attempt"}
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    OffsetSpec,
 )
 
+from delayservice.base.errors import ClusterError
+from delayservice.smoke.helper import READY, Counter
+from delayservice.smoke.load import (
+    AFTER,
+    HEAD,
+    QUIET,
+    WINDOW_MS,
+    WITHDRAWN,
+    Batch,
+    Headers,
+    Kind,
+    Loaded,
+)
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Times of one received record, epoch milliseconds: due time in its header, its timestamp when
-    the service wrote it, and when the consumer received it.
+_END_S_MAX: Final = 120.0
+_ANSWER_S: Final = 30.0
+_LOOK_S: Final = 0.1
+_BATCH: Final = 10_000
+_EXAMPLES: Final = 5
+_SEEN_MAX: Final = 255
+
+
+class Arrival(NamedTuple):
+    """One received record: its place in the delay topic, and times in epoch milliseconds: due, of
+    its timestamp when the service wrote it, and received.
     """
 
+    slice_no: int
+    offset: int
     due_ms: int
     produced_ms: int
     seen_ms: int
 
 
 @dataclass(slots=True)
-class SmokeVerdict:
-    """Result of a smoke test. Records are named by uid, the value of their header ``load-uid``.
+class Verdict:
+    """Difference between what was sent and what arrived.
 
-    ``altered`` came changed, in another topic, or with another due time; ``strangers`` were not
-    sent.
+    Attributes:
+        n: number of records that were sent.
+        withdrawn: number of those that were cancelled or replaced, so that none may arrive;
+            ``unwanted`` arrived all the same, though the service had read further before they
+            were due. In an outage a record may be due before the service reads its cancel.
+        delivered: number of the others that arrived; ``lost`` did not.
+        altered: came with another key, value, header or due time, or in another topic.
+        strangers: records that this load did not send.
+        last_seen_s: time of the last new record, epoch seconds.
+        lateness_ms: number of arrivals by time of receipt minus due time.
+        arrivals: all of them, if they were asked for or the load is mixed.
+        examples: some records for each kind of fault.
     """
 
-    arrivals: dict[bytes, Arrival] = field(default_factory=dict)
-    lost: list[bytes] = field(default_factory=list)
-    duplicated: list[bytes] = field(default_factory=list)
-    early: list[bytes] = field(default_factory=list)
-    altered: list[bytes] = field(default_factory=list)
-    strangers: list[bytes] = field(default_factory=list)
+    n: int = 0
+    withdrawn: int = 0
+    delivered: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    early: int = 0
+    altered: int = 0
+    unwanted: int = 0
+    strangers: int = 0
+    last_seen_s: float = 0.0
+    lateness_ms: Counts[int] = field(default_factory=Counts)
+    arrivals: list[Arrival] = field(default_factory=list)
+    examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:
-        wrong = (self.lost, self.duplicated, self.early, self.altered, self.strangers)
-        return not any(wrong)
+        # Others may write to the target as well.
+        return not (self.lost or self.duplicated or self.early or self.altered or self.unwanted)
 
 
-def quantile(ascending: Sequence[int], fraction: float) -> int:
-    """Return the smallest of the values with the ``fraction`` (0 to 1) of all values at or below
-    it; 0: there are no values.
-    """
-    if not ascending:
-        return 0
-    return ascending[max(int(len(ascending) * fraction + 0.999999) - 1, 0)]
+def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
+    """Return the smallest value up to which at least ``fraction`` of all counts lie."""
+    total = sum(histogram.values())
+    below = 0
+    for value in sorted(histogram):
+        below += histogram[value]
+        if below >= fraction * total:
+            return value
+    return None
 
 
-class Judge:
-    """Consumer that reads target topics, and compares their records with those that were sent.
-    ``from_end``: skip the records that the topics hold already.
-    """
+def counts(verdict: Verdict) -> dict[str, int]:
+    names = ("delivered", "withdrawn", "lost", "duplicated", "early", "altered", "unwanted")
+    return {"sent": verdict.n} | {name: getattr(verdict, name) for name in (*names, "strangers")}
 
-    def __init__(self, bootstrap: str, targets: Sequence[str], *, from_end: bool = False) -> None:
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "judge",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 50,
-                "check.crcs": True,
-            },
-            logger=QUIET,
-        )
-        partitions = self._partitions_of(targets)
-        if from_end:
-            for place in partitions:
-                place.offset = self._end_of(place)
-        self._starts = {(place.topic, place.partition): place.offset for place in partitions}
-        self._partitions = len(partitions)
-        self._consumer.assign(partitions)
-        self._arrivals: dict[bytes, list[tuple[Arrival, Any]]] = {}
-        self._ended: set[tuple[str, int]] = set()
 
-    def _partitions_of(self, targets: Sequence[str]) -> list[TopicPartition]:
-        deadline_s = time.monotonic() + _TOPICS_S_MAX
-        tick = threading.Event()  # awaited with a bound: the condition lies in other processes
-        while True:
-            try:
-                found = self._consumer.list_topics(timeout=_TOPICS_S_MAX).topics
-            except KafkaException:
-                found = {}
-            missing = [name for name in targets if name not in found or found[name].error]
-            if not missing:
-                return [TopicPartition(t, p, 0) for t in targets for p in found[t].partitions]
-            if time.monotonic() > deadline_s:
-                raise ClusterError(f"there is no topic {', '.join(missing)}: create it first")
-            tick.wait(_LOOK_S)
+def lateness(histogram: Mapping[int, int], name: str = "lateness_ms") -> dict[str, int | None]:
+    parts = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {f"{name}_{part}": quantile(histogram, size) for part, size in parts.items()}
 
-    def _end_of(self, place: TopicPartition) -> int:
-        # Asks again while Kafka can't say, as without a leader.
-        deadline_s = time.monotonic() + _TOPICS_S_MAX
-        tick = threading.Event()  # awaited with a bound: the condition lies in other processes
-        while True:
-            try:
-                return self._consumer.get_watermark_offsets(place, timeout=_TOPICS_S_MAX)[1]
-            except KafkaException as exc:
-                if time.monotonic() > deadline_s:
-                    where = f"{place.topic}/{place.partition}"
-                    raise ClusterError(f"{where} has no end to read from: {exc}") from exc
-            tick.wait(_LOOK_S)
-            # librdkafka may answer from what it learnt before the topic had leaders: naming a topic
-            # makes it ask again. An error here is that of the next attempt.
-            with suppress(KafkaException):
-                self._consumer.list_topics(place.topic, timeout=_TOPICS_S_MAX)
+
+class _Judged(NamedTuple):
+    number: int
+    # As in the record's head.
+    time_ms: int
+    message: Any
+    arrival: Arrival
+    is_altered: bool
+
+
+class Tally:
+    """Compares received records with one load, which may end before the end of its ``Batch``."""
+
+    def __init__(
+        self, batch: Batch, targets: Sequence[str] = (), *, has_arrivals: bool = False
+    ) -> None:
+        self.verdict = Verdict()
+        self._batch = batch
+        self._targets = targets
+        self._is_plain = not (batch.is_mixed or has_arrivals)
+        self._held: list[_Judged] = []
+        self._counts = bytearray(batch.n)
+        self._loaded = Loaded()
+        # Number of records that arrived and were to arrive.
+        self.distinct = 0
 
     @property
-    def seen(self) -> int:
-        return len(self._arrivals)
+    def is_complete(self) -> bool:
+        return self.distinct == self._loaded.n - self._loaded.withdrawn
 
-    def read(self, timeout_s: float) -> None:
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return
-        messages = [first, *self._consumer.consume(10_000, 0)]
-        # Read the clock after the poll: a record that came meanwhile would seem early otherwise.
-        seen_ms = time.time_ns() // 1_000_000
+    def add(self, messages: Iterable[Any], seen_s: float) -> int:
+        """Judge received records; return how many of them are of this load."""
+        own_records = 0
+        batch, n, before = self._batch, len(self._counts), self.distinct
+        seen_ms, lateness_ms = int(seen_s * 1_000), self.verdict.lateness_ms
         for message in messages:
-            self._take(message, seen_ms)
-
-    def _take(self, message: Any, seen_ms: int) -> None:  # noqa: ANN401  # the client's optional fields
-        error = message.error()
-        place = (message.topic(), message.partition())
-        if error is not None:
-            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                self._ended.add(place)
-            return
-        self._ended.discard(place)
-        headers = message.headers() or []
-        named = dict(headers)
-        arrival = Arrival(int(named["delay-due-at"]), message.timestamp()[1], seen_ms)
-        self._arrivals.setdefault(named[UID_HEADER], []).append((arrival, message))
-
-    @contextmanager
-    def reading(self, progress: Callable[[int], None]) -> Iterator[None]:
-        """Read on a separate thread while the ``with`` block runs. ``progress`` is called with the
-        number of distinct records received so far.
-        """
-        done = threading.Event()
-
-        def read_on() -> None:
-            while not done.is_set():
-                self.read(0.1)
-                progress(self.seen)
-
-        reader = threading.Thread(target=read_on, name="judge")
-        reader.start()
-        try:
-            yield
-        finally:
-            done.set()
-            reader.join()
-
-    def read_to_end(self, expected: int, progress: Callable[[int], None]) -> None:
-        """Read until ``expected`` distinct records came, or no new one for a minute; then read on
-        to the end of every partition. Raises ``ClusterError`` if the ends were not reached within
-        two minutes after the last new record.
-        """
-        heard_s = time.monotonic()
-        before = self.seen
-        while self.seen < expected and time.monotonic() - heard_s < _STALL_S:
-            self.read(0.2)
-            if self.seen != before:
-                before, heard_s = self.seen, time.monotonic()
-                progress(before)
-        self._ended.clear()
-        self._rewind_to_position()
-        while len(self._ended) < self._partitions:
-            self.read(0.2)
-            if time.monotonic() - heard_s > 2 * _STALL_S:
-                raise ClusterError(
-                    "the end of the target topics was not reached within two minutes after the "
-                    "last record: do all their partitions have a leader?"
-                )
-
-    def _rewind_to_position(self) -> None:
-        # Assigned again, so that the ends of the partitions are reported again.
-        positions = self._consumer.position(self._consumer.assignment())
-        for place in positions:
-            place.offset = max(place.offset, self._starts[place.topic, place.partition])
-        self._consumer.assign(positions)
-
-    def verdict(self, sent: Sequence[tuple[Planned, int]]) -> SmokeVerdict:
-        """Return how the received records differ from ``sent``, pairs of a record and its append
-        time, epoch ms.
-        """
-        verdict = SmokeVerdict()
-        expected = {planned.uid for planned, _ in sent}
-        verdict.strangers = [uid for uid in self._arrivals if uid not in expected]
-        for planned, appended_ms in sent:
-            arrivals = self._arrivals.get(planned.uid)
-            if not arrivals:
-                verdict.lost.append(planned.uid)
+            key, value = message.key(), message.value()
+            try:
+                number, time_ms, tag = HEAD.unpack_from(key if value is None else value)
+            except (struct.error, TypeError):  # too short, or nothing
+                number, time_ms, tag = n, 0, b""
+            if tag != batch.tag or number >= n:
+                self._note("strangers", message)
                 continue
-            if len(arrivals) > 1:
-                verdict.duplicated.append(planned.uid)
-            arrival, message = arrivals[0]
-            verdict.arrivals[planned.uid] = arrival
-            due_ms = appended_ms + planned.delay_ms
-            if any(one.produced_ms < due_ms or one.seen_ms < due_ms for one, _ in arrivals):
-                verdict.early.append(planned.uid)
-            if arrival.due_ms != due_ms or _is_altered(planned, message):
-                verdict.altered.append(planned.uid)
+            own_records += 1
+            expected_key, expected_value, own = batch.record(number, time_ms)
+            is_altered = key != expected_key or value != expected_value
+            is_new = not self._counts[number]
+            made_ms = message.timestamp()[1]
+            if self._is_plain and is_new and not is_altered and made_ms >= time_ms <= seen_ms:
+                # As it should be: a bench's judge must not take the processor from the service.
+                self._counts[number] = 1
+                self.distinct += 1
+                if number >= batch.warm_up:
+                    lateness_ms[seen_ms - time_ms] += 1
+                continue
+            if batch.is_mixed:
+                is_altered |= self._is_changed(number, message, own)
+            self._count(number, message)
+            arrival = self._arrival(message, time_ms, seen_ms)
+            one = _Judged(number, time_ms, message, arrival, is_altered)
+            if batch.is_mixed:
+                # Append times are known when the load has ended.
+                self._held.append(one)
+            else:
+                self._judge(one)
+        if self.distinct > before:
+            self.verdict.last_seen_s = seen_s
+        return own_records
+
+    def _is_changed(self, number: int, message: Any, own: Headers) -> bool:  # noqa: ANN401 (the client's)
+        # Headers with this prefix are the service's.
+        arrived = [one for one in message.headers() or () if not one[0].startswith("delay-")]
+        target = self._targets[number % len(self._targets)]
+        return arrived != own or message.topic() != target
+
+    def _arrival(self, message: Any, due_ms: int, seen_ms: int) -> Arrival:  # noqa: ANN401 (the client's)
+        timestamp_type, produced_ms = message.timestamp()
+        if timestamp_type == TIMESTAMP_NOT_AVAILABLE:
+            produced_ms = seen_ms
+        if self._is_plain:
+            return Arrival(0, 0, due_ms, produced_ms, seen_ms)
+        named = dict(message.headers() or ())
+        source = (named.get("delay-source") or b"::-1:-1").rsplit(b":", 2)
+        due_ms = int(named.get("delay-due-at") or 0)
+        arrival = Arrival(int(source[1]), int(source[2]), due_ms, produced_ms, seen_ms)
+        self.verdict.arrivals.append(arrival)
+        return arrival
+
+    def _count(self, number: int, message: Any) -> None:  # noqa: ANN401 (the client's)
+        count = self._counts[number]
+        self._counts[number] = min(count + 1, _SEEN_MAX)
+        if count == 1:
+            self._note("duplicated", message, number)
+        elif count == 0 and self._batch.kind(number) not in WITHDRAWN:
+            self.distinct += 1
+
+    def _judge(self, one: _Judged) -> None:
+        kind, arrival = self._batch.kind(one.number), one.arrival
+        due_ms, moved_ms = one.time_ms, WINDOW_MS if kind is Kind.WINDOW else 0
+        if kind in AFTER:
+            due_ms += self._loaded.appended_ms.get(one.number, 0)
+        if min(arrival.produced_ms, arrival.seen_ms) < due_ms:
+            self._note("early", one.message, one.number)
+        if one.is_altered or not due_ms <= arrival.due_ms <= due_ms + moved_ms:
+            self._note("altered", one.message, one.number)
+        if kind in WITHDRAWN and self._was_taken_back(arrival):
+            self._note("unwanted", one.message, one.number)
+        if one.number >= self._batch.warm_up:
+            self.verdict.lateness_ms[arrival.seen_ms - arrival.due_ms] += 1
+
+    def _was_taken_back(self, arrival: Arrival) -> bool:
+        # The record that takes it back is the next one, so the service had read that as well.
+        return any(
+            one.slice_no == arrival.slice_no
+            and one.offset > arrival.offset + 1
+            and one.produced_ms < arrival.due_ms
+            for one in self.verdict.arrivals
+        )
+
+    def _note(self, what: str, message: Any, number: int | None = None) -> None:  # noqa: ANN401
+        setattr(self.verdict, what, getattr(self.verdict, what) + 1)
+        shown = self.verdict.examples.setdefault(what, [])
+        if len(shown) < _EXAMPLES:
+            of = "" if number is None else f"record {number}, a {self._batch.kind(number).name}, "
+            shown.append(f"{of}at {message.topic()}:{message.partition()}:{message.offset()}")
+
+    def close(self, loaded: Loaded) -> None:
+        """Note how many records were sent; what came beyond them was not."""
+        self._loaded = loaded
+        self.verdict.n, self.verdict.withdrawn = loaded.n, loaded.withdrawn
+        beyond = self._counts[loaded.n :]
+        self.verdict.strangers += sum(beyond)
+        self.distinct -= len(beyond) - beyond.count(0)
+        del self._counts[loaded.n :]
+
+    def judged(self) -> Verdict:
+        verdict, kind = self.verdict, self._batch.kind
+        verdict.delivered = self.distinct
+        verdict.lost = verdict.n - verdict.withdrawn - self.distinct
+        lost = (
+            f"record {number}, a {kind(number).name}"
+            for number, count in enumerate(self._counts)
+            if not count and kind(number) not in WITHDRAWN
+        )
+        verdict.examples |= {"lost": list(islice(lost, _EXAMPLES))} if verdict.lost else {}
+        for one in self._held:
+            self._judge(one)
         return verdict
 
-    def close(self) -> None:
-        self._consumer.close()
+
+class Source(Protocol):
+    """Log of received records."""
+
+    def take(self, timeout_s: float) -> list[Any]: ...
+
+    def rest(self) -> Iterator[list[Any]]:
+        """Yield what the log holds up to its present end."""
+        ...
 
 
-def _is_altered(planned: Planned, message: Any) -> bool:  # noqa: ANN401  # the client's optional fields
-    own = tuple(header for header in message.headers() if header[0] not in _ADDED)
-    arrived = (message.topic(), message.key(), message.value(), own)
-    return arrived != (planned.target, planned.key, planned.value, planned.headers)
+class KafkaSource:
+    """``read_committed`` consumer of whole topics, which joins no group."""
+
+    def __init__(
+        self, client: Mapping[str, str], topics: Sequence[str], *, from_end: bool = False
+    ) -> None:
+        self._admin = AdminClient({**client, "allow.auto.create.topics": False}, logger=QUIET)
+        options: dict[str, Any] = {
+            "fetch.wait.max.ms": 50,
+            # Pause before a full queue is checked again: the default of a second limits every
+            # consumer to 170,000 small records a second.
+            "fetch.queue.backoff.ms": 10,
+            **client,
+            "group.id": "judge",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "check.crcs": True,
+            "allow.auto.create.topics": False,
+        }
+        self._consumer = Consumer(options, logger=QUIET)
+        self._places = self._places_of(topics)
+        self._read_to = self._ends() if from_end else {}
+
+    def begin(self) -> Self:
+        starts = [TopicPartition(*place, self._read_to.get(place, 0)) for place in self._places]
+        self._consumer.assign(starts)
+        return self
+
+    def _places_of(self, topics: Sequence[str]) -> list[tuple[str, int]]:
+        # A new topic may be unknown for a moment.
+        deadline_s = time.monotonic() + _ANSWER_S
+        while True:
+            found = self._admin.list_topics(timeout=_ANSWER_S).topics
+            if all(topic in found and found[topic].partitions for topic in topics):
+                return [(topic, p) for topic in topics for p in found[topic].partitions]
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"there is no topic {', '.join(topics)}: create it first")
+            time.sleep(_LOOK_S)
+
+    def _ends(self) -> dict[tuple[str, int], int]:
+        # Those of read_uncommitted: a record behind an open transaction has to be awaited.
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = {TopicPartition(*place): latest for place in self._places}
+        deadline_s = time.monotonic() + _ANSWER_S
+        while True:
+            answers = self._admin.list_offsets(
+                asked,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=_ANSWER_S,
+            )
+            try:
+                found = {place: answer.result(_ANSWER_S) for place, answer in answers.items()}
+                return {(place.topic, place.partition): end.offset for place, end in found.items()}
+            except KafkaException as exc:
+                if time.monotonic() > deadline_s:
+                    names = ", ".join({topic for topic, _ in self._places})
+                    raise ClusterError(
+                        f"the end of {names} is unknown: {exc}; has every partition a leader?"
+                    ) from exc
+            # While leaders change, the client goes by what it knew before, until it looks again.
+            self._admin.list_topics(timeout=_ANSWER_S)
+            time.sleep(_LOOK_S)
+
+    def take(self, timeout_s: float, limit: int = _BATCH) -> list[Any]:
+        # Consumer.consume alone would wait for as many as it is asked for.
+        first, limit = self._consumer.poll(timeout_s), min(limit, _BATCH)
+        messages = [] if first is None else [first, *self._consumer.consume(limit - 1, 0)]
+        return [message for message in messages if self._is_record(message)]
+
+    def gather(self, seconds: float) -> list[Any]:
+        """Return all records of this time."""
+        messages = self._consumer.consume(_BATCH, seconds)
+        return [message for message in messages if self._is_record(message)]
+
+    def _is_record(self, message: Any) -> bool:  # noqa: ANN401 (the client's optional fields)
+        error = message.error()
+        if error is None:
+            return True
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 (its public name)
+            self._read_to[message.topic(), message.partition()] = message.offset()
+        elif error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise KafkaException(error)
+        return False
+
+    def rest(self) -> Iterator[list[Any]]:
+        ends, deadline_s = self._ends(), time.monotonic() + _END_S_MAX
+        while any(self._read_to.get(place, 0) < end for place, end in ends.items()):
+            messages = self.take(_LOOK_S)
+            # Where others write all the time, the end is never reported.
+            for message in messages:
+                self._read_to[message.topic(), message.partition()] = message.offset() + 1
+            yield messages
+            if time.monotonic() > deadline_s:
+                raise ClusterError(
+                    f"the end of {', '.join({topic for topic, _ in self._places})} was not reached "
+                    f"within {_END_S_MAX:.0f} s: has every partition a leader, and is no "
+                    "transaction left open?"
+                )
+
+
+def connect_kafka(plan: JudgePlan) -> Source:
+    return KafkaSource(plan.client, plan.topics, from_end=plan.from_end).begin()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgePlan:
+    """What a judge process reads.
+
+    Attributes:
+        client: librdkafka options of a consumer, or what else ``connect`` needs.
+        from_end: skip records that the topics hold already.
+        has_arrivals: the verdict has all arrivals.
+        quiet_s: seconds without a record after which it reads to the end, once all have arrived.
+        stall_s: the same if some have not.
+    """
+
+    client: Mapping[str, str]
+    topics: tuple[str, ...]
+    batch: Batch
+    from_end: bool = False
+    has_arrivals: bool = False
+    quiet_s: float = 1.0
+    stall_s: float = 60.0
+    connect: Callable[[JudgePlan], Source] = connect_kafka
+
+
+def judge(plan: JudgePlan, pipe: Connection, counter: Counter) -> None:
+    """Read until all records of the load arrived, or none has for a while; then report the
+    ``Verdict``. The word that it waits for is ``Loaded``.
+    """
+    source = plan.connect(plan)
+    pipe.send(READY)
+    tally = Tally(plan.batch, plan.topics, has_arrivals=plan.has_arrivals)
+    heard_s, loaded = time.time(), None
+    while loaded is None or time.time() - max(heard_s, loaded.last_due_ms / 1_000) < (
+        plan.quiet_s if tally.is_complete else plan.stall_s
+    ):
+        messages = source.take(_LOOK_S)
+        # Read the clock after the poll: a record that came meanwhile would seem early otherwise.
+        seen_s = time.time()
+        # Other producers may never be quiet.
+        if tally.add(messages, seen_s):
+            heard_s = seen_s
+            counter.value = tally.distinct
+        if loaded is None and pipe.poll():
+            loaded = pipe.recv()
+            tally.close(loaded)
+    for messages in source.rest():
+        tally.add(messages, time.time())
+    pipe.send(tally.judged())

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from delay_devtools import guard, reaper
+from delay_devtools import reaper
 from delay_devtools.service import tail
 from delayservice.base.errors import ClusterError
 
@@ -65,16 +64,11 @@ class Child:
         self.name = name
         self.log_path = log_path
         self._reaper = reaper_
-        words = [str(word) for word in command]
-        # The kernel ties the death signal to the starting thread, not the process: a child that
-        # is started by a passing thread is left to the reaper alone.
-        if threading.current_thread() is threading.main_thread():
-            words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *words]
         with log_path.open("ab") as log:
             self._log_start = log.tell()
             # A session of its own: on Ctrl-C the owner decides the order of the stop.
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                words,
+                [str(word) for word in command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -15,25 +15,25 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Self, TypeVar
 
 from delay_devtools import servers
 from delay_devtools.child import Child, Reaper
 from delay_devtools.jars import ensure_jars, read_lock
 from delay_devtools.servers import (
     LOOPBACK,
-    BrokerPlan,
+    PORTS,
+    Broker,
     Jvm,
-    ZooKeeperPlan,
+    Server,
+    ZooKeeper,
     find_java,
     free_ports,
-    kafka_probe,
-    zookeeper_probe,
 )
 from delayservice.base.errors import ClusterError
 from delayservice.config.layers import ENV_PREFIX
@@ -42,9 +42,8 @@ from delayservice.smoke.progress import Steps, ignored_signals
 _START_ATTEMPTS = 3
 _START_SECONDS_MAX = 120
 _FORMAT_SECONDS_MAX = 60
-_PORTS_PER_BROKER = 3
-_PORTS_PER_ZOOKEEPER = 3
 _CLASH_WORDS = ("Address already in use", "BindException")
+_Server = TypeVar("_Server", bound=Server)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -72,13 +71,15 @@ class EmbeddedCluster:
         folder: folder of configuration, logs and data. It is kept, and a later cluster on the same
             folder finds its data again. None means a temporary folder, removed at the end.
         keep: keep the temporary folder as well.
-        broker_properties: Kafka broker settings that override those of ``servers.write_broker``.
-        zookeeper_properties: ZooKeeper settings that override those of ``servers.write_zookeeper``.
+        broker_properties: Kafka broker settings that override those of ``servers.Broker``.
+        zookeeper_properties: ZooKeeper settings that override those of ``servers.ZooKeeper``.
         host: address of this machine that everything listens on, for clients in a network
             namespace of their own, which can't reach 127.0.0.1.
         kafka: one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or the default.
         secure: whether each broker has a second listener, ``SECURE``, with SASL over TLS; its keys
             and mechanisms are in ``broker_properties``.
+        for_bench: whether brokers optimize their code as in production, which takes processors for
+            some minutes.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class EmbeddedCluster:
         host: str = LOOPBACK,
         kafka: str | None = None,
         secure: bool = False,
+        for_bench: bool = False,
     ) -> None:
         if min(brokers, zookeepers) < 0 or brokers + zookeepers < 1:
             raise ClusterError(
@@ -107,9 +109,9 @@ class EmbeddedCluster:
         self._host = host
         self._kafka = kafka
         self._secure = secure
+        self._for_bench = for_bench
         self._running: _Running | None = None
-        self._brokers: dict[int, BrokerPlan] = {}
-        self._zookeepers: dict[int, ZooKeeperPlan] = {}
+        self._servers: dict[str, Server] = {}
         self._children: dict[str, Child] = {}
 
     def __enter__(self) -> Self:
@@ -124,21 +126,24 @@ class EmbeddedCluster:
         kinds = ("Kafka", "ZooKeeper")
         return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
+    def _of(self, kind: type[_Server]) -> list[_Server]:
+        return [server for server in self._servers.values() if isinstance(server, kind)]
+
     @property
     def bootstrap(self) -> str:
-        return ",".join(plan.address for plan in self._brokers.values())
+        return ",".join(broker.address for broker in self._of(Broker))
 
     @property
     def secure_bootstrap(self) -> str:
-        return ",".join(plan.secure_address for plan in self._brokers.values())
+        return ",".join(broker.secure_address for broker in self._of(Broker))
 
     @property
     def zookeeper(self) -> str:
-        return ",".join(f"{plan.host}:{plan.port}" for plan in self._zookeepers.values())
+        return ",".join(server.address for server in self._of(ZooKeeper))
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        return tuple(self._brokers)
+        return tuple(broker.number for broker in self._of(Broker))
 
     @property
     def folder(self) -> Path:
@@ -155,7 +160,7 @@ class EmbeddedCluster:
         forget_settings()
         java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
         folder = self._open_folder()
-        jvm = Jvm(java, class_path, folder / "log4j2.properties")
+        jvm = Jvm(java, class_path, folder / "log4j2.properties", lasts=self._for_bench)
         self._running = _Running(folder, jvm, Reaper(None if self._is_kept else folder))
         try:
             servers.write_log4j(jvm.log4j_path)
@@ -187,8 +192,6 @@ class EmbeddedCluster:
 
     def start_broker(self, broker_id: int) -> None:
         self._restart(f"broker {broker_id}")
-        self._launch_broker(self._brokers[broker_id])
-        self._await_brokers([broker_id])
 
     def signal_broker(self, broker_id: int, number: signal.Signals) -> None:
         self._child(f"broker {broker_id}").signal(number)
@@ -198,8 +201,6 @@ class EmbeddedCluster:
 
     def start_zookeeper(self, server_id: int = 1) -> None:
         self._restart(f"zookeeper {server_id}")
-        self._launch_zookeeper(self._zookeepers[server_id])
-        self._await_zookeepers([server_id])
 
     def signal_zookeeper(self, server_id: int, number: signal.Signals) -> None:
         self._child(f"zookeeper {server_id}").signal(number)
@@ -236,78 +237,49 @@ class EmbeddedCluster:
 
     def _plan(self) -> None:
         brokers, zookeepers = self._sizes
-        needed = brokers * _PORTS_PER_BROKER + zookeepers * _PORTS_PER_ZOOKEEPER
-        ports = iter(free_ports(needed, self._host))
-        self._brokers = {
-            number: BrokerPlan(
-                number,
-                self._host,
-                next(ports),
-                next(ports),
-                self.folder / f"broker-{number}",
-                next(ports) if self._secure else None,
+        ports = free_ports((brokers + zookeepers) * PORTS, self._host)
+        self._servers = {}
+        for index, number in enumerate((*range(1, brokers + 1), *range(1, zookeepers + 1))):
+            name = f"{'broker' if index < brokers else 'zookeeper'} {number}"
+            mine = ports[index * PORTS : (index + 1) * PORTS]
+            folder = self.folder / name.replace(" ", "-")
+            self._servers[name] = (
+                Broker(number, self._host, mine, folder, self._secure)
+                if index < brokers
+                else ZooKeeper(number, self._host, mine, folder)
             )
-            for number in range(1, brokers + 1)
-        }
-        self._zookeepers = {
-            number: ZooKeeperPlan(
-                number,
-                self._host,
-                next(ports),
-                next(ports),
-                next(ports),
-                self.folder / f"zookeeper-{number}",
-            )
-            for number in range(1, zookeepers + 1)
-        }
-        for broker in self._brokers.values():
-            servers.write_broker(broker, tuple(self._brokers.values()), self._broker_properties)
-        for zookeeper in self._zookeepers.values():
-            peers = tuple(self._zookeepers.values())
-            servers.write_zookeeper(zookeeper, peers, self._zookeeper_properties)
+        for broker in self._of(Broker):
+            broker.write(self._of(Broker), self._broker_properties)
+        for server in self._of(ZooKeeper):
+            server.write(self._of(ZooKeeper), self._zookeeper_properties)
 
     def _launch_all(self) -> None:
         # ZooKeeper starts, and brokers' data folders are formatted, at the same time; each broker
         # starts as soon as its folder is formatted.
-        for zookeeper in self._zookeepers.values():
-            self._launch_zookeeper(zookeeper)
-        cluster_id = self._cluster_id()
-        formats = [self._launch_format(plan, cluster_id) for plan in self._brokers.values()]
-        for plan, formatting in zip(self._brokers.values(), formats, strict=True):
+        formats = {}
+        for name, server in reversed(self._servers.items()):
+            if isinstance(server, Broker):
+                command = server.format_command(self._started().jvm, self._cluster_id())
+                formats[name] = self._launch(f"format of {name}", command, server.log_path)
+            else:
+                self._launch_server(name)
+        for name, formatting in reversed(formats.items()):
             formatting.wait_exit(_FORMAT_SECONDS_MAX)
-            self._launch_broker(plan)
-        self._await_zookeepers(self._zookeepers)
-        self._await_brokers(self._brokers)
+            self._launch_server(name)
+        for name in self._servers:
+            self._await_server(name, frozenset(self.broker_ids))
 
-    def _launch_format(self, plan: BrokerPlan, cluster_id: str) -> Child:
-        command = servers.format_command(self._started().jvm, plan, cluster_id)
-        return self._launch(f"format of broker {plan.broker_id}", command, plan.log_path)
-
-    def _launch_broker(self, plan: BrokerPlan) -> None:
-        command = servers.broker_command(self._started().jvm, plan)
-        self._launch(f"broker {plan.broker_id}", command, plan.log_path)
-
-    def _launch_zookeeper(self, plan: ZooKeeperPlan) -> None:
-        command = servers.zookeeper_command(self._started().jvm, plan)
-        self._launch(f"zookeeper {plan.server_id}", command, plan.log_path)
+    def _launch_server(self, name: str) -> None:
+        server = self._servers[name]
+        self._launch(name, server.command(self._started().jvm), server.log_path)
 
     def _launch(self, name: str, command: Sequence[str], log_path: Path) -> Child:
         self._children[name] = Child(name, command, log_path, self._started().reaper)
         return self._children[name]
 
-    def _await_brokers(self, broker_ids: Iterable[int]) -> None:
-        expected = frozenset(broker_ids)
-        for broker_id in sorted(expected):
-            probe = kafka_probe(self._brokers[broker_id].address, self._cluster_id(), expected)
-            deadline = time.monotonic() + _START_SECONDS_MAX
-            self._child(f"broker {broker_id}").wait_until(probe, deadline)
-
-    def _await_zookeepers(self, server_ids: Iterable[int]) -> None:
-        for server_id in server_ids:
-            plan = self._zookeepers[server_id]
-            probe = zookeeper_probe(plan.host, plan.port, plan.data)
-            deadline = time.monotonic() + _START_SECONDS_MAX
-            self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
+    def _await_server(self, name: str, expected: frozenset[int]) -> None:
+        probe = self._servers[name].probe(self._cluster_id(), expected)
+        self._child(name).wait_until(probe, time.monotonic() + _START_SECONDS_MAX)
 
     def _cluster_id(self) -> str:
         path = self.folder / "cluster-id"
@@ -329,6 +301,8 @@ class EmbeddedCluster:
     def _restart(self, name: str) -> None:
         if self._child(name).running:
             raise ClusterError(f"{name} is running. Stop it before starting it again.")
+        self._launch_server(name)
+        self._await_server(name, frozenset({self._servers[name].number}))
 
     def _stop_children(self, *, kill: bool) -> None:
         # Signalled in reverse order of their start, brokers first.

@@ -20,21 +20,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Message
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
     NewTopic,
 )
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
-from delay_devtools import clients
 from delay_devtools.cluster import EmbeddedCluster, forget_settings, started
 from delay_devtools.servers import LOOPBACK, free_ports
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
 from delayservice.config.units import format_duration
 from delayservice.contract import names
+from delayservice.smoke.judge import KafkaSource
+from delayservice.smoke.load import QUIET
 from delayservice.smoke.progress import Steps, ignored_signals, steps, stop_signals
 
 
@@ -117,15 +119,17 @@ def show_first(after_ms: int, *, once: bool, as_json: bool) -> int:
     started_s = time.monotonic()
     with stop_signals():
         try:
-            with _world(console) as (world, service), _reading(world.bootstrap) as consumer:
+            with _world(console) as (world, service):
+                # It joins no group, which would take time.
+                source = KafkaSource({"bootstrap.servers": world.bootstrap}, [TARGET]).begin()
                 _send(world, after_ms, console)
-                first = _await(consumer, service, after_ms / 1_000 + _ARRIVAL_S)
+                first = _await(source, service, after_ms / 1_000 + _ARRIVAL_S)
                 seconds = time.monotonic() - started_s
                 _tell(console, first)
                 _sum_up(console, world, first, seconds, as_json=as_json)
                 if not once:
                     _invite(console, world, forgotten)
-                    _go_on(consumer, service, console)
+                    _go_on(source, service, console)
         except KeyboardInterrupt:
             console.print("Stopped.", style="dim")
             return 0
@@ -168,7 +172,7 @@ def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProces
     environment = {"DELAYSERVICE_CONFIG": str(world.config)}
     with ServiceProcess([], folder / "node.log", environment=environment) as service:
         with shown.doing("Starting the delay service"):
-            admin = clients.admin({"bootstrap.servers": world.bootstrap})
+            admin = AdminClient({"bootstrap.servers": world.bootstrap}, logger=QUIET)
             admin.create_topics([NewTopic(TARGET, PARTITIONS, 1)])[TARGET].result(_COMMAND_S)
             service.wait_serving(PARTITIONS)
         yield service
@@ -198,22 +202,10 @@ def _send(world: World, after_ms: int, console: Console) -> None:
     console.print(done.stdout.rstrip(), highlight=False, soft_wrap=True)
 
 
-@contextmanager
-def _reading(bootstrap: str) -> Iterator[Consumer]:
-    # It joins no group, which would take time.
-    consumer = clients.consumer({"bootstrap.servers": bootstrap}, "try")
-    consumer.assign(clients.partitions(consumer, TARGET))
-    try:
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def _await(consumer: Consumer, service: ServiceProcess, timeout_s: float) -> ShownArrival:
+def _await(source: KafkaSource, service: ServiceProcess, timeout_s: float) -> ShownArrival:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        arrival = _next(consumer, service)
-        if arrival is not None:
+        for arrival in _next(source, service):
             return arrival
     raise ClusterError(
         f"the record did not come within {timeout_s:.0f} s; the log of the service ends:\n"
@@ -221,14 +213,14 @@ def _await(consumer: Consumer, service: ServiceProcess, timeout_s: float) -> Sho
     )
 
 
-def _next(consumer: Consumer, service: ServiceProcess) -> ShownArrival | None:
-    message = consumer.poll(_POLL_S)
+def _next(source: KafkaSource, service: ServiceProcess) -> list[ShownArrival]:
+    messages = source.take(_POLL_S)
     now_ms = time.time_ns() // 1_000_000
     if not service.running:
         raise ClusterError(f"the delay service has ended; its log ends:\n{service.log_tail()}")
-    if message is None or message.error() is not None:
-        return None
-    return _arrival(message, now_ms)
+    # Records of other producers have no due time.
+    delayed = [one for one in messages if names.DELAY_DUE_AT in dict(one.headers() or [])]
+    return [_arrival(message, now_ms) for message in delayed]
 
 
 def _arrival(message: Message, now_ms: int) -> ShownArrival:
@@ -243,10 +235,9 @@ def _arrival(message: Message, now_ms: int) -> ShownArrival:
     )
 
 
-def _go_on(consumer: Consumer, service: ServiceProcess, console: Console) -> None:
+def _go_on(source: KafkaSource, service: ServiceProcess, console: Console) -> None:
     while True:
-        arrival = _next(consumer, service)
-        if arrival is not None:
+        for arrival in _next(source, service):
             _tell(console, arrival)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WRONG: Final = frozenset({"lost", "duplicated", "early", "altered", "strangers"})
+WRONG: Final = frozenset({"lost", "duplicated", "early", "altered", "unwanted", "strangers"})
 _BAR_WIDTH: Final = 50
 
 LatenessBar: TypeAlias = tuple[str, Sequence[tuple[int, str]]]

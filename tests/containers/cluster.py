@@ -140,7 +140,7 @@ class Cluster:
             str(records),
             "--target",
         ]
-        words += ["orders", "--per-s", str(per_s), "--delay-ms-max", "20000"]
+        words += ["orders", "--rate", str(per_s), "--delay-max", "20s", "--json"]
         process = subprocess.Popen(
             ["docker-compose", *self._files, *words],  # noqa: S607
             env=self.engine.env,
@@ -162,7 +162,7 @@ class Cluster:
         load.verdict = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
         self.report.check(
             f"{what}: {records} records came once each, none early",
-            process.returncode == 0 and load.verdict.get("delivered") == records,
+            process.returncode == 0 and load.verdict.get("sent") == records,
             load.verdict or out + err,
         )
 

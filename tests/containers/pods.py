@@ -142,10 +142,11 @@ def _deliver(podman: Podman, report: Report, pods: list[str]) -> None:
     words = ["run", "--rm", "--network", _NETWORK]
     words += ["-e", f"DELAYSERVICE_KAFKA__BOOTSTRAP={_BROKERS}"]
     words += [f"docker.io/library/{SERVICE}", "smoke", "--records", "300", "--target", "orders"]
+    words += ["--json"]
     done = podman(*words, is_checked=False)
     last = done.stdout.splitlines()[-1] if done.stdout else ""
     verdict = json.loads(last) if last.startswith("{") else {}
-    is_good = done.returncode == 0 and verdict.get("delivered") == 300
+    is_good = done.returncode == 0 and verdict.get("sent") == 300
     report.check(
         f"{pods[0]} and the others deliver 300 of 300 records", is_good, done.stdout + done.stderr
     )

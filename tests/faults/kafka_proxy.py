@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.servers import LOOPBACK, free_ports
+from delay_devtools.servers import LOOPBACK, Broker, free_ports
 
 ADD_PARTITIONS: Final = 24
 END_TXN: Final = 26
@@ -28,15 +28,15 @@ class ProxiedCluster(EmbeddedCluster):
 
     def _plan(self) -> None:
         super()._plan()
-        (plan,) = self._brokers.values()
+        (broker,) = self._of(Broker)
         self.upstream_port, self.proxy_port = free_ports(2)
-        pairs = (line.split("=", 1) for line in plan.properties_path.read_text().splitlines())
+        pairs = (line.split("=", 1) for line in broker.config_path.read_text().splitlines())
         lines = dict(pairs)
         lines["listeners"] += f",PROXIED://{LOOPBACK}:{self.upstream_port}"
         lines["advertised.listeners"] += f",PROXIED://{LOOPBACK}:{self.proxy_port}"
         lines["listener.security.protocol.map"] += ",PROXIED:PLAINTEXT"
         lines["inter.broker.listener.name"] = "PLAINTEXT"
-        plan.properties_path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
+        broker.config_path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
 
     @property
     def proxied(self) -> str:

@@ -67,7 +67,10 @@ def main() -> int:
     parser.add_argument("--master", default="local[2]")
     chosen = parser.parse_args()
     clean = True
-    with EmbeddedCluster() as cluster, MadeHistory(cluster.bootstrap, PARTITIONS) as history:
+    with (
+        EmbeddedCluster(for_bench=True) as cluster,
+        MadeHistory(cluster.bootstrap, PARTITIONS) as history,
+    ):
         began_s = time.monotonic()
         KINDS[chosen.kind](history, chosen.records)
         history.settled(history.now_ms + 3_600_001)

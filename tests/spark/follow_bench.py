@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--master", default="local[2]")
     chosen = parser.parse_args()
     with (
-        EmbeddedCluster() as cluster,
+        EmbeddedCluster(for_bench=True) as cluster,
         MadeHistory(cluster.bootstrap, PARTITIONS) as history,
         tempfile.TemporaryDirectory() as out,
     ):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from delay_devtools.bench.figures import Figures, quantile, show
-from delay_devtools.bench.sampling import MIB, Sampler, UsageSample, busy_until, disk_bytes
-from delay_devtools.bench.tally import BenchVerdict
+from delay_devtools.bench.failover import Kill, pause_ms, waited_ms
+from delay_devtools.bench.figures import Figures, show
+from delay_devtools.bench.sampling import Sampler, UsageSample, busy_until, disk_bytes
+from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
+from delayservice.smoke.judge import Arrival, Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,21 +38,33 @@ def working(*spans: tuple[float, float]) -> list[UsageSample]:
     return found
 
 
-def verdict(**changes: int) -> BenchVerdict:
-    facts = {"lost": 0, "duplicated": 0, "early": 0, "altered": 0, "strangers": 0, **changes}
-    return BenchVerdict(n=4, seen=4, last_seen_s=0.0, lateness_ms={3: 4}, **facts)
+def verdict(**changes: Any) -> Verdict:
+    return Verdict(n=4, lateness_ms=Counter({3: 4}), **changes)
 
 
-def test_a_quantile_is_the_smallest_value_that_so_many_are_at_or_below() -> None:
-    histogram = dict.fromkeys(range(1, 101), 1)
-    assert [quantile(histogram, f) for f in (0.5, 0.99, 1.0)] == [50, 99, 100]
-    assert quantile({9: 1, 5: 99}, 0.99) == 5
-    assert quantile({}, 0.5) is None
+def arrivals(*times_ms: tuple[int, int]) -> list[Arrival]:
+    return [Arrival(3, 0, 0, produced_ms, seen_ms) for produced_ms, seen_ms in times_ms]
+
+
+def test_what_a_dead_owner_had_produced_is_no_delivery_of_its_successor() -> None:
+    found = arrivals((100, 190), (150, 300), (200, 310), (210, 305))
+    assert waited_ms(found, Kill(5, 150.9, (3,)), 3) == 300
+    for slice_no, dead_ms in ((3, 210), (4, 0)):
+        with pytest.raises(DelayServiceError, match=f"nothing of slice {slice_no}"):
+            waited_ms(found, Kill(5, dead_ms, (slice_no,)), slice_no)
+
+
+def test_a_pause_is_between_the_last_before_and_the_first_after() -> None:
+    found = arrivals((230, 260), (100, 110), (150, 170), (231, 250))
+    assert pause_ms(found, 3, 150.2) == 80
+    assert pause_ms(found, 3, 99) is None
+    assert pause_ms(found, 3, 231) is None
+    assert pause_ms(found, 0, 150) is None
 
 
 def test_memory_is_that_of_the_peak_and_what_the_end_has_more_than_the_start() -> None:
     sampler = Sampler([])
-    sampler.samples += [UsageSample(0.0, 0.0, rss * MIB) for rss in (50, 80, 60)]
+    sampler.samples += [UsageSample(0.0, 0.0, rss) for rss in (50, 80, 60)]
     assert (sampler.rss_mib_peak, sampler.rss_mib_growth) == (80, 10)
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from delay_devtools.demo.choices import SLICES, Choices, sets_of
-from delay_devtools.servers import BrokerPlan, _broker_properties
+from delay_devtools.servers import Broker
 from delayservice.config.reference import effective
 from delayservice.config.settings import Settings, load_with_origins
 from tests.deployed import nodes, property_of, services
@@ -58,10 +58,10 @@ def test_the_demo_and_the_compose_file_have_as_many_slices() -> None:
 
 def test_the_demo_and_the_compose_file_keep_as_many_copies() -> None:
     composed = [one for one in services().values() if "KAFKA_NODE_ID" in one.environment]
-    plans = [BrokerPlan(n, "b", 1, 2, Path()) for n in range(1, len(composed) + 1)]
+    plans = [Broker(n, "b", (1, 2, 3), Path()) for n in range(1, len(composed) + 1)]
     own = re.compile(r"node\.id|log\.dirs|.*listener.*|controller\.quorum\.voters")
     for plan, one in zip(plans, composed, strict=True):
-        demo = _broker_properties(plan, plans)
+        demo = plan.settings(plans)
         file = {
             property_of(name): value
             for name, value in one.environment.items()

@@ -8,24 +8,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
-from delay_devtools.bench.figures import US, Figures, quantile
-from delay_devtools.bench.helpers import (
-    Helper,
-    Loaded,
-    LoadEnd,
-    Passed,
-    PassPlan,
-    Shown,
-    judge,
-    load,
-    passthrough,
-    verdict_of,
-)
+from delay_devtools.bench.figures import US, Figures
+from delay_devtools.bench.passthrough import Passed, PassPlan, passthrough
 from delay_devtools.bench.sampling import Sampler, busy_until, cpu_s, disk_bytes
 from delay_devtools.bench.stand import Names, ServiceCounters, Serving, Stand, now_ms
-from delay_devtools.bench.tally import Batch, BenchVerdict
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.provenance import Provenance
+from delayservice.smoke.helper import Helper
+from delayservice.smoke.judge import Verdict, judge, quantile
+from delayservice.smoke.load import Batch, Loaded, load
 
 _MEASURED: Final = "measured"
 _WARM: Final = "warm"
@@ -85,7 +76,7 @@ def steady(stand: Stand, figures: Figures) -> None:
         figures.judge([verdict, passed], [verdict])
 
 
-def _floor(stand: Stand, figures: Figures) -> BenchVerdict:
+def _floor(stand: Stand, figures: Figures) -> Verdict:
     """Copy the same load, due at once, without the service, in transactions as long as its own."""
     rate = stand.options.rate_per_s
     warm_up = int(rate * _FLOOR_WARM_UP_S) if stand.options.warm_up else 0
@@ -93,7 +84,7 @@ def _floor(stand: Stand, figures: Figures) -> BenchVerdict:
     names, batch = stand.round(), replace(stand.batch(n), warm_up=warm_up)
     stand.create(names, (_PASSED,))
     interval_s = stand.options.seconds * figures.workers / max(figures.transactions or 0, 1)
-    due_at_once = replace(stand.load(names, _PASSED, batch), rate_per_s=rate, after_ms=0, span_ms=0)
+    due_at_once = replace(stand.load(names, _PASSED, batch), per_s=rate, after_ms=0, span_ms=0)
     broker_used_s = -cpu_s(stand.brokers)
     with Helper(load, due_at_once) as loader:
         passed, verdict = _pass_through(stand, names, batch, n, interval_s, loader)
@@ -121,12 +112,10 @@ def _fill_transactions(figures: Figures, counted: ServiceCounters) -> None:
     figures.records_per_transaction = counted["settled"] / max(counted["transactions"], 1)
 
 
-def _keep_rate(
-    stand: Stand, names: Names, target: str, seconds: float
-) -> tuple[BenchVerdict, float]:
+def _keep_rate(stand: Stand, names: Names, target: str, seconds: float) -> tuple[Verdict, float]:
     rate = stand.options.rate_per_s
     batch = stand.batch(max(int(rate * seconds), 1))
-    plan = replace(stand.load(names, target, batch), rate_per_s=rate)
+    plan = replace(stand.load(names, target, batch), per_s=rate)
     receiving = stand.steps.bar(f"Receiving ({target})", batch.n)
     with (
         Helper(load, plan, stand.steps.bar(f"Sending ({target})", batch.n).at) as loader,
@@ -134,8 +123,8 @@ def _keep_rate(
     ):
         loader.tell()
         loaded = loader.expect(Loaded)
-        end = LoadEnd(loaded.n, now_ms() + stand.options.delay_ms[1])
-        return verdict_of(judging, end), loaded.n / loaded.seconds
+        judging.tell(loaded)
+        return judging.expect(Verdict), loaded.n / loaded.seconds
 
 
 # --- whole ---------------------------------------------------------------------------------------
@@ -158,9 +147,9 @@ class _Round:
     broker_cpu_s: float
     delivered: ServiceCounters
     rss_mib_peak: float
-    verdict: BenchVerdict
+    verdict: Verdict
     passed: Passed
-    passed_verdict: BenchVerdict
+    passed_verdict: Verdict
 
     @property
     def ratio(self) -> float:
@@ -209,18 +198,19 @@ def _round(stand: Stand, lead_s: float) -> _Round:
         plan = replace(plan, due_from_ms=due_ms, span_ms=_A_SECOND_MS)
         loader = stack.enter_context(Helper(load, plan, stand.steps.bar("Loading", batch.n).at))
         loader.tell()
-        load_s = loader.expect(Loaded).seconds
+        loaded = loader.expect(Loaded)
         judging = stand.judge(names, _MEASURED, batch)
         receiving = stand.steps.bar("Delivering", batch.n)
         judge_process = stack.enter_context(Helper(judge, judging, receiving.at))
         with Sampler(serving.workers) as sampler:
             used_s, broker_used_s = _cpu_s(stand, serving)
             loader.tell()
-            shown_s = loader.expect(Shown).at_s
+            shown_s = loader.expect(float)
             serving.await_count("ingested", batch.n, stand.steps.bar("Storing", batch.n).at)
             stored_s = busy_until(sampler.samples, shown_s, time.time())
             before = _await_due(stand, serving, due_ms / _A_SECOND_MS)
-            verdict = verdict_of(judge_process, LoadEnd(batch.n, due_ms + _A_SECOND_MS))
+            judge_process.tell(loaded)
+            verdict = judge_process.expect(Verdict)
             now_s, broker_now_s = _cpu_s(stand, serving)
         # The counters are published late; lost records are never counted.
         if not verdict.lost:
@@ -228,7 +218,7 @@ def _round(stand: Stand, lead_s: float) -> _Round:
         delivered = serving.counters() - before
     size = max(round(delivered["settled"] / max(delivered["transactions"], 1)), 1)
     return _Round(
-        load_s,
+        loaded.seconds,
         stored_s - shown_s,
         verdict.last_seen_s - due_ms / _A_SECOND_MS,
         now_s - used_s,
@@ -257,7 +247,7 @@ def _pass_through(
     transaction_records: int,
     interval_s: float = 0.0,
     loader: Helper | None = None,
-) -> tuple[Passed, BenchVerdict]:
+) -> tuple[Passed, Verdict]:
     n = batch.n
     plan = PassPlan(
         consumer=stand.client("consumer"),
@@ -267,7 +257,7 @@ def _pass_through(
         n=n,
         transaction_records=transaction_records,
         transactional_id=f"{names.prefix}_pass" if stand.is_exactly_once else "",
-        headers=Provenance(names.delay, 0).headers(n, now_ms(), None),
+        headers=[*Provenance(names.delay, 0).headers(n, now_ms(), None)],
         interval_s=interval_s,
     )
     with (
@@ -277,7 +267,9 @@ def _pass_through(
         passing.tell()
         if loader is not None:
             loader.tell()
-        return passing.expect(Passed), verdict_of(judging, LoadEnd(n, now_ms()))
+        passed = passing.expect(Passed)
+        judging.tell(Loaded(n))
+        return passed, judging.expect(Verdict)
 
 
 def _warm_up(stand: Stand) -> None:
@@ -308,19 +300,20 @@ def restart(stand: Stand, figures: Figures) -> None:
             Helper(load, plan, stand.steps.bar("Loading", n).at) as loader,
         ):
             loader.tell()
-            loader.expect(Loaded)
+            loaded = loader.expect(Loaded)
             serving.await_count("ingested", n, stand.steps.bar("Storing", n).at)
         figures.rss_mib_peak = sampler.rss_mib_peak
         figures.disk_bytes_per_message = disk_bytes(serving.state_dir) / n
         probed = _kill_and_probe(stand, figures, names, serving)
         receiving = stand.steps.bar("Delivering", n)
         with Helper(judge, stand.judge(names, _MEASURED, batch), receiving.at) as judging:
-            verdict = verdict_of(judging, LoadEnd(n, due_ms + span_ms))
+            judging.tell(loaded)
+            verdict = judging.expect(Verdict)
     figures.n = n
     figures.judge([verdict, probed], [verdict])
 
 
-def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> BenchVerdict:
+def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> Verdict:
     batch = stand.batch(_PROBES)
     plan = replace(stand.load(names, _PROBE, batch), after_ms=_PROBE_DELAY_MS, span_ms=0)
     with (
@@ -330,9 +323,10 @@ def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Servi
     ):
         started_s = serving.restart_killed()
         loader.tell()
-        loader.expect(Loaded)
+        loaded = loader.expect(Loaded)
         serving.await_serving()
         figures.took_over_s = time.time() - started_s
-        verdict = verdict_of(judging, LoadEnd(_PROBES, now_ms()))
+        judging.tell(loaded)
+        verdict = judging.expect(Verdict)
     figures.first_delivery_s = verdict.last_seen_s - started_s
     return verdict

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from delay_devtools.bench.figures import Figures, quantile
-from delay_devtools.bench.helpers import Helper, Loaded, LoadEnd, judge, load
-from delay_devtools.bench.stand import Stand, now_ms
-from delay_devtools.bench.tally import BenchVerdict, Trace
+from delay_devtools.bench.figures import Figures
+from delay_devtools.bench.stand import Stand
 from delay_devtools.nodes import NodeGroup, hand_overs
 from delayservice.base.errors import DelayServiceError
+from delayservice.smoke.helper import Helper
+from delayservice.smoke.judge import Arrival, Verdict, judge, quantile
+from delayservice.smoke.load import Loaded, load
 
 _ALL: Final = "all"
 # Time without a change of owner before the kills begin, in s; longer than an owner waits before it
@@ -35,7 +37,7 @@ _SETTLED_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Kill:
+class Kill:
     # at_ms: time of the signal; dead_ms: end of the node's last process.
     at_ms: float
     dead_ms: float
@@ -49,8 +51,8 @@ def failover(stand: Stand, figures: Figures) -> None:
         group = stack.enter_context(stand.group(names, stand.create(names, (_ALL,))))
         with stand.steps.doing("Starting the nodes"):
             group.start()
-        judging = replace(stand.judge(names, _ALL, batch), has_trace=True)
-        loading = replace(stand.load(names, _ALL, batch), rate_per_s=options.rate_per_s)
+        judging = replace(stand.judge(names, _ALL, batch), has_arrivals=True)
+        loading = replace(stand.load(names, _ALL, batch), per_s=options.rate_per_s)
         judge_process = stack.enter_context(Helper(judge, judging))
         loader = stack.enter_context(Helper(load, loading))
         loader.tell()
@@ -61,18 +63,17 @@ def failover(stand: Stand, figures: Figures) -> None:
         changes = [change for change in hand_overs(group.slice_events()) if change[1] > calm_ms]
         loader.tell()
         loaded = loader.expect(Loaded)
-        judge_process.tell(LoadEnd(loaded.n, now_ms() + options.delay_ms[1]))
-        trace = judge_process.expect(Trace)
-        verdict = judge_process.expect(BenchVerdict)
+        judge_process.tell(loaded)
+        verdict = judge_process.expect(Verdict)
     figures.rounds, figures.n = len(kills), loaded.n
     figures.rate_per_s = loaded.n / loaded.seconds
     figures.session_timeout_s = stand.session_timeout_s
-    _fill_takeovers(figures, trace, kills)
-    _fill_hand_overs(figures, trace, changes)
+    _fill_takeovers(figures, verdict.arrivals, kills)
+    _fill_hand_overs(figures, verdict.arrivals, changes)
     figures.judge([verdict], [verdict])
 
 
-def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[_Kill]:
+def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[Kill]:
     options = stand.options
     rng = random.Random(options.rounds)  # noqa: S311 (kills that replay from a seed)
     bar = stand.steps.bar("Killing nodes", options.rounds)
@@ -85,7 +86,7 @@ def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[_Kill]:
     return kills
 
 
-def _kill(group: NodeGroup, slice_no: int) -> _Kill:
+def _kill(group: NodeGroup, slice_no: int) -> Kill:
     node = group.owner(slice_no)
     before = group.owned_by(node)
     at_ms = time.time() * 1_000
@@ -94,40 +95,55 @@ def _kill(group: NodeGroup, slice_no: int) -> _Kill:
     group.await_successors(before, [node])
     node.start()
     group.await_home()
-    return _Kill(at_ms, dead_ms, tuple(before))
+    return Kill(at_ms, dead_ms, tuple(before))
 
 
 # --- figures -------------------------------------------------------------------------------------
 
 
-def _fill_takeovers(figures: Figures, trace: Trace, kills: Sequence[_Kill]) -> None:
+def _fill_takeovers(figures: Figures, arrivals: Sequence[Arrival], kills: Sequence[Kill]) -> None:
     # Of a trial, the longest of the killed node's slices counts.
     waited = Counter(
-        max(_waited_ms(trace, kill, slice_no) for slice_no in kill.slices) for kill in kills
+        max(waited_ms(arrivals, kill, slice_no) for slice_no in kill.slices) for kill in kills
     )
     figures.takeover_s_p50 = _seconds(quantile(waited, 0.5))
     figures.takeover_s_p99 = _seconds(quantile(waited, 0.99))
     figures.takeover_s_max = _seconds(quantile(waited, 1.0))
 
 
-def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
-    seen_ms = trace.first_seen_ms(slice_no, kill.dead_ms)
-    if seen_ms is None:
+def waited_ms(arrivals: Sequence[Arrival], kill: Kill, slice_no: int) -> int:
+    """Return the time from a kill until the first record was received that another node made."""
+    seen_ms = [
+        one.seen_ms
+        for one in arrivals
+        if one.slice_no == slice_no and one.produced_ms > int(kill.dead_ms)
+    ]
+    if not seen_ms:
         raise DelayServiceError(
             f"nothing of slice {slice_no} was delivered after its owner was killed; is the load "
             "spread over all slices? Give a higher --rate"
         )
-    return round(seen_ms - kill.at_ms)
+    return round(min(seen_ms) - kill.at_ms)
 
 
-def _fill_hand_overs(figures: Figures, trace: Trace, changes: Sequence[tuple[int, float]]) -> None:
+def _fill_hand_overs(
+    figures: Figures, arrivals: Sequence[Arrival], changes: Sequence[tuple[int, float]]
+) -> None:
     # Slices without a delivery before or after a hand-over are left out.
-    pauses = [trace.pause_ms(*change) for change in changes]
+    pauses = [pause_ms(arrivals, *change) for change in changes]
     found = Counter(pause for pause in pauses if pause is not None)
     figures.handovers = sum(found.values())
     figures.handover_ms_p50 = quantile(found, 0.5)
     figures.handover_ms_p99 = quantile(found, 0.99)
     figures.handover_ms_max = quantile(found, 1.0)
+
+
+def pause_ms(arrivals: Sequence[Arrival], slice_no: int, at_ms: float) -> int | None:
+    """Return the distance of the records of a slice that were produced right before and after."""
+    # Records produced up to that millisecond are the old owner's, later ones the new owner's.
+    made_ms = sorted(one.produced_ms for one in arrivals if one.slice_no == slice_no)
+    place = bisect_right(made_ms, int(at_ms))
+    return made_ms[place] - made_ms[place - 1] if 0 < place < len(made_ms) else None
 
 
 def _seconds(milliseconds: int | None) -> float | None:

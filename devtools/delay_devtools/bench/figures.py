@@ -6,14 +6,14 @@ import platform
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.shown import show_numbers
 from delayservice import __version__
 from delayservice.commands.console import out, print_json
+from delayservice.smoke.judge import Verdict, quantile
 
 US: Final = 1_000_000
 
@@ -84,7 +84,7 @@ class Figures:
     altered: int | None = None
     strangers: int | None = None
 
-    def judge(self, verdicts: Sequence[BenchVerdict], lateness_of: Sequence[BenchVerdict]) -> None:
+    def judge(self, verdicts: Sequence[Verdict], lateness_of: Sequence[Verdict]) -> None:
         for name in ("lost", "duplicated", "early", "altered", "strangers"):
             setattr(self, name, sum(getattr(verdict, name) for verdict in verdicts))
         late: Counter[int] = Counter()
@@ -100,17 +100,6 @@ class Figures:
         if self.delivery == "exactly_once":
             wrong.append(self.duplicated)
         return not any(wrong)
-
-
-def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
-    """Return the smallest value up to which at least ``fraction`` of all counts lie."""
-    total = sum(histogram.values())
-    below = 0
-    for value in sorted(histogram):
-        below += histogram[value]
-        if below >= fraction * total:
-            return value
-    return None
 
 
 _DIGITS: Final = 3

@@ -68,7 +68,7 @@ def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
         if not options.bootstrap:
             # A broker beside each node, and ZooKeeper where it is needed.
             is_several = options.bench == "failover"
-            embedded = EmbeddedCluster(NODES if is_several else 1, int(is_several))
+            embedded = EmbeddedCluster(NODES if is_several else 1, int(is_several), for_bench=True)
             cluster = stack.enter_context(started(embedded, shown))
             brokers = [psutil.Process(pid) for pid in cluster.pids()]
             servers = Servers(cluster.bootstrap, cluster.zookeeper, brokers)

@@ -22,7 +22,7 @@ _BUSY: Final = 0.4
 class UsageSample:
     at_s: float
     cpu_s: float
-    rss_bytes: int
+    rss_mib: float
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
@@ -34,11 +34,12 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
     return used_s
 
 
-def _rss_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
+def rss_mib(processes: Iterable[psutil.Process]) -> float:
+    held = 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            held += process.memory_info().rss
+    return held / MIB
 
 
 class Sampler:
@@ -65,16 +66,16 @@ class Sampler:
             self._take()
 
     def _take(self) -> None:
-        held = sum(map(_rss_bytes, self._processes))
-        self.samples.append(UsageSample(time.time(), cpu_s(self._processes), held))
+        sample = UsageSample(time.time(), cpu_s(self._processes), rss_mib(self._processes))
+        self.samples.append(sample)
 
     @property
     def rss_mib_peak(self) -> float:
-        return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
+        return max((sample.rss_mib for sample in self.samples), default=0)
 
     @property
     def rss_mib_growth(self) -> float:
-        return (self.samples[-1].rss_bytes - self.samples[0].rss_bytes) / MIB
+        return self.samples[-1].rss_mib - self.samples[0].rss_mib
 
 
 def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) -> float:

@@ -26,17 +26,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.topics import TopicKeeper
-from delay_devtools import clients
 from delay_devtools.bench import Bench
-from delay_devtools.bench.helpers import JudgePlan, LoadPlan
-from delay_devtools.bench.tally import SIZE_MIN, Batch
 from delay_devtools.nodes import LocalNode, NodeGroup, sets_of_several
 from delay_devtools.servers import ANY_PORTS
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError, SettingsError
 from delayservice.config.kafka import ClientRole
 from delayservice.config.settings import Settings, load
+from delayservice.smoke.judge import JudgePlan
+from delayservice.smoke.load import QUIET, SIZE_MIN, Batch, LoadPlan
 from delayservice.smoke.progress import Steps
 
 # Nodes of the bench failover, each beside a broker.
@@ -251,7 +251,7 @@ class Stand:
         self.session_timeout_s = float(settings.zookeeper.session_timeout_s)
         self._zookeeper = servers.zookeeper
         self._clients = {role: settings.kafka.client_config(role) for role in _ROLES}
-        self._admin = clients.admin(self._clients["admin"])
+        self._admin = KafkaAdmin(self._clients["admin"], QUIET)
 
     def check_cluster(self) -> None:
         try:
@@ -325,7 +325,7 @@ class Stand:
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:
-        return Batch(uuid.uuid4().hex[:8], n, self.options.size, _SEED)
+        return Batch(uuid.uuid4().hex[:8].encode(), n, self.options.size, _SEED)
 
     def load(self, names: Names, target: str, batch: Batch, *, is_hidden: bool = False) -> LoadPlan:
         """Return a load of the options' delays, as fast as it can be sent."""
@@ -333,7 +333,7 @@ class Stand:
         return LoadPlan(
             client=self.client("producer"),
             topic=names.delay,
-            target=names.target(target),
+            targets=(names.target(target),),
             batch=batch,
             after_ms=shortest,
             span_ms=longest - shortest,
@@ -342,7 +342,7 @@ class Stand:
         )
 
     def judge(self, names: Names, target: str, batch: Batch) -> JudgePlan:
-        return JudgePlan(self.client("consumer"), names.target(target), batch)
+        return JudgePlan(self.client("consumer"), (names.target(target),), batch)
 
 
 def now_ms() -> int:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,29 +16,25 @@ from delay_devtools.demo.timeline import (
     Deed,
     Ending,
     Missed,
-    Turn,
     ending,
     fences,
     strip,
-    turns,
 )
-from delay_devtools.nodes import SliceEvent
+from delay_devtools.nodes import SliceEvent, ownerships
 from delay_devtools.shown import show_lateness, show_numbers
-from delayservice.smoke.judge import SmokeVerdict, quantile
+from delayservice.smoke.judge import Verdict, counts, lateness
 
 _BUCKETS_MS: Final = (5, 10, 20, 30, 50, 80, 120, 150, 250, 500, 1_000, 2_500, 5_000, 60_000)
 _BUCKETS: Final = ("early", *(f"≤ {ms} ms" for ms in _BUCKETS_MS), f"> {_BUCKETS_MS[-1]} ms")
-_STRIP_WIDTH: Final = 72
+_STRIP_WIDTH: Final = 68
 _COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
-_UIDS_SHOWN: Final = 5
 AROUND_FAILOVER_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
     choices: Choices
-    verdict: SmokeVerdict
-    sent: int
+    verdict: Verdict
     started_ms: float
     acts: tuple[Act, ...]
     missed: tuple[Missed, ...]
@@ -46,12 +42,16 @@ class DemoReport:
 
     @property
     def is_good(self) -> bool:
-        return self.verdict.is_good and Ending.SILENT not in self.endings()
+        return (
+            self.verdict.is_good
+            and not self.verdict.strangers
+            and Ending.SILENT not in self.endings()
+        )
 
     def endings(self) -> list[Ending]:
         return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
-    def lateness_ms(self, *, around_failovers: bool) -> list[int]:
+    def lateness_ms(self, *, around_failovers: bool) -> Counter[int]:
         # A record belongs to a failover (or to a kill of a single node) if its time from due to
         # received overlaps a span: from half a second before a node was killed or frozen until one
         # and a half seconds after all of its slices were served again.
@@ -60,25 +60,20 @@ class DemoReport:
             for act in self.acts
             if act.is_failover
         ]
-        return sorted(
+        return Counter(
             arrival.seen_ms - arrival.due_ms
-            for arrival in self.verdict.arrivals.values()
+            for arrival in self.verdict.arrivals
             if any(a <= arrival.seen_ms and arrival.due_ms <= b for a, b in spans)
             == around_failovers
         )
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | None]:
         verdict, acts = self.verdict, self.acts
         late = self.lateness_ms(around_failovers=False)
         around = self.lateness_ms(around_failovers=True)
         kills = [act for act in acts if act.deed is Deed.KILL]
         return {
-            "sent": self.sent,
-            "delivered": len(verdict.arrivals),
-            "lost": len(verdict.lost),
-            "duplicated": len(verdict.duplicated),
-            "early": len(verdict.early),
-            "altered": len(verdict.altered) + len(verdict.strangers),
+            **counts(verdict),
             "nodes": self.choices.nodes,
             "kills": len(kills),
             "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
@@ -87,16 +82,9 @@ class DemoReport:
             "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
             "restarts": sum(act.deed is Deed.RESTART for act in acts),
             "missed": len(self.missed),
-            "lateness_ms_p50": quantile(late, 0.5),
-            "lateness_ms_p99": quantile(late, 0.99),
-            "lateness_ms_max": quantile(late, 1.0),
-            "lateness_ms_around_restarts_p50": quantile(around, 0.5),
-            "lateness_ms_around_restarts_p99": quantile(around, 0.99),
-            "lateness_ms_around_restarts_max": quantile(around, 1.0),
+            **lateness(late),
+            **lateness(around, "lateness_ms_around_restarts"),
         }
-
-    def turns(self) -> list[Turn]:
-        return turns(self.events, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:
         return round((at_ms - self.started_ms) / 1_000, 1)
@@ -104,13 +92,12 @@ class DemoReport:
     def summary(self, seconds: float) -> dict[str, object]:
         owners = [
             {
-                "slice": turn.slice_no,
-                "at_s": self.seconds_in(turn.from_ms),
-                "node": turn.node_id,
-                "epoch": turn.epoch,
-                "why": turn.why,
+                "slice": one.slice_no,
+                "at_s": self.seconds_in(one.from_ms),
+                "node": one.node_id,
+                "epoch": one.epoch,
             }
-            for turn in self.turns()
+            for one in ownerships(self.events)
         ]
         return {**self.numbers(), "seconds": round(seconds, 1), "owners": owners}
 
@@ -119,7 +106,6 @@ def show(console: Console, report: DemoReport, seconds: float) -> None:
     _show_histogram(console, report)
     if report.choices.has_several:
         _show_strips(console, report)
-        _show_turns(console, report)
     _show_acts(console, report)
     _show_missed(console, report)
     _show_verdict(console, report, seconds)
@@ -141,19 +127,19 @@ def _show_histogram(console: Console, report: DemoReport) -> None:
     console.print(f"[green]█[/] at work   [yellow]█[/] due around a {what}\n", highlight=False)
 
 
-def _counts(ascending: Sequence[int]) -> list[int]:
-    counts = [0] * len(_BUCKETS)
-    for late_ms in ascending:
-        counts[0 if late_ms < 0 else bisect_left(_BUCKETS_MS, late_ms) + 1] += 1
-    return counts
+def _counts(lateness_ms: Counter[int]) -> list[int]:
+    found = [0] * len(_BUCKETS)
+    for late_ms, count in lateness_ms.items():
+        found[0 if late_ms < 0 else bisect_left(_BUCKETS_MS, late_ms) + 1] += count
+    return found
 
 
 # --- owners --------------------------------------------------------------------------------------
 
 
 def _show_strips(console: Console, report: DemoReport) -> None:
-    found = report.turns()
-    end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
+    found = ownerships(report.events)
+    end_ms = max([one.from_ms for one in found], default=report.started_ms) + 1_000
     cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH
     console.print(
         f"[bold]Owners over time[/]: the number of the node that delivers, · when none does; a "
@@ -161,10 +147,10 @@ def _show_strips(console: Console, report: DemoReport) -> None:
         highlight=False,
     )
     table = Table(box=None, show_header=False, pad_edge=False)
-    for slice_no in sorted({turn.slice_no for turn in found}):
-        mine = [turn for turn in found if turn.slice_no == slice_no]
+    for slice_no in sorted({one.slice_no for one in found}):
+        mine = [one for one in found if one.slice_no == slice_no]
         line = Text()
-        for cell in strip(mine, report.started_ms, end_ms, _STRIP_WIDTH):
+        for cell in strip(mine, report.acts, (report.started_ms, end_ms), _STRIP_WIDTH):
             line.append(cell, style=_style(cell))
         table.add_row(f"slice {slice_no}", line)
     table.add_row("", Text(_marks(report, cell_ms)))
@@ -185,26 +171,6 @@ def _marks(report: DemoReport, cell_ms: float) -> str:
         cell = int((at_ms - report.started_ms) / cell_ms)
         marks[min(max(cell, 0), _STRIP_WIDTH - 1)] = letter
     return "".join(marks)
-
-
-def _show_turns(console: Console, report: DemoReport) -> None:
-    table = Table("slice", "at", "node", "epoch", "why", "ownerless for")
-    before = None
-    for turn in report.turns():
-        if before is not None and turn.slice_no != before:
-            table.add_section()
-        shown_slice = "" if turn.slice_no == before else str(turn.slice_no)
-        before = turn.slice_no
-        table.add_row(
-            shown_slice,
-            f"{report.seconds_in(turn.from_ms):.1f} s",
-            Text(turn.node_id, style=_style(turn.node_id[-1])),
-            str(turn.epoch),
-            turn.why,
-            f"{turn.vacant_ms / 1_000:.2f} s" if turn.vacant_ms else "",
-            style="dim" if turn.is_fence else "",
-        )
-    console.print(table)
 
 
 def _show_acts(console: Console, report: DemoReport) -> None:
@@ -240,9 +206,5 @@ def _show_verdict(console: Console, report: DemoReport, seconds: float) -> None:
     choices = report.choices
     found = {**report.numbers(), "seconds": round(seconds, 1)}
     show_numbers(console, f"{choices.delivery}, {choices.store} store", found)
-    for what in ("lost", "duplicated", "early", "altered", "strangers"):
-        uids = getattr(report.verdict, what)
-        if uids:
-            shown = ", ".join(uid.decode(errors="replace") for uid in uids[:_UIDS_SHOWN])
-            more = " …" if len(uids) > _UIDS_SHOWN else ""
-            console.print(f"[bold red]{what}:[/] {shown}{more}")
+    for what, examples in report.verdict.examples.items():
+        console.print(f"[bold red]{what}:[/] {'; '.join(examples)}", highlight=False)

@@ -29,16 +29,19 @@ from delay_devtools.demo.choices import SLICES, Choices, sets_of
 from delay_devtools.demo.report import DemoReport, show
 from delay_devtools.demo.timeline import Deed
 from delay_devtools.nodes import LocalNode, NodeGroup
-from delayservice.smoke.judge import Judge
+from delayservice.smoke.helper import Helper
+from delayservice.smoke.judge import JudgePlan, Verdict, judge
+from delayservice.smoke.load import QUIET, Batch, Loaded, LoadPlan, load
 from delayservice.smoke.progress import Steps, steps, stop_signals
-from delayservice.smoke.sending import QUIET, Sending, plan
 
 DELAY_TOPIC: Final = "delay_topic_any"
 TARGETS: Final = ("demo_orders", "demo_payments", "demo_reminders")
-TARGET_PARTITIONS: Final = 4
+# Each partition of a transaction costs the brokers, which share the processors with all the rest.
+TARGET_PARTITIONS: Final = 1
 DELAY_MS_MAX: Final = 8_000
 SEND_PER_S: Final = 1_000
 SEED: Final = 20_260_101
+SIZE: Final = 200
 WARM_UP_TOPIC: Final = "demo_warm_up"
 WARM_UP_RECORDS: Final = 3_000
 WARM_UP_DELAY_MS_MAX: Final = 3_000
@@ -80,10 +83,11 @@ class _Story:
     ) -> None:
         self._choices = choices
         self._bootstrap = cluster.bootstrap
+        self._client = {"bootstrap.servers": cluster.bootstrap}
         self._zookeeper = cluster.zookeeper
         self._folder = folder
         self._steps = steps
-        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap}, logger=QUIET)
+        self._admin = AdminClient({**self._client}, logger=QUIET)
 
     def play(self) -> DemoReport:
         self._create_topics()
@@ -91,40 +95,37 @@ class _Story:
         if kills is None:
             kills = _KILLS[self._choices.has_several]
         deeds = script(kills, has_several=self._choices.has_several)
-        judge = Judge(self._bootstrap, TARGETS)
         sets = sets_of(self._choices, self._bootstrap, self._zookeeper)
         nodes = [LocalNode(node_id, mine, self._folder, FAULT) for node_id, mine in sets.items()]
         with NodeGroup(nodes, SLICES) as group:
-            try:
-                with self._steps.doing("Starting the delay service"):
-                    group.start()
-                self._warm_up()
-                if self._choices.has_several:
-                    group.await_calm(_CALM_S)
-                return self._play(group, judge, deeds)
-            finally:
-                judge.close()
+            with self._steps.doing("Starting the delay service"):
+                group.start()
+            self._warm_up()
+            if self._choices.has_several:
+                group.await_calm(_CALM_S)
+            return self._play(group, deeds)
 
-    def _play(
-        self, group: NodeGroup, judge: Judge, deeds: Sequence[tuple[Deed, bool]]
-    ) -> DemoReport:
-        records = self._choices.records
-        sending = self._sending(len(deeds))
-        receiving = self._steps.bar("Receiving with read_committed", records)
-        started_ms = time.time() * 1_000
-        sending.start()
-        director = self._director(group, judge, sending)
-        with judge.reading(receiving.at):
+    def _play(self, group: NodeGroup, deeds: Sequence[tuple[Deed, bool]]) -> DemoReport:
+        batch = Batch(b"the-demo", self._choices.records, SIZE, SEED, is_mixed=True)
+        judging = JudgePlan(self._client, TARGETS, batch, has_arrivals=True)
+        receiving = self._steps.bar("Receiving with read_committed", batch.wanted)
+        sending = self._steps.bar("Sending", batch.n)
+        with (
+            Helper(judge, judging, receiving.at) as judge_,
+            Helper(load, self._load(batch, len(deeds)), sending.at) as load_,
+        ):
+            started_ms = time.time() * 1_000
+            load_.tell()
+            director = self._director(group, judge_, load_)
             director.play(deeds, self._steps)
-            sending.finish()
-        judge.read_to_end(records, receiving.at)
+            judge_.tell(load_.expect(Loaded))
+            verdict = judge_.expect(Verdict)
         # Read before the end: hand-overs while all nodes stop are not part of the report.
         events = tuple(group.slice_events())
         director.stop()
         return DemoReport(
             choices=self._choices,
-            verdict=judge.verdict(sending.sent),
-            sent=len(sending.sent),
+            verdict=verdict,
             started_ms=started_ms,
             acts=tuple(director.acts),
             missed=tuple(director.missed),
@@ -142,37 +143,43 @@ class _Story:
 
     def _warm_up(self) -> None:
         # A broker that has just started is slow for some seconds.
+        batch = Batch(b"warm-up.", WARM_UP_RECORDS, SIZE, SEED)
+        targets = (WARM_UP_TOPIC,)
+        loading = LoadPlan(self._client, DELAY_TOPIC, targets, batch, span_ms=WARM_UP_DELAY_MS_MAX)
         bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
-        load = plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1)
-        sending = Sending(self._bootstrap, DELAY_TOPIC, load, math.inf, WARM_UP_RECORDS, bar)
-        sending.start()
-        sending.finish()
-        judge = Judge(self._bootstrap, (WARM_UP_TOPIC,))
-        try:
-            judge.read_to_end(WARM_UP_RECORDS, bar.at)
-        finally:
-            judge.close()
+        with (
+            Helper(judge, JudgePlan(self._client, targets, batch), bar.at) as judge_,
+            Helper(load, loading) as load_,
+        ):
+            load_.tell()
+            judge_.tell(load_.expect(Loaded))
+            judge_.expect(Verdict)
 
     # --- during the faults ---------------------------------------------------------------------
 
-    def _sending(self, deeds: int) -> Sending:
-        # Sending takes as long as the faults.
-        records, per_s = self._choices.records, float(SEND_PER_S)
+    def _load(self, batch: Batch, deeds: int) -> LoadPlan:
+        # Sending takes as long as the faults, and each fault has its part of the records.
+        per_s = float(SEND_PER_S)
         if self._choices.has_several:
-            per_s = min(per_s, records / max(deeds * _DEED_S, 1.0))
-        load = plan(records, TARGETS, DELAY_MS_MAX, SEED)
-        part = math.ceil(records / max(deeds, 1))
-        bar = self._steps.bar("Sending", records)
-        return Sending(self._bootstrap, DELAY_TOPIC, load, per_s, part, bar)
+            per_s = min(per_s, batch.n / max(deeds * _DEED_S, 1.0))
+        return LoadPlan(
+            self._client,
+            DELAY_TOPIC,
+            TARGETS,
+            batch,
+            span_ms=DELAY_MS_MAX,
+            per_s=per_s,
+            part_records=math.ceil(batch.n / max(deeds, 1)),
+        )
 
-    def _director(self, group: NodeGroup, judge: Judge, sending: Sending) -> Director:
+    def _director(self, group: NodeGroup, judge_: Helper, load_: Helper) -> Director:
         places = [(t, p) for t in TARGETS for p in range(TARGET_PARTITIONS)]
 
         def await_delivered() -> None:
-            enough = judge.seen + _DELIVERED
+            enough = judge_.count + _DELIVERED
             group.await_true(
-                lambda: judge.seen >= min(enough, len(sending.sent)), "the successors deliver"
+                lambda: judge_.count >= min(enough, load_.count), "the successors deliver"
             )
 
         rng = random.Random(SEED)  # noqa: S311  # kill times that replay from a seed
-        return Director(group, self._admin, places, sending.go_on, await_delivered, rng)
+        return Director(group, self._admin, places, load_.tell, await_delivered, rng)

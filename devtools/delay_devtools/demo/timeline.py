@@ -1,16 +1,12 @@
-"""Owners of each slice over time and why they changed, from the nodes' logs and the
-demo's faults.
-"""
+"""Owners of each slice over time, from the nodes' logs and the demo's faults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from typing import Final
 
-from delay_devtools.nodes import FENCED, LOST, SliceEvent, SliceOwnership, ownerships
+from delay_devtools.nodes import FENCED, LOST, SliceEvent, SliceOwnership
 
 
 class Deed(StrEnum):
@@ -58,31 +54,6 @@ class Missed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Row of the timeline: a node owns a slice for a time; or, with ``is_fence``, the moment
-    ``from_ms`` at which the broker refused a previous owner.
-    """
-
-    slice_no: int
-    node_id: str
-    epoch: int
-    from_ms: float
-    why: str
-    until_ms: float | None = None
-    # Time before this ownership in which no node could deliver, in ms.
-    vacant_ms: float = 0.0
-    is_fence: bool = False
-
-
-_START: Final = "start"
-
-
-def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
-    return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
-
-
 def fences(events: Sequence[SliceEvent], act: Act) -> int:
     return sum(_is_fence(one, act) for one in events)
 
@@ -108,73 +79,29 @@ def _is_fence(one: SliceEvent, act: Act) -> bool:
     return one.what == LOST and FENCED in one.why and _is_of_woken(one, act)
 
 
-def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]:
-    every = ownerships(events)
-    for one in events:
-        if any(_is_fence(one, act) for act in acts):
-            epochs = [
-                tenure.epoch
-                for tenure in every
-                if (tenure.slice_no, tenure.node_id) == (one.slice_no, one.node_id)
-                and tenure.from_ms < one.at_ms
-            ]
-            why = "woken, and fenced by the broker"
-            epoch = max(epochs, default=0)
-            yield Turn(one.slice_no, one.node_id, epoch, one.at_ms, why, is_fence=True)
-
-
-def _ownerships(every: Sequence[SliceOwnership], acts: Sequence[Act]) -> Iterator[Turn]:
-    why, vacant_ms = _START, 0.0
-    for tenure, after in pairwise([*every, None]):
-        if tenure is None:
-            return
-        follows = after is not None and after.slice_no == tenure.slice_no
-        successor = after if follows else None
-        ended_ms, how = _end(tenure, successor, acts)
-        yield Turn(
-            tenure.slice_no,
-            tenure.node_id,
-            tenure.epoch,
-            tenure.from_ms,
-            why,
-            ended_ms if successor else None,
-            vacant_ms,
-        )
-        why, vacant_ms = _START, 0.0
-        if successor is not None:
-            why, vacant_ms = how, successor.from_ms - ended_ms
-
-
-def _end(
-    tenure: SliceOwnership, successor: SliceOwnership | None, acts: Sequence[Act]
-) -> tuple[float, str]:
-    last_ms = successor.from_ms if successor else float("inf")
-    deeds = [
-        act
-        for act in acts
-        if act.node_id == tenure.node_id and tenure.from_ms <= act.at_ms <= last_ms
-    ]
-    for act in deeds:
-        if act.is_failover:
-            return act.at_ms, f"{tenure.node_id} {act.deed}"
-    if tenure.handed_over_ms is not None and tenure.handed_over_ms <= last_ms:
-        why = "was told to stop" if deeds else "handed it back"
-        return tenure.handed_over_ms, f"{tenure.node_id} {why}"
-    return last_ms, f"{tenure.node_id} let go"
-
-
-def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
-    """Return a slice's owners over time: the last character of the node's name, or a dot
-    for none.
+def strip(
+    tenures: Sequence[SliceOwnership],
+    acts: Sequence[Act],
+    span_ms: tuple[float, float],
+    width: int,
+) -> str:
+    """Return a slice's owners over time: the last character of the node's name, or a dot where
+    none delivers.
     """
-    cell_ms = (end_ms - start_ms) / width
-    cells = ["·"] * width
-    for turn in found:
-        if turn.is_fence:
-            continue
-        until_ms = end_ms if turn.until_ms is None else turn.until_ms
-        for cell in range(width):
-            middle_ms = start_ms + (cell + 0.5) * cell_ms
-            if turn.from_ms <= middle_ms < until_ms:
-                cells[cell] = turn.node_id[-1]
+    start_ms, end_ms = span_ms
+    cells = []
+    for cell in range(width):
+        middle_ms = start_ms + (cell + 0.5) * (end_ms - start_ms) / width
+        owner = next((one for one in reversed(tenures) if one.from_ms <= middle_ms), None)
+        is_vacant = owner is None or _has_ended(owner, acts, middle_ms)
+        cells.append("·" if owner is None or is_vacant else owner.node_id[-1])
     return "".join(cells)
+
+
+def _has_ended(tenure: SliceOwnership, acts: Sequence[Act], at_ms: float) -> bool:
+    if tenure.handed_over_ms is not None and tenure.handed_over_ms <= at_ms:
+        return True
+    return any(
+        act.is_failover and act.node_id == tenure.node_id and tenure.from_ms <= act.at_ms <= at_ms
+        for act in acts
+    )

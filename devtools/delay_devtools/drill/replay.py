@@ -15,12 +15,13 @@ from typing import Final
 
 from confluent_kafka import Producer, TopicCollection, TopicPartition
 
+from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.log_ends import LATEST, offsets_of
-from delay_devtools import clients
 from delay_devtools.drill.judge import Found
 from delay_devtools.drill.rows import Place, Row, Where, is_delayed
 from delay_devtools.drill.stories import NAMES, PARTITIONS, create, flush
 from delayservice.base.errors import KafkaEdgeError
+from delayservice.smoke.load import QUIET, Headers, producer
 
 _CHECKPOINT: Final = f"{NAMES.prefix}_checkpoint"
 _TIMEOUT_S: Final = 60.0
@@ -31,10 +32,10 @@ _EVER: Final = str(2**63 - 1)
 class Replay:
     def __init__(self, bootstrap: str, rows: Iterable[Row]) -> None:
         self.client = {"bootstrap.servers": bootstrap}
-        self._admin = clients.admin(self.client)
+        self._admin = KafkaAdmin(self.client, QUIET)
         self._errors: list[str] = []
-        self._plain = clients.producer(self.client, errors=self._errors)
-        self._open = clients.producer(self.client, "drill-replay")
+        self._plain = producer(self.client, self._errors)
+        self._open = producer(self.client, self._errors, "drill-replay")
         self._open.init_transactions(_TIMEOUT_S)
         self._logs: dict[Place, list[Row]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: (row.batch, row.offset)):
@@ -105,7 +106,7 @@ class Replay:
             time.sleep(_TICK_S)
 
     def _produce(self, producer: Producer, row: Row) -> None:
-        headers: clients.Headers = [*row.headers]
+        headers: Headers = [*row.headers]
         producer.produce(
             *(row.topic, row.value, row.key, row.partition),
             headers=headers,

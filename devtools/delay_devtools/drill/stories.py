@@ -23,12 +23,13 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
 from connectors.kafka.clients import KafkaAdmin, produce_patiently
 from connectors.kafka.log_ends import LATEST, offsets_of
-from delay_devtools import clients
 from delay_devtools.bench.stand import Names, now_ms
 from delay_devtools.servers import ANY_PORTS
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError, KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
+from delayservice.smoke.judge import KafkaSource
+from delayservice.smoke.load import QUIET, Headers, producer
 
 Header = tuple[str, bytes]
 
@@ -76,8 +77,8 @@ class RealRun:
         ]
         self._rng = rng
         self._errors: list[str] = []
-        self._producer = clients.producer(self.client, errors=self._errors)
-        self._admin = clients.admin(self.client)
+        self._producer = producer(self.client, self._errors)
+        self._admin = KafkaAdmin(self.client, QUIET)
         self._last = 0
         create(self._admin, (*TARGETS, _LAST), {})
 
@@ -141,14 +142,12 @@ class RealRun:
             self.send([("delay-after", b"%d" % after_ms), to_last], partition=partition)
         flush(self._producer, self._errors)
         deadline_s = time.monotonic() + _WAIT_S
-        consumer = clients.consumer(self.client, "drill-last")
-        consumer.assign(clients.partitions(consumer, _LAST))
+        source = KafkaSource(self.client, [_LAST]).begin()
         seen = 0
         while seen < self._last:
-            seen += len(clients.take(consumer, 0.2, 100))
+            seen += len(source.take(0.2))
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"not all is delivered after {_WAIT_S:.0f} s")
-        consumer.close()
 
     def _forget(self) -> None:
         """Delete the first records, as retention does."""
@@ -160,24 +159,22 @@ class RealRun:
 
     def _abort(self, count: int) -> None:
         """Abort a user's transaction: offsets without records."""
-        producer = clients.producer(self.client, "drill-user")
-        producer.init_transactions(_WAIT_S)
-        producer.begin_transaction()
+        user = producer(self.client, self._errors, "drill-user")
+        user.init_transactions(_WAIT_S)
+        user.begin_transaction()
         for number in range(count * PARTITIONS):
-            headers: clients.Headers = [_TO, ("delay-after", b"1")]
-            producer.produce(NAMES.delay, b"never", None, number % PARTITIONS, headers=headers)
-        producer.flush(_WAIT_S)
-        producer.abort_transaction(_WAIT_S)
+            headers: Headers = [_TO, ("delay-after", b"1")]
+            user.produce(NAMES.delay, b"never", None, number % PARTITIONS, headers=headers)
+        user.flush(_WAIT_S)
+        user.abort_transaction(_WAIT_S)
 
     def checkpoints(self) -> dict[bytes, bytes]:
         """Return the newest checkpoint of each slice, by its key."""
         topic = f"{NAMES.prefix}_checkpoint"
-        consumer = clients.consumer(self.client, "drill-checkpoints")
-        consumer.assign(clients.partitions(consumer, topic))
+        source = KafkaSource(self.client, [topic]).begin()
         found: dict[bytes, bytes] = {}
-        while (messages := clients.take(consumer, _QUIET_S, 10_000)) or len(found) < PARTITIONS:
+        while (messages := source.take(_QUIET_S)) or len(found) < PARTITIONS:
             found |= {message.key(): message.value() for message in messages}
-        consumer.close()
         return found
 
     # --- users ---------------------------------------------------------------------------------

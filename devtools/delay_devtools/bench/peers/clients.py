@@ -1,4 +1,4 @@
-"""Clients of RocketMQ and NATS, with those methods of Kafka clients that load and judge call.
+"""Clients of RocketMQ and NATS, with those methods of Kafka's that load and judge call.
 
 NATS: ``nats-py``; schedules: ADR-51. RocketMQ's clients run the Java program ``Peer.java``.
 """
@@ -12,71 +12,65 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar, cast
 
+from confluent_kafka import Message, Producer
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 
 from delay_devtools import guard
-from delay_devtools.clients import Headers
 from delay_devtools.servers import LOOPBACK
 from delay_devtools.service import tail
 from delayservice.base.errors import DelayServiceError
+from delayservice.smoke.judge import JudgePlan, Source
+from delayservice.smoke.load import Headers, LoadPlan
 
 _ANSWER_LOOK_S: Final = 0.05
 _TIMEOUT_S: Final = 30.0
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    key_bytes: bytes
-    value_bytes: bytes
-
-    def key(self) -> bytes:
-        return self.key_bytes
-
-    def value(self) -> bytes:
-        return self.value_bytes
-
-    def error(self) -> None:
-        # These clients recover from errors by themselves.
-        ...
-
-
-class QueueConsumer:
-    """Base of the consumers: another thread of the client puts received messages into ``queue``."""
+class _Source:
+    """Log whose messages another thread of the client puts into a queue."""
 
     def __init__(self) -> None:
-        self.queue: SimpleQueue[Received] = SimpleQueue()
+        self._queue: SimpleQueue[Message] = SimpleQueue()
 
-    def poll(self, timeout: float) -> Received | None:
+    def put(self, key: bytes, value: bytes) -> None:
+        self._queue.put(Message(key=key, value=value))
+
+    def take(self, timeout_s: float) -> list[Message]:
         try:
-            return self.queue.get(timeout=timeout)
+            first = self._queue.get(timeout=timeout_s)
         except Empty:
-            return None
+            return []
+        return [first, *(self._queue.get() for _ in range(self._queue.qsize()))]
 
-    def consume(self, limit: int, _timeout: float) -> list[Received]:
-        return [self.queue.get() for _ in range(min(limit, self.queue.qsize()))]
-
-    def close(self) -> None:
-        # The connection ends with the process.
-        ...
+    def rest(self) -> Iterator[list[Message]]:
+        yield from ()  # these clients know no end of a log
 
 
-def await_answers(missing: Callable[[], int], timeout_s: float) -> int:
-    deadline_s = time.monotonic() + timeout_s
-    while (left := missing()) and time.monotonic() < deadline_s:
-        time.sleep(_ANSWER_LOOK_S)
-    return left
+class _Sink:
+    """Sender whose client repeats failed attempts by itself; they are counted."""
+
+    def __init__(self) -> None:
+        self._sent = self._acked = self.resent = 0
+
+    def poll(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+    def flush(self, timeout_s: float) -> int:
+        deadline_s = time.monotonic() + timeout_s
+        while (left := self._sent - self._acked) and time.monotonic() < deadline_s:
+            time.sleep(_ANSWER_LOOK_S)
+        return left
 
 
 # Time without an answer after which a request is sent again, in seconds.
@@ -111,24 +105,21 @@ class _NatsLink:
         ...
 
 
-class NatsProducer(_NatsLink):
+class _NatsSink(_Sink, _NatsLink):
     """Sender of delayed messages. Requests that are not acknowledged are sent again with the same
     ``Nats-Msg-Id``, which JetStream stores once.
     """
 
-    def __init__(self, port: int) -> None:
-        super().__init__(port)
-        self._sent = self._acked = self.resent = 0
-        self.last_error = ""
-
-    def list_topics(self, topic: str, timeout: float) -> None:
+    def __init__(self, port: int, stream: str) -> None:
+        _Sink.__init__(self)
+        _NatsLink.__init__(self, port)
         config = StreamConfig(
-            name=topic,
-            subjects=[f"{topic}.at.*", f"{topic}.out"],
+            name=stream,
+            subjects=[f"{stream}.at.*", f"{stream}.out"],
             storage=StorageType.FILE,
             allow_msg_schedules=True,
         )
-        self._run(self._js.add_stream(config)).result(timeout)
+        self._run(self._js.add_stream(config)).result(_TIMEOUT_S)
 
     def produce(self, topic: str, value: bytes, key: bytes, headers: Headers) -> None:
         # Only the header delay-at counts.
@@ -146,26 +137,18 @@ class NatsProducer(_NatsLink):
         while True:
             try:
                 await self._js.publish(subject, value, timeout=_RESEND_S, headers=names)
-            except Error as exc:
+            except Error:
                 self.resent += 1
-                self.last_error = repr(exc)
                 await asyncio.sleep(_RECONNECT_S)
             else:
                 self._acked += 1
                 return
 
-    def poll(self, _timeout: float) -> None:
-        # The link's thread repeats requests.
-        ...
 
-    def flush(self, timeout: float) -> int:
-        return await_answers(lambda: self._sent - self._acked, timeout)
-
-
-class NatsConsumer(QueueConsumer, _NatsLink):
+class _NatsSource(_Source, _NatsLink):
     # It counts its position itself, so that only a message that was stored twice arrives twice.
     def __init__(self, port: int, stream: str) -> None:
-        QueueConsumer.__init__(self)
+        _Source.__init__(self)
         self._stream = stream
         # Stream sequence number after the last received message.
         self._next = 1
@@ -176,8 +159,7 @@ class NatsConsumer(QueueConsumer, _NatsLink):
         number = message.metadata.sequence.stream
         if number >= self._next:
             self._next = number + 1
-            key = (message.headers or {})["Key"]
-            self.queue.put(Received(key.encode(), message.data))
+            self.put((message.headers or {})["Key"].encode(), message.data)
 
     async def _reconnected(self) -> None:
         # After a restart of the server its consumer does not exist there.
@@ -217,9 +199,9 @@ class _Program:
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
-            self.take(line.split())
+            self.heard(line.split())
 
-    def take(self, words: list[bytes]) -> None:
+    def heard(self, words: list[bytes]) -> None:
         raise NotImplementedError
 
     def say(self, line: bytes) -> None:
@@ -228,59 +210,45 @@ class _Program:
             self._process.stdin.flush()
 
 
-class RocketProducer(_Program):
+class _RocketSink(_Sink, _Program):
     def __init__(self, command: Sequence[str], log_path: str) -> None:
-        self._sent = self._acked = self.resent = 0
-        self.last_error = ""
-        super().__init__(command, log_path)
+        _Sink.__init__(self)
+        _Program.__init__(self, command, log_path)
 
-    def take(self, words: list[bytes]) -> None:
+    def heard(self, words: list[bytes]) -> None:
         if words[0] == b"acked":
             self._acked += 1
         else:
             self.resent += 1
-            self.last_error = b" ".join(words[1:]).decode()
-
-    def list_topics(self, topic: str, timeout: float) -> None:
-        # The program has created the topic at its start.
-        ...
 
     def produce(self, _topic: str, value: bytes, key: bytes, headers: Headers) -> None:
         self._sent += 1
         due_ms = int(dict(headers)["delay-at"] or 0)
         self.say(b"%d %s %s\n" % (due_ms, key, value.hex().encode()))
 
-    def poll(self, _timeout: float) -> None:
-        # The program repeats failed attempts.
-        ...
 
-    def flush(self, timeout: float) -> int:
-        return await_answers(lambda: self._sent - self._acked, timeout)
-
-
-class RocketConsumer(QueueConsumer, _Program):
+class _RocketSource(_Source, _Program):
     def __init__(self, command: Sequence[str], log_path: str) -> None:
-        QueueConsumer.__init__(self)
+        _Source.__init__(self)
         _Program.__init__(self, command, log_path)
 
-    def take(self, words: list[bytes]) -> None:
+    def heard(self, words: list[bytes]) -> None:
         key, value = words
-        self.queue.put(Received(key, bytes.fromhex(value.decode())))
+        self.put(key, bytes.fromhex(value.decode()))
 
 
-PeerProducer: TypeAlias = NatsProducer | RocketProducer
-
-
-def producer(client: Mapping[str, str], topic: str) -> PeerProducer:
+def sink(plan: LoadPlan, _errors: list[str]) -> Producer:
+    client = plan.client
     if "port" in client:
-        return NatsProducer(int(client["port"]))
-    return RocketProducer(_command(client, "load", topic), client["log"])
+        return cast("Producer", _NatsSink(int(client["port"]), plan.topic))
+    return cast("Producer", _RocketSink(_command(client, "load", plan.topic), client["log"]))
 
 
-def consumer(client: Mapping[str, str], topic: str) -> NatsConsumer | RocketConsumer:
+def source(plan: JudgePlan) -> Source:
+    client, (topic,) = plan.client, plan.topics
     if "port" in client:
-        return NatsConsumer(int(client["port"]), topic)
-    return RocketConsumer(_command(client, "judge", topic), client["log"])
+        return _NatsSource(int(client["port"]), topic)
+    return _RocketSource(_command(client, "judge", topic), client["log"])
 
 
 def _command(client: Mapping[str, str], role: str, topic: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""The bench ``peers``: this service, RocketMQ and NATS in turn, undisturbed and with a kill."""
+"""The bench ``peers``: this service, RocketMQ and NATS in turn, undisturbed, with a kill, and with
+a burst.
+"""
 
 from __future__ import annotations
 
@@ -7,103 +9,44 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
+import psutil
 from rich.table import Table
 
-from delay_devtools.bench.figures import quantile
-from delay_devtools.bench.helpers import Helper, Loaded, LoadEnd, judge, load, verdict_of
-from delay_devtools.bench.peers import servers
+from delay_devtools.bench.peers import clients, servers
 from delay_devtools.bench.peers.servers import Peer
+from delay_devtools.bench.sampling import rss_mib
 from delay_devtools.bench.stand import Names, Options, Servers, Stand, now_ms
-from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.shown import WRONG
 from delayservice import __version__
 from delayservice.commands.console import out, print_json
+from delayservice.smoke.helper import Helper
+from delayservice.smoke.judge import Verdict, judge, lateness
+from delayservice.smoke.load import Loaded, load
 from delayservice.smoke.progress import Steps
+
+# One round of one system, by the names of its figures.
+Result: TypeAlias = dict[str, str | int | float | None]
 
 _COLUMNS: Final = (
     *("system", "round", "n", "sent_per_s", "lost", "duplicated", "early", "altered", "resent"),
-    *("lateness_ms_p50", "lateness_ms_p99", "lateness_ms_max"),
+    *("drained_per_s", "rss_mib"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Result of one round, ``undisturbed`` or ``killed`` (while messages were sent).
-
-    ``sent_per_s``: acknowledged messages; ``resent``: repeated attempts to send; ``restart_s``:
-    time from the kill until the servers listened again.
-    """
-
-    system: str
-    setup: str
-    round: str
-    verdict: BenchVerdict
-    sent_per_s: float
-    resent: int | None = None
-    restart_s: float | None = None
-
-    @property
-    def is_good(self) -> bool:
-        return not any(getattr(self.verdict, name) for name in WRONG)
-
-
-def as_object(found: Result) -> dict[str, object]:
-    verdict = found.verdict
-    late = verdict.lateness_ms
-    return {
-        "system": found.system,
-        "setup": found.setup,
-        "round": found.round,
-        "n": verdict.n,
-        "sent_per_s": round(found.sent_per_s),
-        "lost": verdict.lost,
-        "duplicated": verdict.duplicated,
-        "early": verdict.early,
-        "early_ms_max": max(0, -min(late, default=0)),
-        "altered": verdict.altered,
-        "strangers": verdict.strangers,
-        "resent": found.resent,
-        "restart_s": found.restart_s,
-        "lateness_ms_p50": quantile(late, 0.5),
-        "lateness_ms_p99": quantile(late, 0.99),
-        "lateness_ms_max": quantile(late, 1.0),
-    }
-
-
-def table(results: Sequence[Result]) -> Table:
-    made = Table(title="One schedule, one judge, one system after the other")
-    for name in _COLUMNS:
-        made.add_column(
-            name.removeprefix("lateness_"), justify="left" if name in _COLUMNS[:2] else "right"
-        )
-    for found in results:
-        row = as_object(found)
-        made.add_row(*(_cell(name, row[name]) for name in _COLUMNS))
-    return made
-
-
-def _cell(name: str, value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) else str(value if value is not None else "—")
-    return f"[bold red]{text}[/]" if name in WRONG and value else text
-
-
-def _show_table(results: Sequence[Result]) -> None:
-    out.print(table(results))
-    for system, setup in {found.system: found.setup for found in results}.items():
-        out.print(f"{system}: {setup}", highlight=False)
-
-
 _WARM: Final = "warm"
 _UNDISTURBED: Final = "undisturbed"
 _KILLED: Final = "killed"
-_ROUNDS: Final = (_WARM, _UNDISTURBED, _KILLED)
+_BURST: Final = "burst"
+_ROUNDS: Final = (_WARM, _UNDISTURBED, _KILLED, _BURST)
 _WARM_UP_S: Final = 5.0
 _WARM_UP_DELAY_MS: Final = (500, 2_000)
+# A burst has so many times as many messages, which are sent at this rate and due at one moment.
+_BURST_TIMES: Final = 10
+_BURST_PER_S: Final = 2_000
+_LEAD_MS: Final = 5_000
 # Time without a message, once all have arrived, after which reading ends, in s; to detect
 # duplicates.
 _QUIET_S: Final = 5.0
@@ -113,8 +56,7 @@ def run(options: Options, shown: Steps) -> list[Result]:
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as name:
         folder = Path(name)
-        embedded = EmbeddedCluster(1, 0)
-        with started(embedded, shown) as cluster:
+        with started(EmbeddedCluster(1, 0, for_bench=True), shown) as cluster:
             stand = Stand(options, Servers(cluster.bootstrap), folder, shown)
             names = stand.round()
             with _service(stand, names, cluster) as peer:
@@ -136,11 +78,28 @@ def show(options: Options, results: Sequence[Result], *, as_json: bool) -> int:
             "cores": os.cpu_count(),
             "version": __version__,
         }
-        print_json(found | {"results": [as_object(result) for result in results]})
+        print_json(found | {"results": results})
     else:
-        _show_table(results)
-    own = [result for result in results if result.system.startswith("this service")]
-    return 0 if all(result.is_good for result in own) else 1
+        out.print(table(results))
+        for system, setup in {one["system"]: one["setup"] for one in results}.items():
+            out.print(f"{system}: {setup}", highlight=False)
+    own = [one for one in results if str(one["system"]).startswith("this service")]
+    return int(any(one[name] for one in own for name in WRONG))
+
+
+def table(results: Sequence[Result]) -> Table:
+    made = Table(title="One schedule, one judge, one system after the other")
+    for name in (*_COLUMNS, "lateness, ms: p50 / p99 / max"):
+        made.add_column(name, justify="left" if name in _COLUMNS[:2] else "right")
+    for one in results:
+        late = " / ".join(_cell(name, one[name]) for name in lateness({}))
+        made.add_row(*(_cell(name, one[name]) for name in _COLUMNS), late)
+    return made
+
+
+def _cell(name: str, value: object) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value if value is not None else "—")
+    return f"[bold red]{text}[/]" if name in WRONG and value else text
 
 
 @contextmanager
@@ -160,6 +119,7 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
             setup=f"Kafka broker, node; {options.partitions} partitions",
             client={},
             restart=restart,
+            pids=lambda: [*cluster.pids(), *(process.pid for process in serving.processes)],
         )
 
 
@@ -167,23 +127,26 @@ def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
     # The first round is unmeasured: a server that has just started is slow.
     options = stand.options
     if options.warm_up:
-        _round(stand, names, peer, _WARM, int(options.rate_per_s * _WARM_UP_S), _WARM_UP_DELAY_MS)
+        _round(stand, names, peer, _WARM, int(options.rate_per_s * _WARM_UP_S))
     for name in (_UNDISTURBED, _KILLED):
-        yield _round(stand, names, peer, name, options.n, options.delay_ms)
+        yield _round(stand, names, peer, name, options.n)
+    yield _round(stand, names, peer, _BURST, options.n * _BURST_TIMES)
 
 
-def _round(
-    stand: Stand, names: Names, peer: Peer, round_: str, n: int, delay_ms: tuple[int, int]
-) -> Result:
-    rate = stand.options.rate_per_s
-    shortest, longest = delay_ms
-    batch = stand.batch(n)
+def _round(stand: Stand, names: Names, peer: Peer, round_: str, n: int) -> Result:
+    shortest, longest = _WARM_UP_DELAY_MS if round_ == _WARM else stand.options.delay_ms
+    batch, rate = stand.batch(n), stand.options.rate_per_s
+    due_ms = now_ms() + _LEAD_MS + n * 1_000 // _BURST_PER_S
     loading = stand.load(names, round_, batch)
-    loading = replace(loading, rate_per_s=rate, after_ms=shortest, span_ms=longest - shortest)
+    if round_ == _BURST:
+        loading = replace(loading, per_s=_BURST_PER_S, due_from_ms=due_ms, after_ms=0, span_ms=0)
+    else:
+        loading = replace(loading, per_s=rate, after_ms=shortest, span_ms=longest - shortest)
     judging = replace(stand.judge(names, round_, batch), quiet_s=_QUIET_S)
     if peer.client:
-        loading = replace(loading, client=peer.client, topic=f"bench_{round_}")
-        judging = replace(judging, client=peer.client, topic=loading.topic)
+        topic = f"bench_{round_}"
+        loading = replace(loading, client=peer.client, topic=topic, connect=clients.sink)
+        judging = replace(judging, client=peer.client, topics=(topic,), connect=clients.source)
     receiving = stand.steps.bar(f"{peer.name}, {round_}", n)
     with Helper(load, loading) as loader, Helper(judge, judging, receiving.at) as judge_process:
         loader.tell()
@@ -194,6 +157,31 @@ def _round(
             peer.restart()
             restart_s = round(time.monotonic() - killed_s, 1)
         loaded = loader.expect(Loaded)
-        verdict = verdict_of(judge_process, LoadEnd(n, now_ms() + longest))
-    sent_per_s = loaded.n / loaded.seconds
-    return Result(peer.name, peer.setup, round_, verdict, sent_per_s, loaded.resent, restart_s)
+        judge_process.tell(loaded)
+        verdict = judge_process.expect(Verdict)
+    found = result(peer.name, peer.setup, round_, verdict, loaded)
+    if round_ == _BURST:
+        found["drained_per_s"] = round(verdict.delivered / (verdict.last_seen_s - due_ms / 1_000))
+        found["rss_mib"] = round(rss_mib(map(psutil.Process, peer.pids())))
+    return found | {"restart_s": restart_s}
+
+
+def result(system: str, setup: str, round_: str, verdict: Verdict, loaded: Loaded) -> Result:
+    """Return the figures of a round: ``sent_per_s``: acknowledged messages; ``resent``: repeated
+    attempts to send; ``restart_s``: from the kill until the servers listened again.
+    """
+    late = verdict.lateness_ms
+    return {
+        "system": system,
+        "setup": setup,
+        "round": round_,
+        "n": verdict.n,
+        "sent_per_s": round(loaded.n / loaded.seconds),
+        **{name: getattr(verdict, name) for name in sorted(WRONG)},
+        "early_ms_max": max(0, -min(late, default=0)),
+        "resent": loaded.resent,
+        "restart_s": None,
+        **lateness(late),
+        "drained_per_s": None,
+        "rss_mib": None,
+    }

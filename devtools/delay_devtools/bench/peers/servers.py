@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -39,6 +39,7 @@ class Peer:
     setup: str
     client: dict[str, str]
     restart: Callable[[], None]
+    pids: Callable[[], list[int]]
 
 
 def rocketmq_version() -> str:
@@ -91,6 +92,7 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
                 "log": str(home / "client.log"),
             },
             restart=launch("broker", [*base, f"{start}.broker.BrokerStartup"], broker),
+            pids=launch.pids,
         )
 
 
@@ -104,6 +106,7 @@ def nats(folder: Path) -> Iterator[Peer]:
             setup="nats-server -js; stream in files",
             client={"port": str(port)},
             restart=launch("NATS", [*words, str(port)], {}),
+            pids=launch.pids,
         )
 
 
@@ -144,40 +147,48 @@ def _nats_server() -> Path:
     return made.replace(path)
 
 
-_Launch = Callable[[str, Sequence[str], Mapping[str, object]], Callable[[], None]]
+class _Servers:
+    """Servers of one system, which end together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._reaper = Reaper(None)
+        self._children: dict[str, Child] = {}
+
+    def __call__(
+        self, name: str, command: Sequence[str], settings: Mapping[str, object]
+    ) -> Callable[[], None]:
+        words = list(command)
+        if settings:
+            path = self._folder / f"{name}.conf"
+            lines = (f"{key}={value}\n" for key, value in settings.items())
+            path.write_text("".join(lines), encoding="utf-8")
+            words += ["-c", str(path)]
+
+        def restart() -> None:
+            if name in self._children:
+                self._children[name].stop(kill=True)
+            child = Child(name, words, self._folder / f"{name}.log", self._reaper)
+            self._children[name] = child
+            deadline_s = time.monotonic() + _START_S
+            child.wait_until(lambda: _READY.search(child.log_tail()) is not None, deadline_s)
+
+        restart()
+        return restart
+
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._children.values()]
+
+    def stop(self) -> None:
+        for child in self._children.values():
+            child.stop(kill=True)
+        self._reaper.dismiss()
 
 
 @contextmanager
-def _children(folder: Path) -> Iterator[_Launch]:
-    with ExitStack() as stack:
-        reaper = Reaper(None)
-        stack.callback(reaper.dismiss)
-
-        def launch(
-            name: str, command: Sequence[str], settings: Mapping[str, object]
-        ) -> Callable[[], None]:
-            words = list(command)
-            if settings:
-                path = folder / f"{name}.conf"
-                lines = (f"{key}={value}\n" for key, value in settings.items())
-                path.write_text("".join(lines), encoding="utf-8")
-                words += ["-c", str(path)]
-            children: list[Child] = []
-
-            def stop() -> None:
-                for child in children:
-                    child.stop(kill=True)
-                children.clear()
-
-            def restart() -> None:
-                stop()
-                child = Child(name, words, folder / f"{name}.log", reaper)
-                children.append(child)
-                deadline_s = time.monotonic() + _START_S
-                child.wait_until(lambda: _READY.search(child.log_tail()) is not None, deadline_s)
-
-            stack.callback(stop)
-            restart()
-            return restart
-
+def _children(folder: Path) -> Iterator[_Servers]:
+    launch = _Servers(folder)
+    try:
         yield launch
+    finally:
+        launch.stop()
