@@ -175,9 +175,7 @@ def test_everything_can_be_read_with_scripts_blocked(site: Site) -> None:
             assert browser.complaints() == [], path
 
 
-def test_what_strangers_have_written_is_shown_and_does_nothing(
-    browser: Browser, site: Site
-) -> None:
+def test_markup_in_records_is_shown_and_not_executed(browser: Browser, site: Site) -> None:
     for path in (site.record_path(site.hostile), "/pending", "/dead-letters"):
         browser.open(site.url + path)
         shown = browser.text("main")
@@ -339,7 +337,7 @@ def test_a_record_gets_another_due_time(browser: Browser, site: Site) -> None:
 # --- questions that can't be answered ------------------------------------------------------------
 
 
-def test_what_is_typed_wrong_is_marked_and_explained(browser: Browser, site: Site) -> None:
+def test_a_wrong_search_field_is_marked_and_explained(browser: Browser, site: Site) -> None:
     browser.open(f"{site.url}/pending?from=tomorrow&target=orders")
     assert "Not a valid time. Use now, +10m" in browser.text("#from-error")
     assert browser.run("return document.getElementById('target').value") == "orders"

@@ -81,7 +81,7 @@ def test_a_time_is_read_as_people_write_it(text: str, ms: int | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "+", "+10", "2025-13-01T00:00Z", "18:00"])
-def test_what_is_no_time_is_answered_with_how_to_write_one(text: str) -> None:
+def test_an_unreadable_time_is_answered_with_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match=r"now\+10m|has no unit"):
         read_moment(text, NOW_MS)
 
@@ -90,7 +90,7 @@ def test_what_is_no_time_is_answered_with_how_to_write_one(text: str) -> None:
     "char",
     ["\x00", "\x1b", "\r", "\u202e", "\u2066", "\u200b", "\u200f", "\ufeff", "\u2028", "\x85"],
 )
-def test_what_can_not_be_seen_is_written_as_its_code_point(char: str) -> None:
+def test_invisible_characters_are_shown_as_code_points(char: str) -> None:
     assert char not in str(visible(f"a{char}b"))
     assert f"U+{ord(char):04X}" in str(visible(f"a{char}b"))
     assert not is_plain(char)
@@ -135,7 +135,7 @@ def test_nothing_is_found_when_all_is_well() -> None:
     assert findings_of(status(), cluster("n1"), [], NOW_MS) == []
 
 
-def test_what_is_wrong_is_told_the_worst_first() -> None:
+def test_problems_are_listed_before_warnings() -> None:
     pause = Pause("target", "orders", 0, "audit")
     found = findings_of(status("disk full"), cluster("", caught_up=False), [pause], NOW_MS)
     assert [(one.level, one.text) for one in found] == [

@@ -70,7 +70,7 @@ def test_a_node_refuses_a_store_of_a_newer_format_and_leaves_it_as_it_is(
     assert_each_once(bench, target, values)
 
 
-def test_a_node_refuses_a_checkpoint_of_a_newer_version_until_one_of_its_own_is_there(
+def test_a_checkpoint_of_a_newer_version_is_refused_until_replaced(
     bench: Bench,
 ) -> None:
     target = bench.target("checkpoint")

@@ -285,7 +285,7 @@ def test_prune_keeps_what_the_cursor_has_not_settled(store: Store) -> None:
     assert store.stats().pending < 300
 
 
-def test_what_k_has_passed_is_not_kept_by_a_copy_that_is_behind_h(store: Store) -> None:
+def test_a_copy_behind_h_drops_records_that_k_has_passed(store: Store) -> None:
     given = [frame(5_000, offset) for offset in range(5)]
     store.append(given[:1], [], [], 1)
     k = (5_000, 2)
@@ -358,7 +358,7 @@ def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
     assert store.stats().pending == len(given)
 
 
-def test_what_is_missing_is_put_into_a_range_that_held_nothing(store: Store) -> None:
+def test_missing_records_are_added_to_an_empty_range(store: Store) -> None:
     store.append(frames(10), [], [], 10)
     found = (50_000_001, 3, -1, b"was missing")
     store.rebuild(50_000_000, 50_060_000, [found])

@@ -59,7 +59,7 @@ def test_ids_and_marks_ahead_of_the_horizon_are_not_seen(log: ModelLog, root: Pa
     store.close()
 
 
-def test_what_is_read_otherwise_after_a_crash_leaves_no_ids_behind(
+def test_records_that_read_differently_after_a_crash_leave_no_id_rows(
     log: ModelLog, root: Path
 ) -> None:
     """Above the horizon other contracts may hold by now: other keys, and records without an id."""

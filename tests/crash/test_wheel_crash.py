@@ -326,7 +326,7 @@ def test_damage_survives_a_sync_and_a_restart_before_the_rebuild(tmp_path: Path)
     assert len(list(root.glob("quarantine/*"))) == 1
 
 
-def test_what_comes_between_damage_and_rebuild_is_kept(tmp_path: Path) -> None:
+def test_records_appended_between_damage_and_rebuild_are_kept(tmp_path: Path) -> None:
     root = tmp_path / "shard"
     log = ModelLog(200, seed=5)
     store = make_store(root, QuietFiles())

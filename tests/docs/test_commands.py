@@ -98,7 +98,7 @@ def test_the_readmes_producer_delivers(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("page", OTHER_PAGES)
-def test_what_a_page_says_is_typed(machine: Machine, page: str) -> None:
+def test_every_command_of_a_page_runs(machine: Machine, page: str) -> None:
     typed: set[str] = set()
     with Terminal(machine) as terminal:
         for line in BEFORE.get(page, ()):

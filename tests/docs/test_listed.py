@@ -45,7 +45,7 @@ def is_listed(command: Command) -> bool:
 
 
 @pytest.mark.parametrize("row", NOT_TYPED, ids=lambda row: f"{row.page}: {row.begins}")
-def test_what_is_listed_stands_on_its_page(row: Listed) -> None:
+def test_every_listed_command_is_on_its_page(row: Listed) -> None:
     assert any(one.page == row.page and bare(one.text).startswith(row.begins) for one in EVERY)
 
 
@@ -69,12 +69,12 @@ def test_every_other_row_of_the_tables_is_of_use(begins: str) -> None:
     assert any(said.startswith(begins) for said in SAID)
 
 
-def test_what_is_done_before_a_page_is_opened_is_done_for_a_page() -> None:
+def test_every_preparation_belongs_to_a_page() -> None:
     assert set(BEFORE) <= {one.page for one in EVERY}
 
 
 @pytest.mark.parametrize("command", not_typed(), ids=lambda one: f"{one.place} {one.text[:40]}")
-def test_what_is_not_typed_can_be_read(command: Command) -> None:
+def test_commands_that_are_not_run_can_be_parsed(command: Command) -> None:
     words = shlex.split(bare(command.text))
     program = words[0].rpartition("/")[2]
     READERS.get(program, lambda _: None)(words[1:])
@@ -107,7 +107,7 @@ def test_every_python_block_is_python(block: Block) -> None:
 
 
 @pytest.mark.parametrize("row", PYTHON_NOT_RUN, ids=lambda row: f"{row.page}: {row.begins}")
-def test_what_is_listed_of_python_stands_on_its_page(row: Listed) -> None:
+def test_every_listed_python_example_is_on_its_page(row: Listed) -> None:
     assert any(one.text.startswith(row.begins) for one in blocks("python", row.page))
 
 

@@ -24,7 +24,7 @@ def port_of(stage: Stage, broker: int) -> int:
 
 
 @pytest.mark.parametrize("broker", [1, 2, 3])
-def test_a_node_that_does_not_reach_one_broker_leaves_its_slices_to_others_within_seconds(
+def test_a_node_without_contact_to_one_broker_hands_over_its_slices(
     scenario: Scenario, away: Namespace, broker: int
 ) -> None:
     script = Script(places={1: Place(wrapper=away.wrapper)}, settle_s=120)

@@ -65,7 +65,7 @@ def stand(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
         stand.api.close()
 
 
-def test_what_waits_is_found_by_id_by_offset_and_by_due_range(stand: Stand) -> None:
+def test_pending_records_are_found_by_id_offset_and_due_range(stand: Stand) -> None:
     api = stand.api
     partition, offset, timestamp_ms = stand.schedule("found", HOUR_MS, partition=1)
     [by_id] = api.get("/v1/records", id="found")
@@ -88,7 +88,7 @@ def test_what_waits_is_found_by_id_by_offset_and_by_due_range(stand: Stand) -> N
     assert api.get("/v1/pending", target="other*")["records"] == []
 
 
-def test_what_waits_beyond_the_roll_window_is_found_and_counted_where_it_is_due(
+def test_records_beyond_the_roll_window_are_found_and_counted_by_due_time(
     stand: Stand,
 ) -> None:
     stand.schedule("far", 30 * HOUR_MS)
@@ -172,7 +172,7 @@ def pause_all(stand: Stand) -> str:
     return path
 
 
-def test_a_change_that_waits_says_what_is_in_its_way_and_a_reschedule_what_may_become_of_it(
+def test_an_unconfirmed_change_says_what_holds_it_up(
     stand: Stand,
 ) -> None:
     api = stand.api
@@ -295,7 +295,7 @@ def test_other_names_other_kinds_and_large_bodies_are_turned_away(stand: Stand) 
     assert "default-src 'self'" in answer.headers["content-security-policy"]
 
 
-def test_what_would_be_misread_is_refused_and_says_why(stand: Stand) -> None:
+def test_ambiguous_requests_are_refused_with_the_reason(stand: Stand) -> None:
     api = stand.api
     cancel, pause = "/v1/records/cancel", f"/v1/pauses/target/{stand.target}"
     assert "is text/plain" in api.refused(
@@ -519,7 +519,7 @@ def test_send_says_what_will_not_arrive_and_waits_for_what_a_cancel_did(stand: S
     assert unwanted.exit_code == 2
 
 
-def test_what_others_wrote_does_not_steer_the_terminal_of_who_looks(stand: Stand) -> None:
+def test_control_characters_in_api_text_are_escaped_on_a_terminal(stand: Stand) -> None:
     hostile = "\x1b[31m\N{RIGHT-TO-LEFT OVERRIDE}"
     headers = [*stand.bench.to(stand.target, HOUR_MS, ("delay-id", "x")), (f"h{hostile}", hostile)]
     stand.bench.send(headers, key=hostile.encode(), value=hostile.encode())
@@ -556,7 +556,7 @@ def test_a_node_that_is_stopped_answers_those_who_wait_and_does_not_wait_for_the
     stand.api.change("DELETE", path)
 
 
-def test_every_request_that_its_description_allows_or_forbids_is_answered_as_it_says(
+def test_requests_are_answered_as_the_openapi_description_says(
     stand: Stand, tmp_path: Path
 ) -> None:
     run, answers = fuzz(stand.api.address, tmp_path, "--max-time", "20", "--seed", "1")

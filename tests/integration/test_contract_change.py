@@ -81,7 +81,7 @@ def test_a_change_of_settings_under_load_rebuilds_no_copy(pair: Pair) -> None:
         assert node.events("contract_changed") == []
 
 
-def test_a_change_of_an_allowlist_under_load_begins_no_contract_and_applies_to_what_is_pending(
+def test_a_changed_allowlist_applies_to_pending_records_without_a_contract(
     pair: Pair,
 ) -> None:
     bench, target = pair.bench, pair.bench.target("kept")

@@ -29,7 +29,7 @@ def alter(cluster: EmbeddedCluster, topic: str, was: bytes, becomes: bytes) -> N
         segment.write(becomes)
 
 
-def test_an_altered_record_is_named_and_holds_up_only_its_partition_until_it_is_deleted(
+def test_a_corrupt_record_holds_up_its_partition_until_it_is_deleted(
     cluster: EmbeddedCluster, bench: Bench
 ) -> None:
     target = bench.target("paid")

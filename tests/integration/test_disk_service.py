@@ -38,7 +38,7 @@ def has_stopped_storing(bench: Bench, service: ServiceProcess) -> bool:
 
 @pytest.mark.parametrize("store", ["wheel", "rocksdb"])
 @pytest.mark.parametrize("part", [STOP_PART, FULL_PART])
-def test_what_is_stored_is_delivered_and_the_rest_waits_for_room(
+def test_on_a_full_disk_stored_records_are_delivered_and_others_wait(
     cluster: EmbeddedCluster, tmp_path: Path, disk: SmallDisk, store: str, part: float
 ) -> None:
     sets = (

@@ -181,7 +181,7 @@ def test_filters_choose_and_a_dry_run_writes_nothing(bench: Bench) -> None:
     assert found() == here[1:]
 
 
-def test_what_is_dead_lettered_again_meanwhile_is_left_for_the_next_run(bench: Bench) -> None:
+def test_a_letter_that_comes_back_during_a_replay_is_left_for_the_next(bench: Bench) -> None:
     since = str(now_ms())
     offsets = [bench.send([("own", b"%d" % number)])[1] for number in range(1_200)]
     letter_of(bench, offsets[-1])
@@ -194,7 +194,7 @@ def test_what_is_dead_lettered_again_meanwhile_is_left_for_the_next_run(bench: B
     assert replayed(bench, "--from", since) == (1_200, {"replayed": 1_200})
 
 
-def test_what_cannot_be_replayed_is_counted_with_its_reason(bench: Bench) -> None:
+def test_letters_that_cannot_be_replayed_are_counted_by_reason(bench: Bench) -> None:
     since = str(now_ms())
     lettered(bench, [("delay-copy", b"{}")], value=b"forged")
     headers: list[Header] = [
@@ -244,7 +244,7 @@ def test_of_two_replays_at_once_the_later_one_counts(bench: Bench) -> None:
     assert len(bench.read(target, 1)) == 1
 
 
-def test_what_a_killed_replay_left_open_is_undone_and_done_anew(bench: Bench) -> None:
+def test_the_open_transaction_of_a_killed_replay_is_aborted_and_repeated(bench: Bench) -> None:
     target = bench.target("killed")
     offset, letter = lettered(bench, [("delay-target-topic", target)], value=b"once")
     killed = Producer(

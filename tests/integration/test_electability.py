@@ -187,7 +187,7 @@ def test_a_slice_whose_owner_hangs_is_delivered_by_another_node_within_seconds(
     nodes.deliver()  # what it had begun is fenced
 
 
-def test_who_hangs_while_nobody_else_may_own_keeps_its_slices_and_goes_on(nodes: Nodes) -> None:
+def test_a_lone_node_that_hangs_keeps_its_slices_and_goes_on(nodes: Nodes) -> None:
     trap = nodes.folder / "trap"
     alone = nodes.ready("a", fault=f"after_poll:hang:{trap}")
     alone.wait_serving(1)
@@ -224,7 +224,7 @@ if __name__ == "__main__":
 """A node that waits for a hung loop no longer than a test can."""
 
 
-def test_a_worker_whose_loop_hangs_for_ever_is_ended_by_its_supervisor_and_another_begins(
+def test_a_worker_whose_loop_hangs_is_replaced_by_its_supervisor(
     nodes: Nodes,
 ) -> None:
     trap, program = nodes.folder / "trap", nodes.folder / "soon_ended.py"

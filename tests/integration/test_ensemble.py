@@ -116,7 +116,7 @@ def test_another_s_owner_node_is_neither_resigned_nor_announced_nor_evicted(
 
 
 @pytest.mark.parametrize("change", ["resign", "announce"])
-def test_what_was_won_by_another_in_between_is_left_alone(
+def test_a_release_leaves_a_newer_owners_node_alone(
     pair: tuple[Ensemble, Ensemble], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     first, second = pair
@@ -155,7 +155,7 @@ def test_an_owner_node_deleted_by_hand_is_not_confirmed(
     assert owner(first) is None
 
 
-def test_what_this_worker_left_behind_is_replaced_and_what_another_of_its_name_has_is_not(
+def test_stale_own_nodes_are_replaced_and_those_of_a_namesake_are_not(
     pair: tuple[Ensemble, Ensemble],
 ) -> None:
     first, second = pair
@@ -232,7 +232,7 @@ def test_a_claim_that_loses_keeps_no_other_from_winning(pair: tuple[Ensemble, En
     assert held == {0: "b", 1: "a", 2: "b"}
 
 
-def test_a_slice_that_is_refused_keeps_no_other_from_being_claimed_read_and_confirmed(
+def test_a_refused_slice_does_not_hold_up_others(
     cluster: EmbeddedCluster, zookeeper: ZooKeeper, pair: tuple[Ensemble, Ensemble]
 ) -> None:
     first, _ = pair
@@ -468,7 +468,7 @@ def test_a_stopped_zookeeper_pauses_an_owner_at_once_and_its_lease_ends_it(
         worker.await_role(Role.OWNER)
 
 
-def test_a_frozen_zookeeper_ends_an_owner_within_its_lease_and_it_goes_on_afterwards(
+def test_a_frozen_zookeeper_ends_an_owner_with_its_lease(
     cluster: EmbeddedCluster, zookeeper: ZooKeeper
 ) -> None:
     with working(zookeeper) as worker:

@@ -123,7 +123,7 @@ def is_emptied(bench: Bench, end: TopicPartition) -> bool:
         return True
 
 
-def test_a_slice_without_a_real_checkpoint_stands_with_a_reason_until_one_is_written_back(
+def test_a_slice_without_a_checkpoint_waits_for_one_and_says_so(
     bench: Bench,
 ) -> None:
     target = bench.target("stands")
@@ -152,7 +152,7 @@ def test_a_slice_without_a_real_checkpoint_stands_with_a_reason_until_one_is_wri
     assert len(values) == len(set(values)) == 22
 
 
-def test_a_checkpoint_topic_that_retention_would_delete_is_alarmed_and_refused_at_a_start(
+def test_a_checkpoint_topic_with_retention_is_refused_at_the_start(
     bench: Bench,
 ) -> None:
     target = bench.target("policy")

@@ -36,7 +36,7 @@ def make_delay_topic(bench: Bench) -> None:
     bench.admin.create_topics([new])[bench.any].result(30)
 
 
-def test_what_is_at_home_on_a_broker_that_is_away_waits_and_keeps_its_order(
+def test_records_for_a_home_without_leader_wait_in_order(
     tmp_path: Path,
 ) -> None:
     with EmbeddedCluster(brokers=3, zookeepers=0) as cluster:

@@ -131,7 +131,7 @@ def test_controls_by_any_partitioner_find_their_records(bench: Bench) -> None:
     assert service.stop() == 0
 
 
-def test_whoever_waits_for_the_answer_hears_it_from_home(bench: Bench) -> None:
+def test_the_outcome_of_a_forwarded_control_reaches_its_writer(bench: Bench) -> None:
     target = bench.target("answers")
     service = bench.serve()
     away = next(n for n in range(100) if partition_for(b"%d" % n, PARTITIONS) != 0)
@@ -183,7 +183,7 @@ def _is_away(record_id: str, partition: int) -> bool:
     return partition_for(record_id.encode(), PARTITIONS) != partition
 
 
-def test_what_outgrows_its_topic_on_the_way_is_a_letter(bench: Bench) -> None:
+def test_a_forwarded_record_that_is_too_large_is_dead_lettered(bench: Bench) -> None:
     target = bench.target("large", max_message_bytes="2000000")
     service = bench.serve()
     limit = 1_048_588

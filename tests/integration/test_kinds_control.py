@@ -230,7 +230,7 @@ def test_a_fired_record_whose_target_is_missing_does_not_wait_for_its_year(stand
     assert stand.early() == {0.0}
 
 
-def test_what_was_written_while_nobody_served_takes_effect_once(stand: Stand) -> None:
+def test_controls_written_while_no_node_runs_take_effect_once(stand: Stand) -> None:
     bench, target = stand.bench, stand.bench.target("restart")
     before = {one: stand.schedule(one, target, YEAR_MS) for one in ("stop 1", "stop 2", "stop 3")}
     stand.await_fence()

@@ -75,7 +75,7 @@ def test_ten_years_are_accepted_and_rolled_at_roll_time(bench: Bench) -> None:
     assert int(one.header("delay-settles") or 0) >= rolled[-1][0].offset
 
 
-def test_what_rolls_three_times_arrives_once_and_on_time(bench: Bench) -> None:
+def test_a_record_that_rolls_three_times_arrives_once_and_on_time(bench: Bench) -> None:
     target = bench.target("thrice")
     delay_ms = 3 * WINDOW_MS + 300
     _, offset, written_ms = bench.send(bench.to(target, delay_ms), value=b"thrice")

@@ -98,7 +98,7 @@ class Sent:
         return [one.timestamp_ms - self.due_ms[one.value or b""] for one in seen]
 
 
-def test_twelve_levels_beside_a_topic_of_any_delay_arrive_in_order_never_early_and_soon(
+def test_records_of_twelve_levels_arrive_in_order_and_never_early(
     broad: Bench,
 ) -> None:
     service = broad.serve(*leveled(broad, *LEVELS_MS))

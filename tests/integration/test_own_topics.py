@@ -162,9 +162,7 @@ def test_where_the_service_makes_no_topics_only_what_needs_the_missing_one_waits
 
 
 @TOPICS
-def test_a_topic_of_the_service_that_takes_too_little_aborts_nothing_and_is_reported(
-    bench: Bench, which: str
-) -> None:
+def test_an_own_topic_with_a_small_size_limit_aborts_nothing(bench: Bench, which: str) -> None:
     service = bench.serve()
     traffic = Traffic(bench, which)
     traffic.before()

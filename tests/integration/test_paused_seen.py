@@ -27,7 +27,7 @@ def write(bench: Bench, paused: Paused, pause: Pause | None) -> None:
     assert bench.producer.flush(30) == 0
 
 
-def test_a_paused_delay_topic_is_told_and_stores_a_while_and_the_rest_waits_in_kafka(
+def test_a_paused_delay_topic_stores_to_its_bound_and_the_rest_waits(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     with Bench(cluster.bootstrap, tmp_path) as bench:

@@ -46,9 +46,7 @@ def typed(zookeeper: ZooKeeper, tmp_path: Path, *words: str) -> dict[str, bool]:
     return said
 
 
-def test_a_pinned_slice_stays_until_it_is_unpinned_and_then_goes_to_who_is_preferred(
-    zookeeper: ZooKeeper, tmp_path: Path
-) -> None:
+def test_a_pinned_slice_stays_until_it_is_unpinned(zookeeper: ZooKeeper, tmp_path: Path) -> None:
     with captured() as lines, working(zookeeper, "b") as owner:
         owner.ownership.settling(0, is_settling=True)
         said = typed(zookeeper, tmp_path, "pin", "--reason", "an upgrade\x1b[31m")
@@ -91,7 +89,7 @@ def test_the_owner_of_a_pinned_slice_that_dies_is_replaced_and_does_not_get_it_b
             other.ownership.settling(0, is_settling=False)
 
 
-def test_what_somebody_wrote_there_by_hand_pins_too(
+def test_a_pin_node_written_by_hand_pins_too(
     cluster: EmbeddedCluster, zookeeper: ZooKeeper
 ) -> None:
     with working(zookeeper) as worker, by_hand(cluster.zookeeper) as operator:

@@ -82,7 +82,7 @@ def test_records_that_wait_for_their_turn_survive_the_death_of_their_owner(
         assert_within_limit(seen, due_ms + TURNS_MS)
 
 
-def test_what_a_second_does_not_take_goes_in_the_seconds_after_it(
+def test_records_above_the_rate_are_delivered_in_later_seconds(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     cap = PER_S // PARTITIONS

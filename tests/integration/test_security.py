@@ -315,7 +315,7 @@ def test_a_right_that_is_taken_away_while_records_are_delivered(
     assert service.events("loop_failed") == []
 
 
-def test_without_write_on_the_topic_of_outcomes_a_cancel_waits_and_the_reason_is_shown(
+def test_a_cancel_waits_while_outcomes_cannot_be_written(
     secure: SecureCluster, bench: Bench
 ) -> None:
     grant(secure, bench, SERVICE)
@@ -346,7 +346,7 @@ def test_without_write_on_the_topic_of_outcomes_a_cancel_waits_and_the_reason_is
     assert service.events("loop_failed") == []
 
 
-def test_without_a_targets_configuration_the_service_says_so_and_still_finds_what_is_too_large(
+def test_a_missing_right_to_describe_target_configs_is_reported(
     secure: SecureCluster, bench: Bench
 ) -> None:
     grant(secure, bench, [one for one in SERVICE if one != TARGET_CONFIGS])
@@ -440,7 +440,7 @@ def read_as(secure: SecureCluster, who: str, topic: str) -> bytes | None:
         consumer.close()
 
 
-def test_a_dead_letter_operator_can_list_and_replay_and_without_rights_is_told_which(
+def test_a_dead_letter_operator_is_told_which_rights_are_missing(
     secure: SecureCluster, bench: Bench
 ) -> None:
     make_topics(bench)
@@ -552,7 +552,7 @@ def test_no_secret_is_in_any_output_at_debug_level(secure: SecureCluster, bench:
 
 
 @pytest.mark.parametrize("store", ["wheel", "rocksdb"])
-def test_what_the_service_keeps_is_for_its_user_only(
+def test_state_folders_are_readable_by_their_user_only(
     secure: SecureCluster, bench: Bench, store: str
 ) -> None:
     grant(secure, bench, SERVICE)

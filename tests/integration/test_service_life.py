@@ -54,7 +54,7 @@ def test_a_stopped_service_goes_on_where_it_was_and_rebuilds_what_is_wiped(bench
     assert_each_once(bench, target, values)
 
 
-def test_what_was_deleted_while_the_service_was_down_is_reported_and_the_rest_served(
+def test_records_deleted_during_downtime_are_reported_and_others_served(
     bench: Bench,
 ) -> None:
     target = bench.target("deleted")

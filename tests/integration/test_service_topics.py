@@ -50,7 +50,7 @@ def test_a_new_delay_topic_is_served_from_its_start(
     assert service.events("took_over")
 
 
-def test_added_partitions_are_served_from_their_start_and_share_the_checkpoint_topic(
+def test_added_partitions_are_served_from_their_start(
     bench: Bench, service: ServiceProcess, target: str
 ) -> None:
     bench.grow(bench.any, 3)

@@ -59,7 +59,7 @@ def test_nothing_is_read_until_it_is_resumed(cluster: EmbeddedCluster) -> None:
         source.close()
 
 
-def test_a_position_that_was_lost_is_told_although_the_pause_came_before_the_error_was_read(
+def test_a_lost_position_is_reported_for_a_paused_partition_too(
     cluster: EmbeddedCluster,
 ) -> None:
     client: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap}

@@ -28,7 +28,7 @@ def as_lines(data: bytes) -> list[bytes]:
     st.sampled_from(["utf-8", "utf-8-sig"]),
     st.permutations(NAMES),
 )
-def test_what_python_writes_as_csv_is_read_byte_for_byte(
+def test_csv_written_by_python_is_read_byte_for_byte(
     rows: list[tuple[str, str, str]], written: tuple[int, str], encoding: str, order: list[str]
 ) -> None:
     quoting, end = written

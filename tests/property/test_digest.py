@@ -80,7 +80,7 @@ logs = st.builds(
 
 
 @given(logs, steps, steps, keys)
-def test_what_is_kept_up_is_what_the_definition_says(
+def test_a_digest_kept_up_to_date_equals_its_definition(
     log: Log, storing: list[int], passing: list[int], k_ms: int
 ) -> None:
     digest = ShardDigest(0)
@@ -122,7 +122,7 @@ def test_the_rows_that_changed_are_all_that_has_to_be_published(
 
 
 @given(logs, steps, st.integers(1, 6))
-def test_what_is_read_from_the_disk_is_the_same(log: Log, storing: list[int], lines: int) -> None:
+def test_a_digest_read_from_disk_is_the_same(log: Log, storing: list[int], lines: int) -> None:
     """While more is stored, and H moves on, between any two looks at the disk."""
     digest = ShardDigest(0)
     order = sorted(range(RECORDS), key=lambda offset: log.frame(offset)[:2])
@@ -154,7 +154,7 @@ def test_an_hour_is_published_again_when_digests_begin_later_in_it() -> None:
     assert [row.records for row in digest.sums.take_changed(4 * MINUTE_MS)] == [1]
 
 
-def test_what_outgrows_its_bound_is_counted_early_and_not_published_until_h_is_there() -> None:
+def test_a_digest_above_its_bound_is_counted_early_and_published_at_h() -> None:
     digest = ShardDigest(0)
     digest.store([(0, o, NO_MARK, b"") for o in range(50_001)], [], [], 50_001)
     assert digest.counted == 50_001

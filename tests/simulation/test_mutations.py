@@ -156,7 +156,7 @@ BY_HAND: Mapping[str, Callable[[], None]] = {
     # A claimant sleeps while the writer before it claims again, dies before it serves, and a third
     # node takes over.
     "latest_claim": partial(
-        test_claims.test_who_may_still_write_is_fenced,
+        test_claims.test_every_writer_that_may_still_write_is_fenced,
         "old -old between old me",
         "old",
         {"old", "between"},

@@ -85,7 +85,7 @@ def test_promises_hold_where_settings_differ_and_replicas_restart(block: int) ->
 
 
 @pytest.mark.parametrize("block", blocks(4))
-def test_promises_hold_where_dead_letters_and_outcomes_can_not_be_written_for_a_while(
+def test_promises_hold_while_own_topics_cannot_be_written(
     block: int,
 ) -> None:
     _assert_kept(
@@ -95,7 +95,7 @@ def test_promises_hold_where_dead_letters_and_outcomes_can_not_be_written_for_a_
 
 
 @pytest.mark.parametrize("block", blocks(3))
-def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_else_fails(
+def test_a_log_that_cannot_be_written_holds_up_no_other_slice(
     block: int,
 ) -> None:
     _assert_kept(
@@ -108,7 +108,7 @@ def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_els
 
 @pytest.mark.parametrize("kind", KINDS, ids=["truncated", "levels", "recreated", "at_least_once"])
 @pytest.mark.parametrize("block", blocks(4))
-def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_or_targets_get_more(
+def test_promises_hold_with_truncated_logs_and_recreated_topics(
     block: int, kind: dict[str, Any]
 ) -> None:
     _assert_kept(_seeds(80_000, block, BLOCK // 8), lambda seed: replace(usual_plan(seed), **kind))
@@ -120,7 +120,7 @@ def test_a_promise_that_a_schedule_broke_once_is_kept(kind: dict[str, Any], seed
 
 
 @pytest.mark.parametrize("block", blocks(8))
-def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_walked(
+def test_stored_records_are_delivered_when_retention_deletes_the_log(
     block: int,
 ) -> None:
     outcomes = _assert_kept(_seeds(SEEDS_OF_OUTAGE.start, block, BLOCK // 4))

@@ -85,7 +85,7 @@ def _payload(record_id: bytes | None, due_ms: int, offset: int) -> Payload:
     return ("orders", -1, None, b"v", [], due_ms, meta)
 
 
-def test_a_copy_that_comes_back_before_the_answer_to_its_commit_is_waited_for_no_longer() -> None:
+def test_a_requeued_record_that_is_read_before_its_commit_is_known() -> None:
     log: list[Entry] = [
         (0, SCHEDULE, 40, b"x", _payload(b"x", 90, 0), None),
         (1, COPY, 90, b"x", _payload(b"x", 90, 0), 1),

@@ -82,7 +82,7 @@ def test_a_finding_says_where_the_output_is_and_when_it_was_due(
     assert early["detail"] == f"by {early['due_ms'] - early['at_ms']} ms" == "by 7 ms"
 
 
-def test_what_is_sound_is_counted(result: AuditResult) -> None:
+def test_sound_records_are_counted(result: AuditResult) -> None:
     counts = result.counts
     assert counts["sources"] == result.records == PLAIN + 4
     assert (counts["delivered"], counts["copied"], counts["ordinary"]) == (PLAIN + 2, 1, 1)
@@ -112,7 +112,7 @@ def test_a_range_is_judged_by_itself(spark: SparkSession, defects: Defects, tmp_
         assert [(one.start, one.stop) for one in alone.judged] == [(offset, offset + 1)]
 
 
-def test_what_retention_has_taken_is_not_lost(
+def test_records_that_retention_deleted_are_not_lost(
     spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     """Of a delivery, though another producer's record then comes first and claims to be old, and of

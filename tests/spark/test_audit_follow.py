@@ -69,7 +69,7 @@ def _where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(run, "judged_here", judged)
 
 
-def test_what_is_pending_is_carried_until_it_is_settled(
+def test_pending_records_are_carried_until_they_are_settled(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
     h = history
@@ -95,7 +95,7 @@ def test_what_is_pending_is_carried_until_it_is_settled(
     assert (found.findings, found.counts.get("pending", 0)) == ({}, 0)
 
 
-def test_what_comes_late_for_a_record_that_was_judged_is_found(
+def test_late_outputs_of_judged_records_are_found(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
     h = history
@@ -164,7 +164,7 @@ def test_a_pending_record_is_stored_once_however_often_its_id_is_named(
     assert sum(run.rows for run in runs if run.kind == state.IDENTIFIED) == 1
 
 
-def test_what_an_open_transaction_hides_is_unjudged_until_a_later_cut_judges_it(
+def test_records_behind_an_open_transaction_are_judged_by_a_later_cut(
     spark: SparkSession, history: MadeHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = cut.take_cut.__kwdefaults__ or {}
@@ -258,7 +258,7 @@ def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
     assert len({one["at_ms"] for one in summaries}) == len(summaries)
 
 
-def test_what_a_topic_that_was_made_anew_had_pending_is_not_judged(
+def test_pending_records_of_a_recreated_topic_are_not_judged(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
     h = history
@@ -280,7 +280,7 @@ def test_what_a_topic_that_was_made_anew_had_pending_is_not_judged(
     assert (found.findings, found.unjudged) == ({}, {})
 
 
-def test_what_was_pending_and_is_delivered_ahead_of_its_checkpoint_is_not_lost_later(
+def test_a_record_delivered_ahead_of_its_checkpoint_is_not_lost_later(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
     h = history

@@ -196,7 +196,7 @@ def test_whatever_the_service_did_is_clean(
     assert shards == {(topic, number) for topic in topics for number in range(PARTITIONS)}
 
 
-def test_what_retention_deleted_is_counted_and_not_taken_for_lost(
+def test_records_that_retention_deleted_are_counted_and_not_lost(
     spark: SparkSession, history: History, tmp_path: Path
 ) -> None:
     bench = history.bench

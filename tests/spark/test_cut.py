@@ -107,7 +107,7 @@ def test_slices_that_were_never_served_are_looked_for_and_noted(history: MadeHis
     assert len(cut.notes) == SLICES - 1
 
 
-def test_what_is_no_checkpoint_of_the_partition_is_passed_over(history: MadeHistory) -> None:
+def test_foreign_records_in_the_checkpoint_topic_are_skipped(history: MadeHistory) -> None:
     history.settled(100)
     for _ in range(BUSY):  # slice 1's own checkpoint is found after what is elsewhere
         history.commit(3, 100)
@@ -149,7 +149,7 @@ def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> Non
         options.choose([*topics, "orders"])
 
 
-def test_an_audit_at_a_cut_finds_dead_letters_and_outcomes_by_the_names_in_its_options(
+def test_an_audit_uses_the_topic_names_of_its_options(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
     refused = history.write(history.delay, [("delay-at", b"soon")])

@@ -135,7 +135,7 @@ def test_a_copy_without_another_is_compared_with_the_log_only_if_that_is_asked_f
     assert deep.counts.records == deep.counts.pending > 0
 
 
-def test_what_lies_below_the_logs_start_is_neither_extra_nor_repaired(
+def test_records_below_the_log_start_are_neither_extra_nor_repaired(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:
     """One node was built anew after retention; the other has the last copy of what is gone."""

@@ -128,7 +128,7 @@ def test_lateness_is_what_a_consumer_of_the_targets_computes(
     assert mails.records == len(late_ms)
 
 
-def test_what_is_pending_is_foretold_by_the_minute(
+def test_pending_records_are_reported_by_minute(
     past: Past, whole: tuple[ReportFacts, Path]
 ) -> None:
     found, out = whole

@@ -97,9 +97,7 @@ def test_a_folder_that_holds_something_else_is_not_for_rejected_rows(desk: Desk)
     assert (folder / "letter.txt").read_text("utf-8") == "mine"
 
 
-def test_values_of_csv_files_are_written_byte_for_byte_and_unreadable_rows_are_refused(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_csv_values_are_written_byte_for_byte(desk: Desk, tmp_path: Path) -> None:
     texts = ['back\\slash, "quote" and \\"', "line\nbreak\r\nand\rcarriage return", "\x00nul", ""]
     rows = [
         {"name": f"row-{n}", "due": str(DUE_MS), "text": text, "user": "u"}
@@ -293,6 +291,6 @@ def test_a_table_is_read_by_its_name(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("where", "kind"), [("rows", None), ("/nowhere.csv", None), ("t", "table")]
 )
-def test_what_can_not_be_read_is_told(spark: SparkSession, where: str, kind: str | None) -> None:
+def test_unreadable_rows_are_reported(spark: SparkSession, where: str, kind: str | None) -> None:
     with pytest.raises(InvalidRequestError, match=where):
         read_rows(spark, where, kind)

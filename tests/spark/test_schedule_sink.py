@@ -41,7 +41,7 @@ def written(sink: TopicSink) -> list[bytes | None]:
         return sorted((seen.key for seen in reader.to_end()), key=str)
 
 
-def test_who_was_fenced_writes_nothing_more_and_says_so(sink: TopicSink) -> None:
+def test_a_fenced_writer_writes_nothing_more_and_says_so(sink: TopicSink) -> None:
     assert sink.fence() == [None, None]
     old = _Part(sink, 0)
     old.write(records(b"a"), mark_of(0, 1))

@@ -65,7 +65,7 @@ def lose_power() -> None:
     raise OSError("no power")
 
 
-def test_what_is_in_a_topic_is_scheduled_once_and_later_runs_go_on(feed: Feed) -> None:
+def test_rows_of_a_topic_are_scheduled_once_and_later_runs_go_on(feed: Feed) -> None:
     feed.add(*feed.desk.reminders(30))
     assert feed.run().written == 30
     assert feed.run().written == 0
@@ -220,7 +220,7 @@ def test_decisions_that_rejected_nothing_are_not_kept(feed: Feed) -> None:
         ({"schema": INFER}, "hold no JSON objects"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_begins(
+def test_options_that_contradict_the_source_are_refused_at_the_start(
     feed: Feed, changed: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=words):

@@ -79,7 +79,7 @@ def test_a_program_gets_one_object_and_people_are_told_beside_it(
     assert not (tmp_path / "artifacts").exists()
 
 
-def test_what_is_wrong_is_said_in_a_line(
+def test_errors_are_printed_in_one_line(
     cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
 ) -> None:
     done = run(cluster, tmp_path, *asked(rows(tmp_path, 2), "delay_topic_none", topics[1]))

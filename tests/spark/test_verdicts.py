@@ -74,7 +74,7 @@ def test_an_emptied_partition_of_a_target_hides_no_loss_in_another(
     assert result.status == 3
 
 
-def test_what_lies_behind_a_foreign_open_transaction_is_not_judged(
+def test_records_behind_a_foreign_open_transaction_are_not_judged(
     spark: SparkSession,
     history: MadeHistory,
     tmp_path: Path,

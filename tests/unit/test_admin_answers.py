@@ -127,7 +127,7 @@ def context_of(inquiry: object, *sets: str, slices: tuple[SliceState, ...] = ())
 # --- health --------------------------------------------------------------------------------------
 
 
-def test_probes_are_answered_while_every_thread_of_the_server_waits_for_workers_that_hang() -> None:
+def test_probes_are_answered_while_all_server_threads_wait() -> None:
     hung = Hung()
     app = make_app(context_of(hung, slices=(behind(0),)), TOKEN)
     ok, not_ready = asyncio.run(_probe_while_full(app, hung))
@@ -185,7 +185,7 @@ def test_a_node_that_lacks_the_cluster_secret_is_not_ready() -> None:
     assert hub.status().problems == [f"slice 3: {REFUSAL}"], "once"
 
 
-def test_what_a_worker_says_of_itself_stands_for_all_of_its_slices() -> None:
+def test_problems_of_a_worker_count_for_all_its_slices() -> None:
     hub = MetricsHub(settings())
     verdict = ("zookeeper_unusable", "ZooKeeper can't be used: wrong password")
     hub.update(0, encode_snapshot(Snapshot(1, verdict=verdict), [encode_slice(behind(0))]))
@@ -245,7 +245,7 @@ def test_a_failure_is_told_to_all_who_wait_and_kept() -> None:
     assert asked.count == 2
 
 
-def test_while_kafka_does_not_answer_one_request_waits_and_the_others_get_the_last_answer() -> None:
+def test_in_an_outage_of_kafka_one_request_waits_and_others_do_not() -> None:
     asked = Asked(-1.0, takes_old=True)
     assert asked.kept.get() == 7
     with asked.waiting(1):
@@ -262,7 +262,7 @@ def test_a_page_says_how_much_of_the_copy_it_could_not_read() -> None:
     assert (len(page.records), page.scanned, page.damaged) == (1, 5, 2)
 
 
-def test_what_names_topic_and_partition_is_written_without_asking_a_worker() -> None:
+def test_a_control_with_topic_and_partition_is_written_unasked() -> None:
     hung = Hung()
     aim = aim_of(context_of(hung), ById(id="r", topic=TOPIC, partition=2), b"r")
     assert aim.places == [(TOPIC, 2)]

@@ -130,7 +130,7 @@ def test_a_worker_that_is_stopped_delays_a_question_to_its_deadline_at_most() ->
         its.close()
 
 
-def test_what_came_too_late_is_not_carried_out(ends: tuple[Connection, Connection]) -> None:
+def test_a_question_past_its_deadline_is_not_answered(ends: tuple[Connection, Connection]) -> None:
     carried_out: list[int] = []
 
     def answer(question: Question) -> Answer:

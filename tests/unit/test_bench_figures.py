@@ -46,7 +46,7 @@ def arrivals(*times_ms: tuple[int, int]) -> list[Arrival]:
     return [Arrival(3, 0, 0, produced_ms, seen_ms) for produced_ms, seen_ms in times_ms]
 
 
-def test_what_a_dead_owner_had_produced_is_no_delivery_of_its_successor() -> None:
+def test_outputs_of_a_dead_owner_are_not_counted_for_its_successor() -> None:
     found = arrivals((100, 190), (150, 300), (200, 310), (210, 305))
     assert waited_ms(found, Kill(5, 150.9, (3,)), 3) == 300
     for slice_no, dead_ms in ((3, 210), (4, 0)):
@@ -131,7 +131,7 @@ def test_every_field_is_explained() -> None:
         (["whole", "--set", "node.workerz=2"], "did you mean node.workers"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(
+def test_options_that_cannot_be_measured_are_refused_at_the_start(
     words: list[str], complaint: str
 ) -> None:
     done = CliRunner().invoke(app, ["dev", "bench", *words])

@@ -143,7 +143,7 @@ def test_counts_are_those_of_the_plain_definition_after_any_steps(
 
 
 @every_store
-def test_what_comes_and_goes_during_a_scan_is_counted_once(
+def test_records_that_change_during_a_scan_are_counted_once(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digesting, "SCAN_ROWS", 1)
@@ -165,7 +165,7 @@ def test_what_comes_and_goes_during_a_scan_is_counted_once(
 
 
 @every_store
-def test_what_is_left_of_the_first_minute_is_known_to_the_record(kind: str, tmp_path: Path) -> None:
+def test_the_rest_of_the_first_minute_is_counted_exactly(kind: str, tmp_path: Path) -> None:
     store = opened(kind, tmp_path)
     rows = [frame(n, n, "mails" if n % 2 else "orders") for n in range(100)]
     marks: list[Mark] = [(b"%d" % n, *rows[n][:2], 107) for n in range(10)]

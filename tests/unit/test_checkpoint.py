@@ -30,12 +30,12 @@ def checkpoint(tenure: Tenure) -> Checkpoint:
     return Checkpoint(3, "n1", 7, fingerprint(b"secret"), SHARDS, 42, tenure)
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_checkpoint_reads_as_written() -> None:
     tenure = Tenure("delayservice-n1-0-5c", 17)
     assert decode_checkpoint(encode_checkpoint(checkpoint(tenure))) == checkpoint(tenure)
 
 
-def test_what_was_read_of_the_log_is_written_where_it_is_known() -> None:
+def test_a_checkpoint_holds_the_last_read_record_if_it_is_known() -> None:
     shard = replace(SHARDS["delay_topic_any"], last_read=LastRead(5, 77))
     said = replace(checkpoint(Tenure("w", 17)), shards={"delay_topic_any": shard})
     raw = json.loads(encode_checkpoint(said))
@@ -72,7 +72,7 @@ FOREIGN = b'{"v":1,"slice":1,"node":"n","epoch":1,"secret":"s","shards":[]}'
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b'"v"', b'"\xff"', FOREIGN])
-def test_what_somebody_else_wrote_is_named(data: bytes) -> None:
+def test_a_foreign_checkpoint_is_reported_by_writer(data: bytes) -> None:
     with pytest.raises(KafkaEdgeError, match="something else writes"):
         decode_checkpoint(data)
 

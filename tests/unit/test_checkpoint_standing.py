@@ -42,7 +42,7 @@ def test_a_checkpoint_is_believed() -> None:
         (written().replace(b'"slice":4', b'"slice":5'), "a checkpoint of slice 5"),
     ],
 )
-def test_what_is_no_checkpoint_of_the_slice_is_not_believed(data: bytes, what: str) -> None:
+def test_a_checkpoint_of_another_slice_is_not_used(data: bytes, what: str) -> None:
     with pytest.raises(ForeignRecordError, match=what):
         standing_of(4, data)
 

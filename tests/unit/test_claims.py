@@ -72,7 +72,9 @@ class Topic:
         pytest.param("a b -b me", None, {"a"}, id="no checkpoint"),
     ],
 )
-def test_who_may_still_write_is_fenced(said: str, last: str | None, fenced: set[str]) -> None:
+def test_every_writer_that_may_still_write_is_fenced(
+    said: str, last: str | None, fenced: set[str]
+) -> None:
     """Claims, and releases with a minus. ``last`` wrote the last checkpoint under its first."""
     topic, first = Topic(), dict[str, int]()
     for word in said.split():
@@ -93,9 +95,7 @@ def test_claim_last_of_two_who_claim_at_once_one_sees_the_other() -> None:
     assert names_to_fence(claimed, None, "other") == {ME}
 
 
-def test_to_own_claim_what_an_older_writer_commits_after_the_claim_and_before_its_fence_is_read() -> (  # noqa: E501
-    None
-):
+def test_a_checkpoint_committed_before_the_fence_is_read() -> None:
     clock = ManualClock()
     writer = Writer(clock)
     heritage = Heritage(writer, Logs())
@@ -127,7 +127,7 @@ def test_committed_names_nothing_is_known_of_a_claim_before_all_below_it_is_read
     assert topic.to_fence() == {"other"}
 
 
-def test_the_writer_of_the_last_checkpoint_is_fenced_even_if_its_claim_was_forgotten() -> None:
+def test_the_last_checkpoints_writer_is_fenced_without_a_claim() -> None:
     assert names_to_fence(Claimed(9, {}), Tenure("old", 4), ME) == {"old"}
     assert names_to_fence(Claimed(9, {}), Tenure(ME, 4), ME) == frozenset()
     assert (
@@ -218,7 +218,7 @@ KEYS = [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"]
         ),
     ],
 )
-def test_what_can_t_be_understood_is_named_and_changes_nothing(
+def test_an_unreadable_claim_record_is_reported_and_changes_nothing(
     key: bytes | None, value: bytes, why: str
 ) -> None:
     topic = Topic()

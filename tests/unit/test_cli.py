@@ -98,7 +98,7 @@ def test_wrong_usage_is_status_2_and_says_what_is_wrong(arguments: list[str], to
     assert told in " ".join(done.output.replace("│", " ").split())
 
 
-def test_what_needs_a_broker_says_how_to_name_one() -> None:
+def test_commands_that_need_a_broker_say_how_to_name_one() -> None:
     for command in (["run"], ["dlq", "list"], ["topics", "check"]):
         done = run(*command)
         assert done.returncode == 1
@@ -145,7 +145,7 @@ AFTER = ("delay-after", b"5")
         ([("delay-op", b"cancel"), ("delay-id", b"a")], [ALLOWED], None),
     ],
 )
-def test_what_will_be_dead_lettered_is_foreseen(
+def test_send_warns_of_records_that_will_be_dead_lettered(
     headers: Headers, sets: list[str], why: str | None
 ) -> None:
     said = forecast(headers, *sets).doubt(NOW_MS)

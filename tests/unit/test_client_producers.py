@@ -177,7 +177,7 @@ def test_a_topic_that_was_deleted_is_named_until_it_is_there_again() -> None:
     await_true(is_found, "it is there again")
 
 
-def test_a_topic_made_anew_with_fewer_partitions_is_not_asked_for_those_that_are_gone() -> None:
+def test_a_recreated_topic_with_fewer_partitions_is_known_by_its_count() -> None:
     cluster, clock = TellingProducer(), Clock()
     cluster.count = 2
     places = places_of(cluster, clock, 64)

@@ -98,7 +98,7 @@ def test_a_broker_that_disagrees_freezes_until_it_agrees(step_ms: int, sign: int
 
 
 @given(STEP, SIGN)
-def test_a_clock_that_was_wrong_when_it_was_read_first_is_caught_when_it_is_wrong_again(
+def test_a_clock_that_was_wrong_at_first_is_caught_when_wrong_again(
     step_ms: int, sign: int
 ) -> None:
     watched = ClockGuard(500)
@@ -136,7 +136,7 @@ def test_no_answer_however_slow_vouches_for_a_clock_that_is_ahead(
         assert answer(watched, stamped_ms - ahead_ms, wall_ms, boot_ms, took_ms)
 
 
-def test_what_was_learned_of_the_broker_grows_old() -> None:
+def test_a_comparison_with_the_brokers_clock_expires() -> None:
     watched = guard()
     hours_ms = 3_600_000
     boot_ms, wall_ms = 1_000 + hours_ms, WALL + hours_ms

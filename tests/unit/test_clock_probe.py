@@ -32,9 +32,7 @@ def test_the_loop_numbers_its_commits() -> None:
     assert stage.sink.checkpoint(0).commit == first.commit + 1
 
 
-def test_an_owner_that_doubts_its_clock_asks_the_broker_once_a_second_and_delivers_nothing() -> (
-    None
-):
+def test_an_owner_that_doubts_its_clock_delivers_nothing() -> None:
     stage = Stage(0, 1)
     stage.own()
     stage.write(0, 0)

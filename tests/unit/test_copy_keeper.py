@@ -98,7 +98,7 @@ def test_a_log_that_can_not_be_read_fails_the_command_and_nothing_else(keeper: K
 
 
 @pytest.mark.parametrize("verb", ["rebuild", "scan"])
-def test_what_has_expired_or_is_not_kept_here_is_not_begun(keeper: Keeper, verb: Verb) -> None:
+def test_orders_that_expired_or_are_for_other_nodes_are_ignored(keeper: Keeper, verb: Verb) -> None:
     keeper.ask(verb, expires_ms=NOW_MS - 1)
     keeper.turn()
     assert "expired" in keeper.why

@@ -50,7 +50,7 @@ def named(number: int) -> Headers:
 
 
 @pytest.mark.parametrize("op", [b"cancel", b"fire"])
-def test_what_a_control_has_settled_is_not_pending_and_not_next(op: bytes) -> None:
+def test_records_settled_by_a_control_are_not_counted_as_pending(op: bytes) -> None:
     stage = Counted()
     for number in range(4):
         stage.write(0, 60_000 * (number + 1), headers=named(number))
@@ -64,7 +64,7 @@ def test_what_a_control_has_settled_is_not_pending_and_not_next(op: bytes) -> No
     assert counts.targets == {"orders": Waiting(2, 0)}
 
 
-def test_what_is_replaced_counts_once_where_it_is_due_now() -> None:
+def test_a_replaced_record_counts_once_at_its_new_due_time() -> None:
     stage = Counted()
     stage.write(0, 60_000, headers=named(0))
     stage.write(0, 90_000, headers=named(0))
@@ -73,7 +73,7 @@ def test_what_is_replaced_counts_once_where_it_is_due_now() -> None:
     assert counts.next_due_ms == stage.clock.now_ms - 40 + 90_000
 
 
-def test_what_is_far_is_next_when_it_is_due_and_not_when_it_is_rolled() -> None:
+def test_next_due_is_the_due_time_and_not_the_roll() -> None:
     stage = Counted()
     stage.write(0, 30 * HOUR_MS)
     due_ms = stage.clock.now_ms + 30 * HOUR_MS
@@ -100,7 +100,7 @@ def test_of_a_burst_that_is_half_settled_the_other_half_is_pending() -> None:
     assert (counts.pending, counts.next_due_ms, counts.targets) == (0, None, {})
 
 
-def test_what_has_not_changed_is_not_counted_again() -> None:
+def test_an_unchanged_store_is_not_counted_again() -> None:
     stage = Counted()
     stage.write(0, 60_000)
     before = stage.count()

@@ -53,12 +53,12 @@ def test_some_days_never_come() -> None:
         ("* * * * *", "../../etc/passwd", "zone-invalid"),
     ],
 )
-def test_what_means_nothing_is_refused_with_its_code(cron: str, zone: str, code: str) -> None:
+def test_invalid_cron_or_zone_gets_its_error_code(cron: str, zone: str, code: str) -> None:
     with pytest.raises(RecordRefusedError, match=code):
         cron_time(cron, zone, 0)
 
 
-def test_what_lies_beyond_the_calendar_never_comes() -> None:
+def test_occurrences_after_the_year_9999_never_come() -> None:
     for after_ms in (2**52, 253_402_300_799_000 - 1):
         for zone in ("UTC", BERLIN):
             assert cron_time("* * * * *", zone, after_ms) is None

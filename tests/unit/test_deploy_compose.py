@@ -101,7 +101,7 @@ def test_a_service_has_a_health_check_unless_it_ends_by_itself(service: Service)
 
 
 @every_service
-def test_what_is_mounted_exists_and_can_not_be_written(service: Service) -> None:
+def test_mounted_files_exist_and_are_read_only(service: Service) -> None:
     declared = compose(service.file)["volumes"]
     for source, inside, *mode in (v.split(":") for v in service.facts.get("volumes", [])):
         if source.startswith("."):
@@ -265,7 +265,7 @@ def test_a_node_is_given_the_time_that_it_gives_itself(node: Service) -> None:
     assert seconds(node.facts["stop_grace_period"]) > NODE_KILLS_WORKERS_S
 
 
-def test_what_prometheus_scrapes_are_the_nodes() -> None:
+def test_prometheus_scrapes_the_nodes() -> None:
     text = (ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8")
     scraped = yaml.safe_load(text)["scrape_configs"]
     targets = [t for job in scraped for group in job["static_configs"] for t in group["targets"]]

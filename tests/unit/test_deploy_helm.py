@@ -251,7 +251,7 @@ def test_one_node_needs_no_ensemble_and_several_do(tmp_path: Path) -> None:
         ("replica=3", "replica"),
     ],
 )
-def test_what_can_not_work_is_refused_with_the_reason(wrong: str, said: str) -> None:
+def test_values_that_contradict_each_other_are_refused(wrong: str, said: str) -> None:
     done = template(*VALUES, wrong)
     assert done.returncode != 0
     assert said in done.stderr

@@ -50,7 +50,7 @@ def test_the_base_has_a_version_and_can_be_named() -> None:
     assert re.fullmatch(r"BASE_IMAGE=\S+:\d+\.\d+\.\d+-slim-\w+", base)
 
 
-def test_what_is_built_when_no_target_is_named_is_the_service() -> None:
+def test_the_default_target_is_the_service() -> None:
     assert LINES[-1] == "FROM service"
 
 
@@ -89,7 +89,7 @@ def test_the_image_of_the_jobs_has_a_java_that_spark_runs_on_and_fetches_nothing
     assert not [line for line in stages()["spark"] if line.startswith(("HEALTHCHECK", "EXPOSE"))]
 
 
-def test_what_is_copied_is_in_the_context_and_nothing_else_is() -> None:
+def test_the_build_context_is_what_is_copied() -> None:
     listed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     allowed = {line[1:] for line in listed if line.startswith("!")}
     copied = {

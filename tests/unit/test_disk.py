@@ -142,7 +142,7 @@ def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering()
     assert log.state == "fetching"
 
 
-def test_what_is_stored_is_read_again_even_if_nothing_more_may_be_stored() -> None:
+def test_stored_records_are_rebuilt_above_the_stop_watermark() -> None:
     """Else H could not move over it, and what is late or cancelled below S would wait, too."""
     made, log = lane()
     made.follow(Cursor())

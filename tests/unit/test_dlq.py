@@ -138,7 +138,7 @@ def test_another_due_time_replaces_whatever_said_when_and_nothing_else(
 
 
 @pytest.mark.parametrize("time", [None, ("delay-after", b"0")])
-def test_what_goes_back_to_a_level_topic_says_no_time_of_its_own(time: Header | None) -> None:
+def test_a_replay_to_a_level_topic_has_no_time_headers(time: Header | None) -> None:
     letter = refused(read(ASKED))
     source = DeadLetterSource("delay_topic_5s", 0, 1)
     headers = dead_letters.rewritten(letter, source, time, is_level=True).headers
@@ -170,7 +170,7 @@ def test_a_recurring_schedule_gets_no_other_time() -> None:
 # --- what can't be replayed ----------------------------------------------------------------------
 
 
-def test_what_cannot_be_replayed_says_why() -> None:
+def test_letters_that_cannot_be_replayed_say_why() -> None:
     letter = refused(read([("own", b"1")]))
 
     def why(found: DeadLetter, *, is_ours: bool = True) -> str | None:
@@ -223,7 +223,7 @@ def test_a_marker_is_read_back_and_is_no_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"1,", b"x", b"-1", None])
-def test_what_is_no_marker_marks_nothing(text: bytes | None) -> None:
+def test_foreign_replay_markers_are_ignored(text: bytes | None) -> None:
     assert dead_letters.replayed_offsets((0, 0, None, None, [(names.DELAY_REPLAYED, text)])) == []
     assert dead_letters.replayed_offsets((0, 0, None, None, UNREADABLE)) == []
 

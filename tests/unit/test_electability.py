@@ -82,7 +82,7 @@ def test_a_copy_that_is_not_good_enough_may_not_be_owned_and_says_why(
         (WELL, CopyFacts(0.0, failure="no coordinator", rest_s=0.0)),
     ],
 )
-def test_what_is_within_its_bound_does_not_count(worker: WorkerFacts, copy: CopyFacts) -> None:
+def test_facts_within_their_bounds_do_not_disqualify(worker: WorkerFacts, copy: CopyFacts) -> None:
     assert electability(worker, copy) == ELECTABLE
 
 
@@ -115,7 +115,7 @@ def test_only_what_others_are_merely_preferred_to_is_a_last_resort() -> None:
     assert not electability(WELL, CopyFacts()).is_last_resort
 
 
-def test_what_fails_is_left_alone_for_twice_as_long_each_time_and_a_minute_at_most() -> None:
+def test_retries_wait_twice_as_long_each_time_and_a_minute_at_most() -> None:
     assert [rest_s(failures) for failures in range(7)] == [0, 5, 10, 20, 40, 60, 60]
 
 

@@ -122,7 +122,7 @@ def test_a_slice_won_again_within_one_turn_is_a_change_of_roles() -> None:
     assert node.ownership.roles() is not roles
 
 
-def test_what_is_owned_is_confirmed_together_and_only_while_connected() -> None:
+def test_owned_slices_are_confirmed_together_while_connected() -> None:
     world, node = owning()
     assert node.ownership.confirm_all([0, 2, 9]) == {0, 2}
     del world.zookeeper.owners[2]  # and the watch has not come yet
@@ -238,7 +238,7 @@ def test_a_worker_whose_name_is_taken_says_so() -> None:
     assert reason(twin).endswith("node_id a is in use by another node: a1")
 
 
-def test_what_a_worker_is_judged_by_reaches_the_election_at_once() -> None:
+def test_a_verdict_reaches_the_election_at_once() -> None:
     world, node = owning()
     other = world.start("b")
     world.run(60)

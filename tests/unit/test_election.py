@@ -163,7 +163,7 @@ class TestGivingUp:
         election.judge(SILENT._replace(broker_s=0.0))
         assert election.step(1) == []
 
-    def test_who_left_because_it_should_not_own_rests_as_who_could_not_serve(self) -> None:
+    def test_a_worker_that_resigned_waits_like_one_that_could_not_serve(self) -> None:
         election = owning(elected())
         ready(election, "other")
         election.judge(HUNG)
@@ -322,7 +322,7 @@ def test_a_contract_is_of_a_version_that_every_live_node_knows() -> None:
     assert versions == [7, 8, 9, 7]
 
 
-def test_a_node_of_which_nothing_is_known_counts_as_one_that_knows_the_first_version_only() -> None:
+def test_an_unknown_node_counts_as_knowing_the_first_version() -> None:
     election = Election(of_version("me", 9), 0, None, PACE)
     assert election.view.contract_version == 1, "nobody else was heard of yet"
     election.nodes([of_version("other", 9)])

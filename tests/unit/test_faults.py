@@ -103,7 +103,7 @@ faults.point("before_commit")
 
 
 @pytest.mark.parametrize("text", ["nowhere:kill:1", "flushed:burn:1", "flushed:kill:0", "flushed"])
-def test_what_is_unknown_is_an_error(text: str) -> None:
+def test_an_unknown_fault_point_is_an_error(text: str) -> None:
     with pytest.raises(SettingsError, match=faults.VARIABLE):
         faults.bind(text)
 

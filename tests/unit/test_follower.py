@@ -103,9 +103,7 @@ def test_a_slice_without_any_checkpoint_is_new() -> None:
     assert replica.lag_s() == 0
 
 
-def test_a_checkpoint_that_was_followed_is_not_followed_again_but_for_lanes_that_came_later() -> (
-    None
-):
+def test_a_followed_checkpoint_is_followed_again_by_later_lanes_only() -> None:
     replica = Replica(stored=40)
     replica.hears(checkpoint(40))
     assert replica.follower.prune({"topic": replica.lane}, is_owner=False) is None
@@ -125,7 +123,7 @@ def test_an_owner_prunes_by_the_checkpoint_and_keeps_its_own_contracts() -> None
 
 
 @pytest.mark.parametrize(("claim", "is_followed"), [(6, True), (7, False), (8, False)])
-def test_who_steps_down_goes_by_a_later_owner_s_checkpoint_that_it_has_read_already(
+def test_a_former_owner_follows_a_later_checkpoint_that_it_has_read(
     claim: int,
     is_followed: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:

@@ -42,7 +42,7 @@ def test_a_short_burst_that_is_over_and_was_read_whole_is_not_expected_again() -
     assert growth.offsets_ahead(50, NOW_MS) == 0
 
 
-def test_what_is_unread_came_evenly_since_the_last_that_was_read() -> None:
+def test_unread_records_count_as_spread_evenly_since_the_last_read() -> None:
     growth = steady(per_s=100, until_ms=NOW_MS - 4 * AHEAD_MS)
     assert growth.offsets_ahead(6_000 + 4 * AHEAD_MS, NOW_MS) == AHEAD_MS
 

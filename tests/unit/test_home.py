@@ -185,7 +185,7 @@ def test_a_control_goes_home_without_its_content_and_finds_its_record(
         assert header(told[0], "delay-settled-by-source") == b"%b:1:0" % TOPIC.encode()
 
 
-def test_what_came_home_is_never_sent_on_whatever_its_partition_says() -> None:
+def test_a_record_at_home_is_never_forwarded_again() -> None:
     away = Partition(1)
     away.write(schedule())
     sent = away.settle()
@@ -217,7 +217,7 @@ def test_an_envelope_is_worth_nothing_elsewhere_or_changed() -> None:
         assert reader.has_refused
 
 
-def test_what_is_invalid_is_not_sent_home_and_what_turns_out_so_there_names_its_source() -> None:
+def test_an_invalid_record_is_not_forwarded_and_its_letter_names_its_source() -> None:
     assert Partition(1).read([*schedule(), ("delay-at", b"x")])[1] == INVALID
     away = Partition(1)
     away.write(schedule(after_ms=90_000))
@@ -266,7 +266,7 @@ def test_a_home_that_takes_nothing_is_waited_for_without_holding_anything_up() -
     assert told_of(home.settle()) == [("expired", 0)]
 
 
-def test_while_the_home_is_asked_for_it_waits_and_a_pause_of_the_topic_does_not_count() -> None:
+def test_a_forward_waits_for_its_lookup_and_ignores_a_pause() -> None:
     away = Partition(1, blocked={(TOPIC, 0): (TARGET_ASKED, "asked")})
     away.write(schedule())
     assert away.settle() == []
@@ -275,7 +275,7 @@ def test_while_the_home_is_asked_for_it_waits_and_a_pause_of_the_topic_does_not_
     assert told_of(away.settle()) == [("forwarded", 0)]
 
 
-def test_what_waits_is_taken_along_in_order() -> None:
+def test_records_waiting_for_a_home_are_forwarded_in_order() -> None:
     away = Partition(1, blocked=AWAY)
     away.write(schedule())
     away.settle()
@@ -307,7 +307,7 @@ def test_a_schedule_replaces_the_one_that_waits_just_before_it_at_once() -> None
     assert told_of(sent) == [("replaced", 3), ("forwarded", 4)]
 
 
-def test_what_goes_on_at_once_settles_each_record_that_it_takes_along() -> None:
+def test_a_forward_settles_each_record_that_it_carries() -> None:
     away = Partition(1, blocked=AWAY)
     away.write(control(b"fire"))
     away.settle()
@@ -318,7 +318,7 @@ def test_what_goes_on_at_once_settles_each_record_that_it_takes_along() -> None:
     assert [one.settles for one in settled if one is not None] == [1, 2]
 
 
-def test_what_its_topic_refuses_is_a_letter_and_what_waits_goes_on() -> None:
+def test_a_refused_forward_is_dead_lettered_and_later_ones_go_on() -> None:
     away = Partition(1, blocked=AWAY)
     away.write(control(b"cancel"))
     away.settle()
@@ -327,7 +327,7 @@ def test_what_its_topic_refuses_is_a_letter_and_what_waits_goes_on() -> None:
     assert told_of(away.settle()) == [("parked", 1), ("dead_lettered", 2)]
 
 
-def test_a_large_record_goes_home_although_the_transaction_has_much_for_its_topic_already() -> None:
+def test_a_large_record_is_forwarded_in_a_full_transaction() -> None:
     away = Partition(1)
     away.write(schedule(), value=b"v" * 600_000)
     for code, told in ((TARGET_LATER, "forwarded"), (TOO_LARGE, "dead_lettered")):
@@ -337,7 +337,7 @@ def test_a_large_record_goes_home_although_the_transaction_has_much_for_its_topi
         away.write(schedule(), value=b"v" * 600_000)
 
 
-def test_where_a_replacement_was_written_is_told_of_what_has_come_home_whatever_recurs() -> None:
+def test_a_replacements_source_is_told_for_forwarded_records() -> None:
     away, home = Partition(1), Partition(0)
     home.write(schedule())
     again = [one for one in schedule(delay_every=b"60000") if one[0] != "delay-after"]
@@ -352,7 +352,7 @@ def test_where_a_replacement_was_written_is_told_of_what_has_come_home_whatever_
     assert header(told, "delay-settled-by-source") == b"%b:1:0" % TOPIC.encode()
 
 
-def test_what_waits_and_is_refused_at_last_is_a_letter_for_each() -> None:
+def test_each_waiting_record_of_a_refused_forward_is_dead_lettered() -> None:
     away = Partition(1, blocked=AWAY)
     away.write(schedule())
     away.settle()

@@ -45,7 +45,7 @@ WAITS = replace(
 @pytest.mark.parametrize(
     ("passed", "state", "word"), [(3, "pending", "about to be sent"), (4, "settled", "was sent")]
 )
-def test_what_goes_home_says_where(passed: int, state: str, word: str) -> None:
+def test_a_forwarded_record_shows_its_home(passed: int, state: str, word: str) -> None:
     reader = RecordReader(TOPIC, 0, Contracts([(0, CONTRACT)]), [])
     entry = reader.read(3, NOW_MS, None, b"x", [*HEADERS])
     assert entry[1] == HOMEBOUND
@@ -58,7 +58,7 @@ def test_what_goes_home_says_where(passed: int, state: str, word: str) -> None:
     assert (fate.record.source if fate.record else "") == (f"{TOPIC}:0:3" if passed == 4 else "")
 
 
-def test_what_waits_for_its_home_says_so() -> None:
+def test_a_record_waiting_for_its_home_says_so() -> None:
     assert looking._waits(WAITS) == "forwarded to partition 1, the home of its id"
     assert looking._waits(replace(WAITS, target="orders")) == "it waits for its due time"
 
@@ -72,7 +72,7 @@ def test_the_command_shows_what_waits_for_its_home() -> None:
     assert "target" not in lines
 
 
-def test_what_waits_for_its_home_is_not_rescheduled() -> None:
+def test_a_record_waiting_for_its_home_is_not_rescheduled() -> None:
     """Its target is a delay topic, which a record must not name."""
     settings = load(None, [], {})
     panel = SimpleNamespace(is_catching_up=lambda _: False, wall_ms=lambda: 0, settings=settings)
@@ -82,7 +82,7 @@ def test_what_waits_for_its_home_is_not_rescheduled() -> None:
     assert "the home of its id" in caught.value.detail
 
 
-def test_what_goes_home_is_judged_before_it_is_sent() -> None:
+def test_a_record_is_judged_before_it_is_forwarded() -> None:
     """The command does not know yet in which partition the record will lie."""
     sets = ["kafka.bootstrap=127.0.0.1:1", "delivery.id_partitions=2"]
     settings = load(None, [*sets, "targets.default.allow=others"], {})

@@ -159,7 +159,7 @@ def test_a_folder_without_stores_is_an_error_that_says_what_to_name(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["wheel"])
 @pytest.mark.usefixtures("frames")
-def test_what_can_not_be_read_is_told_beside_what_can(tmp_path: Path) -> None:
+def test_unreadable_stores_are_listed_beside_readable_ones(tmp_path: Path) -> None:
     stored.flip(stored.slot_files(tmp_path)[0], 100)  # in the first of its blocks
     done = inspect(tmp_path, "--limit", 1000, "--json")
     assert done.exit_code == 1

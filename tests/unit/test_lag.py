@@ -68,7 +68,7 @@ def test_every_shard_counts_that_is_served_here_and_no_other() -> None:
     assert lag.lag_s({"t": 5, "u": 7}, 10) == 0
 
 
-def test_who_has_all_that_there_is_lacks_nothing_though_the_log_was_longer_once() -> None:
+def test_a_copy_at_the_end_of_a_shortened_log_has_no_lag() -> None:
     lag = Lag()
     lag.heard({"t": 100}, 10)
     assert math.isinf(lag.lag_s({"t": 40}, 11, {}))

@@ -85,7 +85,7 @@ def adopt(lane: Lane, contracts: Contracts) -> None:
 
 
 @pytest.mark.parametrize(("begins", "kept"), [(6, 0), (10, 10)])
-def test_a_replica_that_stored_past_a_new_contract_starts_over_and_one_up_to_it_goes_on(
+def test_a_replica_past_a_new_contract_starts_over(
     begins: int, kept: int, make_store: MakeStore
 ) -> None:
     replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
@@ -98,7 +98,7 @@ def test_a_replica_that_stored_past_a_new_contract_starts_over_and_one_up_to_it_
     lane.close()
 
 
-def test_what_an_uncommitted_contract_was_good_for_is_read_again(make_store: MakeStore) -> None:
+def test_records_read_by_an_uncommitted_contract_are_read_again(make_store: MakeStore) -> None:
     """An owner that fails to commit a contract may store by it, and go down with that."""
     replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
     lane = boot(make_store)
@@ -282,7 +282,7 @@ def test_a_label_is_read_as_it_was_written() -> None:
         b'{"contracts":[],"secrets":[],"refused":false}',
     ],
 )
-def test_what_is_no_label_is_an_error(data: bytes) -> None:
+def test_an_invalid_label_is_an_error(data: bytes) -> None:
     with pytest.raises(ContractError):
         Label.decode(data)
 

@@ -58,7 +58,7 @@ def test_a_record_that_was_written_in_time_is_late_by_the_time_since_it_was_due(
     assert sum(stage.metrics.worker.targets[TOPIC]["orders"].counts) == 1
 
 
-def test_what_was_put_off_is_counted_apart_from_that_instant_on() -> None:
+def test_lateness_of_postponed_records_is_counted_apart() -> None:
     tally = OutputCounters()
     plain: Output = (DELIVERED, "orders", -1, None, b"v", [], NOW_MS, 1)
     resumed: Output = (DELIVERED, "mails", -1, None, b"v", [], -(NOW_MS + 700), 2)

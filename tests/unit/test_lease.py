@@ -52,7 +52,7 @@ def test_a_lost_session_ends_its_lease_at_once(clock: Clock) -> None:
     assert not lease.is_valid
 
 
-def test_an_owner_is_paused_while_disconnected_and_a_replica_when_its_lease_has_ended() -> None:
+def test_a_disconnected_owner_is_paused_and_then_a_replica() -> None:
     views = RoleViews({0: Role.OWNER, 1: Role.HEIR, 2: Role.REPLICA}, {0: 7})
     assert views.owning == {0: Role.OWNER, 1: Role.HEIR, 2: Role.REPLICA}
     assert views.paused == {0: Role.PAUSED, 1: Role.HEIR, 2: Role.REPLICA}

@@ -181,7 +181,7 @@ def test_one_step_is_bounded_in_records_and_bytes() -> None:
     assert len(stage.settle(due_ms, bytes_max=3 * mean_bytes)) == 4
 
 
-def test_what_waits_is_counted_as_far_as_the_end_of_the_log_is_known() -> None:
+def test_pending_of_a_level_is_counted_up_to_the_known_log_end() -> None:
     stage = Stage()
     stage.own(0, end=30)
     stage.read(0, 5)
@@ -255,7 +255,7 @@ def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
         ([NEW] * 103, list(range(103))),
     ],
 )
-def test_what_was_written_below_h_in_place_of_lost_records_is_delivered(
+def test_records_written_below_h_after_a_truncation_are_delivered(
     log: list[int], delivered: list[int]
 ) -> None:
     stage = Stage()
@@ -279,7 +279,7 @@ def test_under_the_same_leader_nothing_below_h_is_read_again() -> None:
     assert stage.delivered() == [100, 101, 102]
 
 
-def test_a_log_that_is_truncated_before_the_first_record_is_read_is_looked_at_as_well() -> None:
+def test_a_log_truncated_before_the_first_read_is_noticed() -> None:
     stage = Stage()
     stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, OLD), LastRead(OLD, 99))
     stage.read_all([OLD] * 98 + [NEW] * 4)
@@ -300,7 +300,7 @@ def test_an_owner_whose_log_was_truncated_goes_back_to_what_it_has_not_delivered
     assert stage.lane.checkpoint().last_read == LastRead(NEW, 8)
 
 
-def test_what_retention_has_deleted_is_not_looked_for() -> None:
+def test_records_that_retention_deleted_are_not_searched() -> None:
     stage = Stage()
     stage.lane.take_over(Cursor(START_KEY, 100), Bounds(98, 103, NEW), LastRead(OLD, 90))
     stage.read_all([MARKER] * 98 + [NEW] * 5)

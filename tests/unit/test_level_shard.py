@@ -87,7 +87,7 @@ def code(output: Output) -> str:
     return (dict(output[5])["delay-error"] or b"").decode()
 
 
-def test_what_is_staged_for_a_target_that_takes_little_is_reserved_in_the_transaction() -> None:
+def test_staged_outputs_reserve_the_capacity_of_a_small_target() -> None:
     owned = Owned()
     owned.take(row(0), row(1, NOW_MS + 1))
     outputs = owned.settle(NOW_MS + LEVEL_MS)
@@ -107,7 +107,7 @@ def test_a_record_is_delivered_after_its_level_as_it_was_written() -> None:
     assert outputs[1] == (0, "orders", -1, b"key", b"v1", headers, NOW_MS + LEVEL_MS, 1)
 
 
-def test_whoever_is_behind_the_head_waits_for_it_when_the_broker_s_clock_stepped_back() -> None:
+def test_records_behind_the_head_wait_for_it_after_a_clock_step() -> None:
     owned = Owned()
     owned.take(row(0, NOW_MS), row(1, NOW_MS + 700), row(2, NOW_MS + 50), row(3, NOW_MS + 60))
     assert offsets(owned.settle(NOW_MS + LEVEL_MS + 100)) == [0]
@@ -219,7 +219,7 @@ def test_a_genuine_copy_that_somebody_put_here_is_no_copy_here() -> None:
     assert code(owned.settle(NOW_MS + LEVEL_MS)[0]) == COPY_FORGED
 
 
-def test_what_can_t_be_delivered_now_is_parked_in_the_precise_topic_and_says_where_from() -> None:
+def test_a_parked_level_record_goes_to_the_precise_topic_with_its_source() -> None:
     owned = Owned()
     owned.take(row(0), row(1, headers=[("delay-target-topic", b"mails")]), row(2))
     owned.targets.why["orders", -1] = BLOCKED
@@ -249,7 +249,7 @@ def test_without_a_precise_topic_it_is_dead_lettered_with_the_target_s_code() ->
     assert (letter[1], code(letter)) == ("dead", "target-unknown")
 
 
-def test_what_the_broker_refused_is_dead_lettered_and_the_next_is_not() -> None:
+def test_a_refused_level_record_is_dead_lettered_and_the_next_delivered() -> None:
     owned = Owned()
     owned.lane.verdicts.refuse([(1, ("too-large", "more than it takes"))])
     owned.take(row(0), row(1), row(2))
@@ -261,7 +261,7 @@ def test_what_the_broker_refused_is_dead_lettered_and_the_next_is_not() -> None:
     assert not owned.lane.verdicts.refused, "it is forgotten with the commit that settles it"
 
 
-def test_what_expired_while_nobody_served_it_is_expired() -> None:
+def test_a_record_that_expired_unserved_is_expired() -> None:
     owned = Owned()
     expires: Headers = [*TO_ORDERS, ("delay-expires-at", b"%d" % (NOW_MS + LEVEL_MS))]
     owned.take(row(0, headers=expires), row(1, headers=expires))
@@ -269,7 +269,7 @@ def test_what_expired_while_nobody_served_it_is_expired() -> None:
     assert [output[0] for output in owned.settle(NOW_MS + LEVEL_MS + 1)] == [outcome.EXPIRED]
 
 
-def test_whoever_settles_the_parked_copy_says_of_which_partition_its_offset_is() -> None:
+def test_the_outcome_of_a_parked_copy_names_its_source_partition() -> None:
     """An auditor joins on it: the source is in the level topic, the offset is not."""
     there = Provenance(ANY, 0)
     meta = (None, b"delay_topic_1:0:2", 2, None)

@@ -68,7 +68,7 @@ def test_an_election_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) 
         offsets_of(admin_of(broker), [PLACE], LATEST)
 
 
-def test_who_can_not_wait_asks_once_and_has_the_new_leader_next_time() -> None:
+def test_a_single_attempt_finds_the_new_leader_next_time() -> None:
     broker = Broker(iter([KafkaError.FENCED_LEADER_EPOCH]))
     assert log_ends(admin_of(broker), [PLACE]) == {}
     assert broker.looked_up == [PLACE[0]]

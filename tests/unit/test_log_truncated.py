@@ -103,7 +103,7 @@ def owner_of(log: Log, settled: bool = True) -> Log:  # noqa: FBT001, FBT002  # 
     return log
 
 
-def test_an_owner_that_hears_of_it_delivers_what_was_written_in_place_of_what_is_lost() -> None:
+def test_an_owner_delivers_records_written_in_place_of_lost_ones() -> None:
     log = owner_of(Log([OLD] * 10))
     assert log.lane.checkpoint().last_read == LastRead(OLD, 9)
     log.truncate(4, 12)
@@ -115,7 +115,7 @@ def test_an_owner_that_hears_of_it_delivers_what_was_written_in_place_of_what_is
     assert log.lane.checkpoint().last_read == LastRead(NEW, 11)
 
 
-def test_what_was_stored_and_is_lost_is_not_delivered() -> None:
+def test_stored_records_that_the_log_lost_are_not_delivered() -> None:
     log = owner_of(Log([OLD] * 10), settled=False)
     log.truncate(4, 12)
     log_moved(log.lane, log.bounds, is_truncated=True)
@@ -177,9 +177,7 @@ def test_the_next_owner_after_that_delivers_nothing_again() -> None:
     assert heir.settle() == []
 
 
-def test_under_another_leader_nothing_is_settled_before_the_client_has_checked_the_position() -> (
-    None
-):
+def test_after_a_leader_change_positions_are_checked_before_settling() -> None:
     checkpoint = owner_of(Log([OLD] * 10), settled=False).lane.checkpoint()
     log = Log([OLD] * 10)
     log.lane.follow(Cursor())
@@ -192,7 +190,7 @@ def test_under_another_leader_nothing_is_settled_before_the_client_has_checked_t
     assert log.settle() == [(offset, OLD) for offset in range(10)]
 
 
-def test_a_log_cut_before_the_client_has_fetched_is_told_by_what_is_read_again_below_s() -> None:
+def test_a_log_cut_before_the_first_fetch_is_noticed_below_s() -> None:
     """The position H is assigned without an epoch, so the client can't compare it."""
     checkpoint = owner_of(Log([OLD] * 6)).lane.checkpoint()
     log = Log([OLD] * 10)
@@ -401,7 +399,7 @@ def crashed(later: int) -> MemoryStore:
 
 
 @pytest.mark.parametrize("is_replica_first", [True, False])
-def test_what_was_stored_after_the_label_was_written_is_proved_after_a_crash(
+def test_records_stored_after_the_label_are_proved_after_a_crash(
     is_replica_first: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
     log = Log([*[OLD] * 8, *[NEW] * 6], crashed(OLD))
@@ -435,7 +433,7 @@ def test_after_a_crash_a_log_that_was_not_truncated_keeps_its_store(later: int) 
 
 
 @pytest.mark.parametrize("later", [OLD, NEW])
-def test_what_was_stored_is_proved_where_retention_has_deleted_the_last_record_that_the_label_names(
+def test_a_store_is_proved_though_retention_deleted_its_last_record(
     later: int,
 ) -> None:
     store = crashed(OLD)

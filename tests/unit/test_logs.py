@@ -67,7 +67,7 @@ def test_librdkafka_and_kazoo_go_the_same_way_from_any_thread() -> None:
     ]
 
 
-def test_what_is_below_the_level_is_not_written() -> None:
+def test_lines_below_the_log_level_are_not_written() -> None:
     stream = configured(level="warning")
     structlog.get_logger("x").info("quiet")
     logging.getLogger("y").info("quiet")

@@ -35,7 +35,7 @@ def test_an_owner_settles_and_commits() -> None:
 
 
 @pytest.mark.parametrize("role", [Role.REPLICA, Role.HEIR, Role.PAUSED])
-def test_who_is_no_owner_any_more_after_the_poll_settles_nothing(role: Role) -> None:
+def test_an_owner_that_lost_its_slice_during_the_poll_settles_nothing(role: Role) -> None:
     stage = Stage(3)
     stage.own()
     stage.write(3, 0)
@@ -61,7 +61,7 @@ def test_an_owner_that_is_paused_finishes_what_has_begun_and_begins_nothing() ->
     assert stage.delivered() == [(3, 0), (3, 1)]
 
 
-def test_who_has_to_let_go_commits_what_has_begun_and_says_in_the_log_when_it_is_over() -> None:
+def test_a_leaving_owner_commits_its_batch_and_writes_a_release() -> None:
     stage = Stage(3, limits=SLOW)
     stage.own()
     stage.write(3, 0)
@@ -91,9 +91,7 @@ def test_a_node_that_is_to_own_nothing_opens_no_writer() -> None:
     assert stage.sink.opened == []
 
 
-def test_nothing_is_taken_over_before_the_claim_is_committed_and_nothing_served_before_the_first_checkpoint() -> (  # noqa: E501
-    None
-):
+def test_claim_take_over_checkpoint_and_serving_keep_their_order() -> None:
     stage = Stage(3)
     stage.write(3, 0)
     stage.gate.says(Role.OWNER, [3])
@@ -121,7 +119,7 @@ def test_nobody_is_fenced_without_the_ensembles_word() -> None:
     assert stage.of(3).is_owner
 
 
-def test_what_another_node_is_to_own_by_now_is_released_again_and_never_served() -> None:
+def test_a_slice_claimed_for_another_node_is_released_unserved() -> None:
     stage = Stage(3, 4)
     stage.heritage.denies = {3}
     stage.gate.says(Role.OWNER, [3, 4])
@@ -135,7 +133,7 @@ def test_what_another_node_is_to_own_by_now_is_released_again_and_never_served()
     assert 3 not in stage.sink.checkpoints
 
 
-def test_who_is_overtaken_while_it_fences_releases_what_it_claimed() -> None:
+def test_a_claimant_overtaken_while_fencing_releases_its_claim() -> None:
     stage = Stage(3)
     stage.write(3, 0)
     stage.heritage.while_fencing = lambda: stage.gate.says(Role.REPLICA, [3])
@@ -163,7 +161,7 @@ def test_a_claim_that_is_wanted_no_longer_before_it_is_committed_is_not_made() -
     assert not stage.background.waiting
 
 
-def test_a_slice_that_can_t_be_taken_over_is_left_to_others_for_a_moment_and_tried_again() -> None:
+def test_a_failed_take_over_is_left_to_others_and_tried_again() -> None:
     stage = Stage(3)
     stage.heritage.refuses_to["fence"] = KafkaEdgeError("no coordinator")
     stage.gate.says(Role.OWNER, [3])
@@ -179,7 +177,7 @@ def test_a_slice_that_can_t_be_taken_over_is_left_to_others_for_a_moment_and_tri
     assert stage.of(3).trouble == ""
 
 
-def test_a_writer_that_can_t_be_opened_is_tried_again_once_a_second_also_without_a_slice() -> None:
+def test_opening_a_writer_is_tried_again_once_a_second() -> None:
     stage = Stage(3)
     stage.gate.says(Role.OWNER, [3])
     for _ in range(2):

@@ -120,7 +120,7 @@ def test_only_slices_that_changed_are_unpacked_again() -> None:
     assert second == busy(1, pending=2)
 
 
-def test_what_waits_is_added_up_by_topic_and_target_and_the_number_of_series_is_bounded() -> None:
+def test_pending_is_summed_by_target_with_a_bounded_number_of_series() -> None:
     good = {f"good-{n}": Waiting(100 + n, 0) for n in range(15)}
     bad = {f"bad-{n}": Waiting(1, 1) for n in range(400)}
     slices = [SliceState(n, state="owner") for n in range(2)]
@@ -141,7 +141,7 @@ def test_what_waits_is_added_up_by_topic_and_target_and_the_number_of_series_is_
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02"])
-def test_what_is_no_snapshot_is_an_error_of_ours(data: bytes) -> None:
+def test_an_unreadable_snapshot_is_an_internal_error(data: bytes) -> None:
     with pytest.raises(DelayServiceError, match="one version"):
         hub().update(0, data)
 
@@ -160,7 +160,7 @@ def test_counters_never_go_back_when_a_worker_is_replaced() -> None:
     assert samples(collecting)["delay_ingested_total[]"] == 6
 
 
-def test_what_a_worker_has_counted_is_kept_when_it_is_replaced() -> None:
+def test_counters_of_a_replaced_worker_are_kept() -> None:
     time = Time()
     collecting = hub(time)
 
@@ -230,7 +230,7 @@ def test_metrics_and_status_are_served(served: tuple[MetricsHub, str]) -> None:
     assert get(f"{url}/status", "POST")[0] == 405
 
 
-def test_what_was_last_found_of_copies_is_told_by_the_worker_that_hears_it() -> None:
+def test_the_newest_comparison_is_reported_by_the_worker_that_read_it() -> None:
     collecting = hub()
     copies = ReconcileFacts(1_500, {"missing": 3}, 4, 5, 2, is_stopped=True)
     collecting.update(0, encode_snapshot(Snapshot(1, copies=copies), [encode_slice(busy())]))

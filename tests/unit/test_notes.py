@@ -37,7 +37,9 @@ def test_a_note_is_read_as_it_was_written(note: msgspec.Struct) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [OwnerNote, NodeNote])
-def test_what_is_no_note_is_none(data: bytes, kind: type[OwnerNote | NodeNote]) -> None:
+def test_an_invalid_zookeeper_note_is_ignored(
+    data: bytes, kind: type[OwnerNote | NodeNote]
+) -> None:
     assert decode(data, kind) is None
 
 

@@ -125,7 +125,7 @@ def stored(make_store: MakeStore, rows: list[Any]) -> Log:
     return Log(rows, make_store())
 
 
-def test_what_nobody_had_read_settles_nothing_that_is_stored(make_store: MakeStore) -> None:
+def test_controls_lost_unread_settle_nothing_that_is_stored(make_store: MakeStore) -> None:
     log = stored(make_store, [schedule(0, "a"), schedule(1), schedule(2, "b")])
     log.rows += [cancel(3, "a"), cancel(4, "c"), schedule(5)]
     log.start = 5
@@ -137,7 +137,7 @@ def test_what_nobody_had_read_settles_nothing_that_is_stored(make_store: MakeSto
     assert log.settle() == [(DELIVERED, o, "") for o in (0, 1, 2, 5)]
 
 
-def test_what_a_control_that_expired_unwalked_had_marked_is_delivered_in_its_time(
+def test_a_record_whose_control_expired_unread_is_delivered_on_time(
     make_store: MakeStore,
 ) -> None:
     later = schedule(1, "b", DUE_MS + 9)
@@ -166,7 +166,7 @@ def test_h_skips_what_is_lost_before_k_goes_on_and_before_all_is_read(
     assert (log.lane.shard.committed.offset, log.lane.shard.stored) == (4, 4)
 
 
-def test_what_another_owner_settled_by_a_record_that_expired_unread_comes_again(
+def test_a_record_settled_by_a_control_lost_here_comes_again(
     make_store: MakeStore,
 ) -> None:
     rows = [schedule(0, "a"), schedule(1), schedule(2, "b")]
@@ -198,7 +198,7 @@ def test_a_copy_whose_canceller_has_expired_goes_by_what_the_log_holds(
         log.lane.close()
 
 
-def test_what_an_earlier_owner_skipped_stays_in_the_checkpoint(make_store: MakeStore) -> None:
+def test_offsets_skipped_by_an_earlier_owner_stay_in_the_checkpoint(make_store: MakeStore) -> None:
     log = stored(make_store, [schedule(0, "a")])
     log.rows += [cancel(1, "a"), schedule(2)]
     log.start = 2

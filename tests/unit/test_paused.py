@@ -49,7 +49,7 @@ def counts(hub: MetricsHub) -> dict[str, float]:
     }
 
 
-def test_what_is_paused_is_told_since_when_and_why_and_the_node_stays_healthy() -> None:
+def test_a_pause_is_shown_with_its_start_and_reason_on_a_healthy_node() -> None:
     hub = hub_with(Pauses({ORDERS: Pause(2_000, "database move"), TOPIC: Pause(1_000)}))
     assert since(hub) == {("target", "orders*"): 2, ("topic", "delay_topic_any"): 1}
     assert counts(hub) == {"target": 1, "topic": 1}

@@ -143,7 +143,7 @@ def test_ten_seconds_worth_at_once_takes_ten_seconds_in_order_and_loses_none() -
     assert world.kinds()[outcome.PACED] <= 1_000
 
 
-def test_what_is_below_the_limit_is_never_copied() -> None:
+def test_records_below_the_rate_limit_are_never_requeued() -> None:
     world = World(limited(100))
     for number in range(200):
         world.append(NOW_MS + 10 * number, payload(due_ms=NOW_MS + 10 * number))
@@ -151,7 +151,7 @@ def test_what_is_below_the_limit_is_never_copied() -> None:
     assert world.kinds() == {outcome.DELIVERED: 200}
 
 
-def test_what_is_late_is_limited_too() -> None:
+def test_late_records_are_rate_limited_too() -> None:
     world = World(limited(10))
     for number in range(30):
         world.append(NOW_MS - 60_000, payload(due_ms=NOW_MS - 60_000, value=b"%d" % number))
@@ -219,7 +219,7 @@ def test_a_new_owner_goes_on_where_the_copies_end() -> None:
     assert successor.turn_ms("orders", NOW_MS, NOW_MS) == NOW_MS + 5_000
 
 
-def test_what_a_copy_says_holds_though_the_transaction_beside_it_is_aborted() -> None:
+def test_a_requeued_record_keeps_its_place_after_an_abort() -> None:
     flow = limited(10)
     flow.turn_ms("orders", NOW_MS, NOW_MS)
     flow.observe("orders", NOW_MS + 1_000)
@@ -325,7 +325,7 @@ def test_targets_and_seconds_that_have_passed_are_forgotten() -> None:
     assert len(flow._taken._committed) < 2_000
 
 
-def test_a_level_topic_sends_its_copies_to_the_precise_one_and_without_one_knows_no_limit() -> None:
+def test_a_level_topic_is_rate_limited_through_the_precise_topic() -> None:
     for park_topic, delivered in ((TOPIC, 1), (None, 10)):
         lane = Lane(
             *("delay_topic_1", PARTITION, "id"),
@@ -381,7 +381,7 @@ def test_late_records_go_at_once_for_the_seconds_after_have_passed_too() -> None
     assert world.kinds() == {outcome.DELIVERED: 50}
 
 
-def test_what_is_far_behind_takes_no_places() -> None:
+def test_records_far_behind_take_no_places_of_the_rate() -> None:
     """A day's seconds, each too full, would be searched and remembered one by one."""
     flow = capped(10, "spread")
     for number in range(1_000):

@@ -82,13 +82,13 @@ def test_a_version_that_adds_a_parameter_is_refused_until_it_is_known(
 
 
 @pytest.mark.parametrize("data", [None, 1, [], "x", {}])
-def test_what_is_no_contract_is_an_error(data: object) -> None:
+def test_an_unreadable_contract_is_an_error(data: object) -> None:
     with pytest.raises(ContractError):
         Contract.from_json(data)
 
 
 @pytest.mark.parametrize("data", [None, {}, [], [1], [{"from": "0"}], [{"from": True}]])
-def test_what_is_no_list_of_contracts_is_an_error(data: object) -> None:
+def test_an_unreadable_list_of_contracts_is_an_error(data: object) -> None:
     with pytest.raises(ContractError):
         Contracts.from_json(data)
 

@@ -91,7 +91,7 @@ def test_an_occurrence_beyond_the_window_is_rolled_as_any_record() -> None:
     assert recurrence_of(copied(rolled)[2][6]) == Recurrence(60_000, number=2)
 
 
-def test_what_an_outage_has_passed_is_left_out() -> None:
+def test_occurrences_missed_in_an_outage_are_skipped() -> None:
     late_ms = NOW_MS + 12_345
     assert copied(settled(payload(Recurrence(5_000)), late_ms)[1])[2][5] == NOW_MS + 15_000
     exactly_ms = NOW_MS + 5_000
@@ -118,7 +118,7 @@ def test_it_ends_with_its_last_time_and_with_its_expiry() -> None:
     assert len(settled(payload(Recurrence(0, "never")))) == 1
 
 
-def test_what_did_not_arrive_is_not_followed() -> None:
+def test_an_undelivered_occurrence_has_no_next_one() -> None:
     """A dead letter says how to begin again; a parked one goes on when it arrives."""
     record = payload(Recurrence(5_000, left=3))
     (parked,) = settled(record, blocked=BLOCKED)
@@ -139,7 +139,7 @@ def cron_record(cron: str, start_ms: int = 0) -> Payload:
 
 
 @pytest.mark.parametrize("cron", ["never", "bad"])
-def test_a_cron_schedule_that_can_not_begin_is_put_off_until_its_letter_can_be_written(
+def test_a_cron_schedule_waits_until_its_letter_can_be_written(
     cron: str,
 ) -> None:
     missing = {("letters", -1): ("target-unknown", "topic letters does not exist")}

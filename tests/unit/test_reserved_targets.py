@@ -58,7 +58,7 @@ def test_no_delay_topic_is_a_target_whatever_its_name(topic: str) -> None:
     assert allowlist.denial("waiting") is None
 
 
-def test_what_is_allowed_changes_no_contract() -> None:
+def test_a_changed_allowlist_begins_no_contract() -> None:
     changed = {
         "topics": {"delay": ["later"], "pattern": "wait_*"},
         "targets": {"default": {"allow": ["orders"]}},

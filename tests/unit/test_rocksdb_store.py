@@ -71,7 +71,7 @@ def test_a_dense_second_is_deleted_before_ten_minutes_are_over(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("in_lumps")
-def test_what_is_not_deleted_yet_is_not_read_or_counted(tmp_path: Path) -> None:
+def test_pruned_rows_are_neither_read_nor_counted(tmp_path: Path) -> None:
     store = LoneRocks(tmp_path)
     store.open()
     given = frames(100, 100)

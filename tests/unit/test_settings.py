@@ -114,7 +114,7 @@ def test_one_underscore_too_few_is_noticed_and_foreign_variables_are_not() -> No
         "node.workers",
     ],
 )
-def test_what_is_out_of_bounds_is_refused_before_anything_starts(written: str) -> None:
+def test_settings_out_of_bounds_are_refused_at_the_start(written: str) -> None:
     assert refused(written)
 
 

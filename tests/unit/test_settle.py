@@ -185,12 +185,12 @@ def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
         assert NOW_MS + least_ms <= at_ms <= NOW_MS + 3 * least_ms // 2
 
 
-def test_what_is_put_off_is_read_again_before_the_log_forgets_it() -> None:
+def test_a_postponed_record_is_requeued_before_retention() -> None:
     held = settler(PAUSED, routes=replace(ROUTES, held_ms=60_000))
     assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
 
 
-def test_a_rolled_record_waits_no_longer_than_any_contract_says_that_may_apply_to_it() -> None:
+def test_a_roll_waits_no_longer_than_any_contract_that_may_apply() -> None:
     """Settings of 10 s were never a contract of the record that is appended, or will not be."""
     rolling = settler()
     entries = [(0, 90_000), (5, 4_000), (9, 60_000)]
@@ -201,7 +201,7 @@ def test_a_rolled_record_waits_no_longer_than_any_contract_says_that_may_apply_t
         assert fields["at"] == NOW_MS + window_ms
 
 
-def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled() -> None:
+def test_a_postponed_fire_differs_from_a_roll() -> None:
     held = settler(PAUSED, routes=replace(ROUTES, held_ms=800))
     output = some(held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9))
     assert output[0] == outcome.PARKED
@@ -228,7 +228,7 @@ def test_while_the_cluster_is_asked_for_a_target_its_record_waits_and_is_not_par
     assert asked.settle(7, NOW_MS, payload(), NOW_MS, 8) is None
 
 
-def test_what_waits_for_an_answer_expires_and_is_rolled_as_if_nobody_had_asked() -> None:
+def test_a_record_waiting_for_a_target_lookup_expires_and_rolls() -> None:
     asked = settler(ASKED)
     expired = asked.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
     rolled = asked.settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8)
@@ -248,7 +248,7 @@ def test_a_target_that_is_known_to_be_fit_is_not_asked_for_again() -> None:
 # --- what a topic takes --------------------------------------------------------------------------
 
 
-def test_what_a_target_takes_in_a_later_transaction_is_put_off_and_that_is_no_attempt() -> None:
+def test_waiting_for_a_later_transaction_is_no_attempt() -> None:
     later = settler_of(Takes("orders", TARGET_LATER))
     output = some(later.settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert output[:3] == (outcome.PACED, "delay_topic_any", 3)
@@ -259,7 +259,7 @@ def test_what_a_target_takes_in_a_later_transaction_is_put_off_and_that_is_no_at
     assert json.loads(dict(late[5])["delay-copy"] or b"")["at"] >= NOW_MS + 1_000
 
 
-def test_what_a_target_never_takes_is_a_dead_letter_at_once() -> None:
+def test_a_record_too_large_for_its_target_is_dead_lettered_at_once() -> None:
     for code in ("too-large", "target-refused"):
         output = some(settler_of(Takes("orders", code)).settle(7, NOW_MS, payload(), NOW_MS, 8))
         assert output[:2] == (outcome.DEAD_LETTERED, "letters")
@@ -299,7 +299,7 @@ def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
 # --- a topic of the service's own that takes nothing ---------------------------------------------
 
 
-def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_waits() -> None:
+def test_records_wait_while_the_dead_letter_topic_is_missing() -> None:
     targets, last = without("letters"), payload(attempt=3)
     by = settler_of(targets)
     targets.why["orders", -1] = BLOCKED
@@ -312,7 +312,7 @@ def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_w
     assert letter[0] == outcome.DEAD_LETTERED
 
 
-def test_while_a_topic_of_the_service_is_looked_up_a_record_waits_and_is_not_put_off() -> None:
+def test_a_record_waits_while_an_own_topic_is_looked_up() -> None:
     targets, last = without("letters"), payload(attempt=3)
     targets.why["letters", -1] = targets.why["outcomes", -1] = (TARGET_ASKED, "being looked up")
     targets.why["orders", -1] = BLOCKED
@@ -322,7 +322,7 @@ def test_while_a_topic_of_the_service_is_looked_up_a_record_waits_and_is_not_put
 
 
 @pytest.mark.parametrize("code", [TARGET_LATER, TOO_LARGE, TARGET_REFUSED])
-def test_what_a_topic_of_the_service_refuses_is_put_off_or_waits_and_is_never_sent(
+def test_records_for_a_failing_own_topic_wait_and_are_not_sent(
     code: str,
 ) -> None:
     by = settler_of(Takes("letters", code))

@@ -44,7 +44,7 @@ def fire(offset: int) -> Entry:
     return (offset, FIRE, 0, b"%d" % (offset % 100), (None, None, []), None)
 
 
-def test_what_is_fired_is_read_as_long_as_there_is_time_and_one_record_in_any_case() -> None:
+def test_fired_records_are_read_within_the_time_limit_but_at_least_one() -> None:
     """Each may lie anywhere; a turn is not to take minutes."""
     walked = shard()
     walked.walk.victims = {n: {(9_000, n - 100): None} for n in range(100, 200)}
@@ -126,7 +126,7 @@ NOW_MS = 1_900_000_000_000
 WIDE = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (), cron_time, allowlist=any_target)
 
 
-def test_what_is_staged_is_reserved_in_the_transaction_and_nothing_else() -> None:
+def test_staged_outputs_reserve_their_size_in_the_transaction() -> None:
     walked = Walked()
     walked.targets.small = {"orders"}
     walked.cancel(b"nothing", NOW_MS)
@@ -204,7 +204,7 @@ def test_k_delivers_while_h_waits_for_the_end_of_the_log_at_take_over() -> None:
     assert walked.lane.shard.staged == Cursor((NOW_MS, 5), 6)
 
 
-def test_what_lies_above_h_and_below_k_is_pruned_by_k_and_delivered_by_h_from_the_log() -> None:
+def test_records_above_h_and_below_k_are_delivered_from_the_log() -> None:
     walked = Walked()
     walked.write(*[1_000] * 5)
     walked.write(*[500] * 5)
@@ -228,7 +228,7 @@ def test_what_lies_above_h_and_below_k_is_pruned_by_k_and_delivered_by_h_from_th
     assert sorted(walked.delivered()) == list(range(20))
 
 
-def test_what_was_written_above_h_and_is_due_before_k_is_delivered_late_and_once() -> None:
+def test_a_record_written_above_h_and_due_before_k_is_delivered_once() -> None:
     walked = Walked()
     walked.own(Cursor())
     walked.write(1_000)
@@ -266,7 +266,7 @@ def test_once_h_has_passed_k_goes_up_to_now() -> None:
     assert walked.walk_k(NOW_MS + 120) == sent(0, 1)
 
 
-def test_a_cancel_that_was_written_before_the_due_time_wins_although_h_is_not_there_yet() -> None:
+def test_a_cancel_written_before_the_due_time_wins_below_h() -> None:
     walked = Walked()
     walked.own(Cursor())
     walked.write(100, headers=[("delay-id", b"a")])

@@ -82,7 +82,7 @@ OUTPUTS: list[Output] = [(DELIVERED, "orders", -1, b"k", b"v", [], 0, n) for n i
     ("acknowledges_s", "throttled_s", "ends_s"),
     [(2.5, 0, None), (math.inf, 0, 3), (math.inf, 10, 13), (4, 2, 7)],
 )
-def test_a_flush_ends_when_for_three_seconds_nothing_more_is_acknowledged_but_for_quotas(
+def test_a_flush_ends_after_three_seconds_without_progress(
     acknowledges_s: float, throttled_s: float, ends_s: float | None
 ) -> None:
     sink, clock = opened(100, acknowledges_s)
@@ -103,7 +103,7 @@ def test_all_waits_of_a_transaction_for_room_in_the_queue_together_have_an_end()
     assert clock[0] - 1_000 < TURN_S_MAX / 2
 
 
-def test_records_sent_alone_that_nobody_acknowledges_end_the_writer_and_not_the_loop() -> None:
+def test_unacknowledged_single_records_end_the_writer() -> None:
     sink, clock = opened(room=1_000)
     sink._targets.suspect("orders", is_found=False)
     with pytest.raises(WriterEndedError, match="not acknowledged"):

@@ -47,7 +47,7 @@ def wrong(verdict: Verdict) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("batch", [BATCH, PLAIN])
-def test_what_arrives_as_it_was_sent_is_good(batch: Batch) -> None:
+def test_records_that_arrive_as_sent_are_good(batch: Batch) -> None:
     verdict = judged(wanted(batch), batch)
     assert (wrong(verdict), verdict.is_good) == ({}, True)
     assert verdict.n == batch.n == verdict.delivered + verdict.withdrawn
@@ -79,7 +79,7 @@ def test_a_record_that_was_cancelled_or_replaced_is_unwanted(kind: Kind) -> None
     assert example.startswith(f"record {kind:d}, a {kind.name}, at ")
 
 
-def test_a_record_that_is_seen_before_its_due_time_is_early_whatever_its_timestamp_says() -> None:
+def test_a_record_received_before_its_due_time_is_early() -> None:
     for batch in (BATCH, PLAIN):
         verdict = judged(wanted(batch), batch, seen_s=(DUE_MS - 1) / 1_000)
         assert wrong(verdict) == {"early": verdict.delivered}

@@ -98,7 +98,7 @@ def test_an_option_without_a_name_is_refused(text: str) -> None:
         (["audit", "--format", "csv", "--follow"], "for one audit, without --follow"),
     ],
 )
-def test_what_does_not_go_together_is_wrong_usage(arguments: list[str], words: str) -> None:
+def test_contradicting_options_are_wrong_usage(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(app, ["spark", *arguments, "-b", "localhost:1"])
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())

@@ -35,7 +35,7 @@ def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
         (1, WRONG, 3),
     ],
 )
-def test_what_was_found_last_counts_most_and_a_failure_shows(
+def test_the_exit_status_shows_the_last_findings_or_a_failure(
     failed: int, last: object, status: int
 ) -> None:
     assert status_of(failed, cast("Any", last)) == status
@@ -44,7 +44,7 @@ def test_what_was_found_last_counts_most_and_a_failure_shows(
 @pytest.mark.parametrize(
     ("last", "has_failed"), [(None, False), (KafkaEdgeError("no broker"), True)]
 )
-def test_a_job_that_follows_goes_on_after_a_failure_of_kafka_or_spark_until_it_is_told_to_stop(
+def test_a_following_job_goes_on_after_a_failure_of_kafka_or_spark(
     capsys: pytest.CaptureFixture[str], last: Exception | None, *, has_failed: bool
 ) -> None:
     calls = [KafkaEdgeError("no broker"), PythonException("a worker died"), None, last]

@@ -1038,7 +1038,7 @@ def test_ids_are_at_home_where_the_histories_say() -> None:
     assert (partition_for(ID, 2), partition_for(FAR, 2)) == (0, 1)
 
 
-def test_what_is_mirrored_or_redelivered_is_counted() -> None:
+def test_mirrored_and_redelivered_outputs_are_counted() -> None:
     assert judged(what_consumers_and_mirrors_copy).counts["mirrored"] == 4
     redelivered = judged(redelivered_after_a_crash_under_at_least_once)
     assert redelivered.counts["redelivered"] == 1

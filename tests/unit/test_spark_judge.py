@@ -144,7 +144,7 @@ def test_the_settlement_is_the_soundest_and_the_others_are_duplicates() -> None:
         assert one.detail.endswith("it is also wrong_target")
 
 
-def test_what_a_consumer_forwards_with_its_headers_is_no_duplicate() -> None:
+def test_a_record_forwarded_by_a_consumer_is_no_duplicate() -> None:
     counts: Counter[str] = Counter()
     copied = DELIVERY._replace(topic=1, partition=0, content=5)
     assert found(RECORD, copied, DELIVERY, counts=counts) == []
@@ -167,7 +167,7 @@ def test_a_delivery_that_differs_is_found(change: dict[str, Any], kind: str) -> 
     assert kinds(RECORD, DELIVERY._replace(**change)) == [kind]
 
 
-def test_what_was_fired_is_not_early() -> None:
+def test_a_fired_record_is_not_early() -> None:
     named = RECORD._replace(facts=of(record_id=b"a"))
     early = DELIVERY._replace(at_ms=500)
     assert kinds(named, told(early, by=60)) == ["wrong_outcome"]  # if another cancelled it
@@ -211,7 +211,7 @@ def test_a_record_is_not_lost_where_its_outputs_may_have_been_deleted() -> None:
     assert kinds(RECORD, rules=letters) == []
 
 
-def test_what_could_be_cancelled_is_lost_only_if_outcomes_are_kept_since_it_was_written() -> None:
+def test_a_cancellable_record_is_lost_only_if_its_outcomes_are_kept() -> None:
     named = RECORD._replace(facts=of(record_id=b"a"))  # written at 400, due at 900
     assert [one.when for one in found(named)] == [CERTAIN]
     cut = replace(RULES, complete_since_ms=since(0, 401))
@@ -243,7 +243,7 @@ def test_a_copy_whose_canceller_may_have_expired_is_not_lost() -> None:
     assert decided(known, rules=cut) == {("lost", FOUND)}
 
 
-def test_a_record_is_settled_by_its_roll_from_its_key_on_and_not_from_when_it_is_due() -> None:
+def test_a_rolled_record_is_settled_from_its_key_time_on() -> None:
     rolled = RECORD._replace(due_ms=5_000)  # its key is 900
     assert [one.since_ms for one in found(rolled)] == [900]
     cut = replace(RULES, complete_since_ms=since(0, 901))
@@ -361,7 +361,7 @@ def fates(
     return [(one.verdict, one.when) for one in verdicts if one.verdict in (CARRIED, SETTLED)]
 
 
-def test_what_nothing_settles_yet_is_carried() -> None:
+def test_an_unsettled_record_is_carried() -> None:
     assert fates(PENDING) == [(CARRIED, CERTAIN)]
     assert fates(RECORD) == [(SETTLED, CERTAIN)]  # lost
     assert fates(RECORD, DELIVERY) == [(SETTLED, CERTAIN)]
@@ -373,7 +373,7 @@ def test_what_nothing_settles_yet_is_carried() -> None:
     assert fates(RECORD, rules=deleted) == [(SETTLED, CERTAIN)]
 
 
-def test_what_is_ahead_of_its_checkpoint_or_its_source_is_carried() -> None:
+def test_outputs_ahead_of_checkpoint_or_source_are_carried() -> None:
     output = DELIVERY._replace(due_ms=2_500, at_ms=2_500)
     ahead = PENDING._replace(key_ms=2_500, due_ms=2_500)
     assert fates(ahead, output) == [(SETTLED, CERTAIN)]

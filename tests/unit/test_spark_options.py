@@ -90,7 +90,7 @@ def test_certificates_are_passed_by_content(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_java_can_not_be_told_is_refused_unless_its_own_option_is_given(
+def test_options_unknown_to_java_are_refused_without_an_own_option(
     client: dict[str, str], name: str
 ) -> None:
     with pytest.raises(DelayServiceError, match=f"{name} is not .* java.{name}"):

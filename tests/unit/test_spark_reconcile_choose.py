@@ -99,7 +99,7 @@ def test_a_copy_that_has_long_come_to_no_cut_is_behind_by_its_own_words() -> Non
     assert ([*never.nodes], list(never.behind)) == (["n1"], ["n2"])
 
 
-def test_a_node_that_was_taken_away_is_silent_and_left_out_where_the_others_are_named() -> None:
+def test_a_removed_node_is_left_out_of_named_nodes() -> None:
     days = GONE_MS // 60_000 + 2
     rows: list[CutAt] = [a_cut("n1", days, 5), a_cut("n2", days, 6), a_cut("n3", 1, 1)]
     found = only(rows)

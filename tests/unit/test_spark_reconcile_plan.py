@@ -50,7 +50,7 @@ def test_a_plan_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", PLAN.encode().replace(": 3", ": null")])
-def test_what_is_no_plan_is_refused(data: bytes | str) -> None:
+def test_an_unreadable_plan_is_refused(data: bytes | str) -> None:
     with pytest.raises(PlanError, match="no repair plan"):
         decode_plan(data)
 

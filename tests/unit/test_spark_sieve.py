@@ -102,14 +102,14 @@ def test_a_block_with_a_defect_is_not_even(defect: str) -> None:
     assert not is_even(rows)
 
 
-def test_what_is_pending_leaves_a_block_even_and_what_is_overdue_does_not() -> None:
+def test_pending_records_leave_a_block_even_and_overdue_ones_do_not() -> None:
     far = history(1)[0]._replace(offset=90, key_ms=LATER.key[0] + 1)
     assert is_even([*history(), far])
     overdue = replace(RULES, overdue_since_ms=LATER.key[0] + 2)
     assert not is_even([*history(), far], rules=overdue)
 
 
-def test_what_only_the_later_cursor_has_settled_needs_its_delivery() -> None:
+def test_a_record_settled_by_the_later_cursor_alone_needs_its_delivery() -> None:
     between = history(1)[0]._replace(offset=90, key_ms=LATER.key[0] - 1)
     assert not is_even([*history(), between])
 

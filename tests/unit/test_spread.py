@@ -12,7 +12,7 @@ from delayservice.contract.times import spread_ms
 HOUR_MS = 3_600_000
 
 
-def test_what_it_says_is_part_of_the_log() -> None:
+def test_the_spread_of_a_window_follows_from_the_log() -> None:
     """Changing one of these moves the keys of records that are pending somewhere."""
     assert [spread_ms(offset, 1_000) for offset in range(6)] == [0, 618, 236, 854, 472, 90]
 
@@ -44,7 +44,7 @@ def test_records_of_one_moment_are_rolled_at_many() -> None:
     assert len({key_ms // 60_000 for key_ms in keys}) >= 60
 
 
-def test_what_is_due_within_the_window_keeps_its_time() -> None:
+def test_records_due_within_the_roll_window_keep_their_time() -> None:
     contract = Contract(roll_window_ms=8_000, roll_spread_ms=1_000)
     reader = RecordReader("delay_topic_any", 0, Contracts([(0, contract)]), ())
     for after_ms in (1, 6_999, 7_000):

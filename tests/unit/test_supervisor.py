@@ -169,7 +169,7 @@ def test_long_turns_with_an_end_are_no_reason_to_end_a_worker() -> None:
     assert not process.is_killed
 
 
-def test_time_in_which_the_supervisor_itself_stood_still_is_not_taken_for_a_hung_loop() -> None:
+def test_time_in_which_the_supervisor_was_suspended_is_no_hang() -> None:
     supervisor, process = supervising(has_reported=True)
     report(supervisor, turn_s=3_600)  # the machine was suspended for an hour
     supervisor._end_hung(1.0)
@@ -205,7 +205,7 @@ def stop_in_a_report(pipe: Connection) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def test_a_worker_that_stops_in_the_middle_of_a_report_does_not_block_the_supervisor() -> None:
+def test_a_worker_that_stops_within_a_report_blocks_nothing() -> None:
     supervisor, _ = supervising(has_reported=True)
     supervisor._children[1] = supervisor._children[0]
     pipes = [CONTEXT.Pipe() for _ in range(2)]

@@ -117,7 +117,7 @@ class Stage:
         self.targets.look_up()
 
 
-def test_what_is_not_known_is_asked_for_and_then_answered() -> None:
+def test_an_unknown_target_is_looked_up_and_then_known() -> None:
     stage = Stage()
     stage.cluster.in_sync["orders"] = [3]
     assert stage.code() == TARGET_ASKED
@@ -216,9 +216,7 @@ def test_a_topic_of_the_service_that_refuses_even_what_has_no_content_is_a_probl
     assert "max.message.bytes of outcomes is 60" in told
 
 
-def test_a_bad_target_is_asked_for_again_only_when_the_answer_is_older_than_a_quarter_second() -> (
-    None
-):
+def test_a_bad_target_is_looked_up_again_after_a_quarter_second() -> None:
     stage = Stage()
     assert stage.code() == TARGET_ASKED
     stage.targets.look_up()
@@ -238,9 +236,7 @@ def test_a_bad_target_is_asked_for_again_only_when_the_answer_is_older_than_a_qu
     assert stage.code() is None
 
 
-def test_a_bad_target_is_judged_by_the_answer_that_was_waited_for_however_late_it_is_heard() -> (
-    None
-):
+def test_a_bad_target_is_judged_by_the_awaited_answer() -> None:
     stage = Stage()
     assert stage.code() == TARGET_ASKED
     stage.now_s += 0.1
@@ -285,7 +281,7 @@ def test_the_log_says_once_that_a_target_is_bad_and_again_when_it_was_good_betwe
     assert told() == ["orders:-1"]
 
 
-def test_what_the_broker_contradicts_is_forgotten_and_asked_for_again() -> None:
+def test_an_answer_that_the_broker_contradicts_is_looked_up_again() -> None:
     stage = Stage()
     stage.known(orders=[3])
     assert stage.code() is None
@@ -297,7 +293,7 @@ def test_what_the_broker_contradicts_is_forgotten_and_asked_for_again() -> None:
     assert stage.code() == TARGET_UNKNOWN
 
 
-def test_what_is_paused_is_so_at_once_and_a_change_of_the_pauses_judges_all_anew() -> None:
+def test_a_pause_holds_at_once_and_judges_all_targets_again() -> None:
     stage = Stage()
     stage.known(orders=[3], mails=[3])
     assert [stage.code(), stage.code("mails")] == [None, None]
@@ -404,7 +400,7 @@ def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_m
         stage.targets.unserved([ORDERS])
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_targets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     for number in range(1_000):
@@ -423,7 +419,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
 
 
-def test_what_is_sought_while_the_cluster_is_silent_is_bounded(
+def test_the_number_of_open_lookups_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 100)
@@ -533,9 +529,7 @@ def fill(stage: Stage, count: int = 1_000) -> int:
     return taken
 
 
-def test_records_that_are_sent_one_by_one_are_few_in_a_transaction_while_a_bad_one_is_sought() -> (
-    None
-):
+def test_few_records_are_sent_alone_while_a_bad_one_is_searched() -> None:
     stage = taking()
     for is_found, last in ((False, 1), (True, ALONE_MAX)):
         stage.targets.suspect("orders", is_found=False)
@@ -556,7 +550,7 @@ def test_records_that_are_judged_and_not_sent_take_no_room() -> None:
     assert [why_not(stage, 600) for _ in range(9)] == [None] * 9
 
 
-def test_outputs_of_one_record_that_exceed_the_limit_together_are_sent_as_several_batches() -> None:
+def test_outputs_above_the_batch_limit_are_sent_in_several_batches() -> None:
     stage = taking(max_message_bytes="1000")
     told = [output_of(400)] * 5
     assert [why_not(stage, 400) for _ in told] == [None] * 5
@@ -588,7 +582,7 @@ def test_a_limit_that_is_raised_holds_after_a_few_seconds() -> None:
     assert ORDERS in stage.targets.writable
 
 
-def test_what_the_broker_refused_is_judged_by_new_settings() -> None:
+def test_a_refused_target_is_judged_by_its_new_settings() -> None:
     stage = taking()
     stage.cluster.settings["orders"]["max.message.bytes"] = "1000"
     assert why_not(stage, 1_500) is None

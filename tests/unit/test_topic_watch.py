@@ -61,7 +61,7 @@ def test_a_first_look_that_fails_is_a_problem_at_once(
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_what_was_served_goes_on_when_a_look_fails_and_its_age_is_told(
+def test_served_topics_stay_when_a_look_fails_and_show_their_age(
     cluster: Cluster, watcher: TopicWatcher, error: Exception
 ) -> None:
     assert watcher.refresh() == []
@@ -119,7 +119,7 @@ def test_another_topic_of_the_same_name_is_a_new_one(
 @pytest.mark.parametrize(
     "problem", ["delay_checkpoint: cleanup.policy is delete", "delay_outcomes does not exist"]
 )
-def test_what_is_wrong_with_own_topics_is_a_problem_until_it_is_put_right(
+def test_a_wrong_own_topic_is_a_problem_until_it_is_corrected(
     cluster: Cluster, watcher: TopicWatcher, problem: str
 ) -> None:
     told = (problem,)

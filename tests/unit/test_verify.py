@@ -229,7 +229,7 @@ def _spoil_ids(folder: Path) -> None:
         (_spoil_ids, "ids"),
     ],
 )
-def test_what_makes_a_node_start_over_is_named(
+def test_damage_that_makes_a_node_start_over_is_named(
     folder: Path, tmp_path: Path, kind: str, spoil: Callable[[Path], None], said: str
 ) -> None:
     spoil(folder)

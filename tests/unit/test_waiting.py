@@ -59,7 +59,7 @@ def test_a_turn_waits_for_what_it_can_do_something_about(
     assert wait_ms_of(made.loop.state) == pytest.approx(wait_ms, abs=0.01)
 
 
-def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_longer() -> None:
+def test_staged_records_shorten_the_wait_and_cursors_alone_do_not() -> None:
     stage = owner(None, visible_at_commit=False)
     stage.write(0, 0)
     stage.step()
@@ -79,9 +79,7 @@ def test_what_is_staged_is_waited_for_until_its_commit_and_cursors_alone_for_lon
         (Role.HEIR, 5.0),  # the slice may be its own in a moment
     ],
 )
-def test_who_does_not_settle_waits_unless_its_role_is_about_to_change(
-    role: Role, wait_ms: float
-) -> None:
+def test_a_replica_waits_unless_its_role_is_about_to_change(role: Role, wait_ms: float) -> None:
     stage = owner(None)
     stage.add(1)
     stage.gate.says(role, [1])
@@ -89,7 +87,7 @@ def test_who_does_not_settle_waits_unless_its_role_is_about_to_change(
     assert wait_ms_of(stage.loop.state) == pytest.approx(wait_ms)
 
 
-def test_who_lacks_a_writer_or_doubts_its_clock_looks_again_soon() -> None:
+def test_an_owner_without_writer_or_clock_looks_again_soon() -> None:
     without = Stage(0)
     without.step()
     assert wait_ms_of(without.loop.state) == pytest.approx(600.0), "a replica needs none"

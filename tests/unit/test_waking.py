@@ -104,7 +104,7 @@ def test_a_stop_ends_the_wait() -> None:
     ],
     ids=["another role", "other slices to keep", "a command for a copy"],
 )
-def test_what_is_new_for_the_loop_ends_the_wait(
+def test_a_new_event_ends_the_wait_of_the_loop(
     change: Callable[[WorkerThread, Standalone], object],
 ) -> None:
     with running() as (thread, logs, ownership):

@@ -113,7 +113,7 @@ def test_whatever_a_wheel_went_through_it_is_read_as_its_owner_reads_it(
     store.abandon()
 
 
-def test_what_is_not_synced_is_not_read(store: LoneStore, folder: Path) -> None:
+def test_bytes_that_are_not_synced_are_not_read(store: LoneStore, folder: Path) -> None:
     given = three_hours(store)
     store.append([a_frame(START_MS + 5, 901)], [], [], 902)
     assert read_all(folder) == (given, [])

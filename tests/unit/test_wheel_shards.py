@@ -188,7 +188,7 @@ def test_a_giant_slot_is_read_within_the_bound_of_memory(tmp_path: Path) -> None
     wheel.close()
 
 
-def test_what_is_lost_of_a_giant_slot_is_read_again_in_parts(
+def test_the_lost_part_of_a_giant_slot_is_read_again_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayservice.store.wheel.wheel.REREAD_ROWS", 100)

@@ -139,7 +139,7 @@ def test_schedules_that_are_hard_to_search_for_hold_up_no_other_shard(
     assert [output[0] for output in schedules] == [outcome.ROLLED] * 300
 
 
-def test_one_commit_carries_outputs_checkpoints_claims_and_releases_of_different_slices() -> None:
+def test_one_commit_carries_the_changes_of_several_slices() -> None:
     stage = Stage(0, 1, 2)
     stage.gate.says(Role.OWNER, [0, 1])
     stage.step(10, 4)
@@ -206,9 +206,7 @@ def test_while_a_commit_is_on_its_way_records_are_stored_and_none_is_settled() -
 # --- aborted ------------------------------------------------------------------------------------
 
 
-def test_a_record_that_the_broker_refuses_is_dead_lettered_and_the_rest_of_its_transaction_is_not() -> (  # noqa: E501
-    None
-):
+def test_only_the_refused_record_of_a_transaction_is_dead_lettered() -> None:
     stage = Stage(0, 1)
     stage.own()
     stage.write(0, 0, 0, 0)
@@ -247,7 +245,7 @@ def test_refused_record_whose_dead_letter_was_not_committed_is_dead_lettered_aga
     assert [output[0] for _, output in stage.sink.sent()] == [outcome.DEAD_LETTERED]
 
 
-def test_what_this_node_can_t_commit_again_and_again_is_left_to_another(
+def test_a_slice_that_fails_to_commit_repeatedly_is_left_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(0, 1)
@@ -306,7 +304,7 @@ def test_a_lost_writer_steps_all_slices_down_and_a_new_one_claims_them_again(cal
     assert stage.sink.checkpoint(0).tenure == Tenure("w2", 3)
 
 
-def test_a_fenced_owner_stores_by_the_contracts_of_the_next_one_as_soon_as_it_steps_down() -> None:
+def test_a_fenced_owner_stores_by_the_next_owners_contracts() -> None:
     stage = Stage(0)
     stage.own()
     contracts = Contracts([(0, Contract(2))])
@@ -347,9 +345,7 @@ def test_contracts_that_were_never_committed_end_with_the_take_over() -> None:
     assert len(stage.lane(0).contracts.entries()) == 2, "committed, they hold on"
 
 
-def test_a_writer_that_is_lost_while_others_take_over_begins_anew_and_forgets_what_it_had_asked() -> (  # noqa: E501
-    None
-):
+def test_a_writer_lost_during_a_take_over_begins_anew() -> None:
     stage = Stage(0, 1)
     stage.gate.says(Role.OWNER, [0])
     stage.step(10, 4)
@@ -372,7 +368,7 @@ def test_a_writer_that_is_lost_while_others_take_over_begins_anew_and_forgets_wh
         assert tenure.writer == "w2"
 
 
-def test_who_loses_writer_after_writer_lets_others_try() -> None:
+def test_three_lost_writers_in_a_row_give_up_the_slice() -> None:
     stage = Stage(0)
     stage.own()
     for _ in range(3):
@@ -473,9 +469,7 @@ def test_a_run_that_was_fetched_before_a_slice_was_refused_is_not_stored() -> No
     assert stage.lane(0).shard.stored == 0
 
 
-def test_what_was_stored_while_the_end_of_the_log_was_asked_for_is_not_taken_for_truncated() -> (
-    None
-):
+def test_records_stored_during_a_log_end_query_are_not_truncated() -> None:
     stage = Stage(0)
     stage.write(0, 60_000, 60_000, 60_000)
     stage.step(10)
@@ -498,7 +492,7 @@ def test_what_was_stored_while_the_end_of_the_log_was_asked_for_is_not_taken_for
     assert stage.lane(0).store.stats().pending == 6
 
 
-def test_a_shard_that_takes_the_place_of_another_during_a_take_over_goes_by_its_own_log() -> None:
+def test_a_shard_replaced_during_a_take_over_goes_by_its_own_log() -> None:
     stage = Stage(0)
     bounds = stage.heritage.bounds
     stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(7, 9))  # type: ignore[method-assign]
@@ -540,7 +534,7 @@ def owner_that_waits_for(end: int, limits: Limits = LITTLE) -> Stage:
     return stage
 
 
-def test_an_owner_does_not_wait_for_records_that_its_log_lost_once_two_answers_say_so() -> None:
+def test_an_owner_stops_waiting_for_lost_records_after_two_answers() -> None:
     stage = owner_that_waits_for(9)
     stage.step(100, 3)
     assert stage.delivered() == [(0, offset) for offset in range(4)], "K goes on"
@@ -555,7 +549,7 @@ def test_an_owner_does_not_wait_for_records_that_its_log_lost_once_two_answers_s
     assert stage.delivered()[6:] == [(0, 6)]
 
 
-def test_what_is_staged_when_that_is_found_out_is_committed_once_with_the_release() -> None:
+def test_staged_outputs_are_committed_once_with_the_release() -> None:
     slow = Limits(transaction_interval_ms_min=3_000, transaction_interval_ms_max=3_000)
     stage = owner_that_waits_for(9, replace(slow, visible_at_commit=False))
     stage.step(400, 2)
@@ -568,7 +562,7 @@ def test_what_is_staged_when_that_is_found_out_is_committed_once_with_the_releas
     assert sorted(stage.delivered()) == [(0, offset) for offset in range(6)]
 
 
-def test_an_owner_that_waits_for_what_its_log_holds_asks_now_and_then_and_goes_on_waiting() -> None:
+def test_an_owner_waits_for_records_that_its_log_still_holds() -> None:
     stage = owner_that_waits_for(9)
     stage.logs.bounds = lambda place: Bounds(place[1], 9)  # type: ignore[method-assign]
     with capture_logs() as told:
@@ -585,9 +579,7 @@ def test_an_owner_that_waits_for_what_its_log_holds_asks_now_and_then_and_goes_o
     assert stage.heritage.calls.count("bounds") == asked, "there is nothing to ask for any more"
 
 
-def test_an_owner_that_reads_again_what_it_has_stored_does_not_wait_for_what_its_log_has_lost() -> (
-    None
-):
+def test_an_owner_that_rereads_its_store_does_not_wait_for_lost_records() -> None:
     stage = Stage(0, limits=Limits(poll_records=3, transaction_interval_ms_min=STEP_MS - 1))
     stage.write(0, *[60_000] * 6)
     stage.step(10, 3)
@@ -607,7 +599,7 @@ def test_an_owner_that_reads_again_what_it_has_stored_does_not_wait_for_what_its
     assert stage.heritage.calls.count("bounds") == asked, "it waits for nothing any more"
 
 
-def test_an_end_that_was_asked_for_before_the_log_grew_does_not_say_that_it_is_too_short() -> None:
+def test_a_log_end_from_before_the_log_grew_is_not_too_short() -> None:
     stage = owner_that_waits_for(9)
     stage.background.holds = True
     stage.step(1_000)
@@ -621,9 +613,7 @@ def test_an_end_that_was_asked_for_before_the_log_grew_does_not_say_that_it_is_t
     assert "log_moved" not in [line["event"] for line in told]
 
 
-def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_are_served() -> (
-    None
-):
+def test_a_shard_with_a_silent_leader_holds_up_no_other() -> None:
     stage = Stage(0)
     stage.add(0, "delay_topic_slow")
     bounds = stage.heritage.bounds
@@ -652,7 +642,7 @@ def test_a_shard_whose_leader_gives_no_answer_is_asked_for_again_and_the_others_
     assert sorted(place[0] for place, _ in stage.sink.sent()) == [TOPIC, "delay_topic_slow"]
 
 
-def test_a_topic_that_is_added_to_an_owned_slice_is_served_after_a_commit_that_names_it() -> None:
+def test_an_added_topic_is_served_after_a_commit_that_names_it() -> None:
     stage = Stage(0)
     stage.own()
     stage.logs.write(("delay_topic_new", 0), stage.clock.now_ms, [0])
@@ -754,7 +744,7 @@ def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
     assert (0, "release") in [word for one in stage.sink.committed for word in one.words]
 
 
-def test_while_a_damaged_slot_is_read_again_the_other_slices_go_on_and_nothing_is_lost() -> None:
+def test_other_slices_go_on_while_a_damaged_slot_is_rebuilt() -> None:
     reading = Inline()
     stage = Stage(0, 1, reading=reading)
     stage.own()
@@ -792,7 +782,7 @@ def test_a_take_over_that_is_denied_again_and_again_does_not_spin() -> None:
     assert len(stage.sink.committed) <= 4, "a claim and a release in each second"
 
 
-def test_what_comes_due_between_commits_is_settled_in_one_step() -> None:
+def test_records_due_between_commits_are_settled_in_one_step() -> None:
     limits = Limits(transaction_interval_ms_min=100, transaction_interval_ms_max=100)
     stage = Stage(3, limits=limits)
     stage.own()
