@@ -15,6 +15,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from fastapi import FastAPI
+from typer.testing import CliRunner
 
 from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin import context as context_module
@@ -25,12 +26,14 @@ from delayservice.admin.changing import (
     said,
 )
 from delayservice.admin.context import ApiContext, OneAtATime
+from delayservice.admin.http_server import HttpServer
 from delayservice.admin.inquiry import Kept
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import pending_page, position_of, timeline_of
 from delayservice.admin.server import admin_token, make_app
 from delayservice.base.errors import DelayServiceError, SettingsError
+from delayservice.cli import app as command_line
 from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.cursor import CountRange
@@ -134,6 +137,19 @@ def test_probes_are_answered_while_all_server_threads_wait() -> None:
     assert ok.status_code == 200
     assert not_ready.status_code == 503
     assert not_ready.json()["detail"] == f"slice 0: {BEHIND}"
+
+
+@pytest.mark.parametrize(("alarm", "exit_code"), [("", 0), ("its log lost its end", 3)])
+def test_the_exit_status_of_status_is_the_health_of_the_node(alarm: str, exit_code: int) -> None:
+    context = context_of(None, slices=(SliceState(0, state="owner", alarm=alarm, stored=1_234),))
+    server = HttpServer(make_app(context, TOKEN), "admin", "127.0.0.1:0")
+    try:
+        done = CliRunner().invoke(command_line, ["status", "--api", str(server.serve())])
+    finally:
+        server.close()
+    assert done.exit_code == exit_code, done.output
+    assert "1,234" in done.stdout
+    assert alarm in done.stdout
 
 
 async def _probe_while_full(app: FastAPI, hung: Hung) -> tuple[httpx.Response, httpx.Response]:
