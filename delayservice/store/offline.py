@@ -156,8 +156,9 @@ class _LinkedFiles(Files):
 
 
 @contextmanager
-def open_view(folder: Path) -> Iterator[Shards]:
-    """Open a snapshot of a worker's folder; its shards can be attached and read.
+def open_view(folder: Path, *, checked: bool = False) -> Iterator[Shards]:
+    """Open a snapshot of a worker's folder; its shards can be attached and read. ``checked``: count
+    their rows before.
 
     Raises:
         StoreDamagedError: a node that opens the folder would start it over from the log.
@@ -168,13 +169,16 @@ def open_view(folder: Path) -> Iterator[Shards]:
         for left in reversed(range(_TRIES)):
             try:
                 shards = _view(folder, Path(stack.enter_context(TemporaryDirectory())))
-                break
+                # A running node removes files meanwhile, so what is missing is looked for again.
+                if not checked or shards.check() or not left:
+                    break
+                shards.abandon()
             except (StoreDamagedError, FileNotFoundError) as exc:
-                if not left:  # a running node removes files meanwhile, so this is tried again
+                if not left:
                     raise StoreDamagedError(f"{folder}: {exc}") from exc
-                time.sleep(_PAUSE_S)
             except OSError as exc:
                 raise unreadable(str(folder), exc) from exc
+            time.sleep(_PAUSE_S)
         stack.callback(shards.abandon)
         yield shards
 
@@ -248,9 +252,7 @@ def each_store(
     """
     for folder in find_stores(root):
         try:
-            with open_view(folder) as shards:
-                if checked:
-                    shards.check()
+            with open_view(folder, checked=checked) as shards:
                 for name in sorted(shards.shards):
                     yield ShardFolder(str(folder), *name), _opened(shards, name)
         except StoreError as exc:

@@ -145,9 +145,10 @@ class RocksDatabase(WorkerShards[RocksShard]):
         if any(expected.values()):
             raise OSError(f"all rows of some shards are lost: {expected}")
 
-    def check(self) -> None:
+    def check(self) -> bool:
         with self.guard("read"):
             self._check_rows()
+        return True
 
     def _start_over(self, *, is_damaged: bool) -> None:
         self._release()

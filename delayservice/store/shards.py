@@ -107,9 +107,10 @@ class WorkerShards(ABC, Generic[State]):
         """Make all shards durable, and publish S of each; after an error, the process must exit."""
 
     @abstractmethod
-    def check(self) -> None:
-        """Count the rows of all shards in a snapshot; a shard of which some are lost can't be
-        attached then. Raises ``StoreDamagedError`` if all shards are concerned.
+    def check(self) -> bool:
+        """Count the rows of all shards in a snapshot, and return whether none are lost; a shard of
+        which some are can't be attached then. Raises ``StoreDamagedError`` if all shards are
+        concerned.
         """
 
     @abstractmethod

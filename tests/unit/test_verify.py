@@ -19,7 +19,7 @@ from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Mark, Store
 from delayservice.store.folder import version_text
 from delayservice.store.ids import IDS_OPTIONS
-from delayservice.store.rocks import open_database, prefix_of, read_keys
+from delayservice.store.rocks import open_database, prefix_of, read_keys, snapshot_database
 from tests.rocks import LoneRocks
 from tests.unit import stored_folders as stored
 from tests.wheels import LoneStore
@@ -120,10 +120,30 @@ def test_whatever_a_store_went_through_without_damage_it_is_sound(
         if chance.random() < 0.3:
             (store.close if chance.random() < 0.5 else store.abandon)()
             store = stored.opened(tmp_path, kind)
+            # Files that were pruned since the last sync count as lost until a node prunes again.
+            store.prune(Cursor((hand_ms - 1_000, 0), offset))
             offset = max(offset, store.sync())
             unmarked.clear()
     store.abandon()
     check_sound(tmp_path, hand_ms)
+
+
+@both_kinds
+def test_a_file_that_a_node_removes_during_the_snapshot_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Path] = []
+
+    def snapshot(source: Path, target: Path) -> None:
+        snapshot_database(source, target)
+        if not taken:
+            for file in [*target.glob("*.sst"), *target.glob("*.log")]:
+                file.unlink()
+        taken.append(target)
+
+    monkeypatch.setattr("delayservice.store.offline.snapshot_database", snapshot)
+    assert verified(folder, 0)["state"] == "sound"
+    assert len(taken) == 2
 
 
 @only_wheel

@@ -223,8 +223,9 @@ class Wheel(WorkerShards[SlotShard]):
             first_ms = min(slot.start_ms for slot in self.missing)
             _log.info("slots_missing", path=self.path, slots=len(self.missing), first_ms=first_ms)
 
-    def check(self) -> None:
+    def check(self) -> bool:
         self._recover_ids(counted=True)
+        return all(shard.ids.is_whole for shard in self.shards.values())
 
     def _seal(self) -> None:
         self._ids.seal()
