@@ -40,6 +40,8 @@ _CLOCKS_MS: Final = 10_000
 _BATCH: Final = 500
 _WAIT_S: Final = 0.1
 _LETTER: Final = "dead_lettered"
+# A null value without any of them is a cancel.
+_TIMES: Final = (names.DELAY_AT, names.DELAY_AFTER, names.DELAY_EVERY, names.DELAY_CRON)
 _KEPT_MAX: Final = 256
 _KEPT_S: Final = 3.0
 
@@ -168,7 +170,10 @@ class FateFinder:
             for (topic, partition), row in self._rows(starts, set()):
                 said = dict(row[4] or ())
                 if said.get(names.DELAY_ID) == record_id:
-                    found.append((names.DELAY_OP not in said, row[1], topic, partition, row))
+                    is_control = names.DELAY_OP in said or (
+                        row[3] is None and said.keys().isdisjoint(_TIMES)
+                    )
+                    found.append((not is_control, row[1], topic, partition, row))
         newest = max(found, key=lambda one: one[:2], default=None)
         return None if newest is None else newest[2:]
 

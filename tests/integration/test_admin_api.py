@@ -413,8 +413,9 @@ def test_a_settled_record_says_what_became_of_it(stand: Stand) -> None:
         assert fates[outcome]["by"] == change["written"][0]
     assert fates["dead_lettered"]["detail"].startswith("time-missing: ")
     assert found("delivered")["detail"].startswith("delivered at 20")
+    bench.send([("delay-id", b"is cancelled")], value=None, partition=places["cancelled"][0])
     [by_id] = api.get("/v1/records", id="is cancelled")
-    assert by_id["fate"] == fates["cancelled"]
+    assert by_id["fate"] == fates["cancelled"], "a cancel is not the record of its id"
     [still] = api.get("/v1/records", id="is replaced")
     assert still["due_ms"] > now_ms() + HOUR_MS, "what replaced it is pending"
     assert api.raw("GET", "/v1/records?id=nobody").status_code == 404

@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -283,6 +283,7 @@ def test_a_formatted_duration_reads_back(ms: int) -> None:
         max_size=4,
     )
 )
+@example([(0, "0000008309234", "y")])
 def test_a_duration_with_units_is_the_sum_of_its_parts_each_rounded_up(
     parts: list[tuple[int, str, str]],
 ) -> None:
