@@ -159,14 +159,16 @@ def test_the_wheel_holds_the_service_and_no_development_tools(client_venv: Venv)
     assert folders == {"delayservice", "connectors", "ha"}
 
 
-def test_the_client_brings_along_kafka_a_codec_and_a_hash_and_nothing_else(
+def test_the_client_needs_five_packages_and_no_others(
     client_venv: Venv,
 ) -> None:
     assert set(client_venv.distributions()) <= {
         "kafka-delay-service",
         "confluent-kafka",
+        "cronsim",
         "msgspec",
         "murmurhash2",
+        "tzdata",
         "typing-extensions",  # confluent-kafka's, below Python 3.11
     }
 
