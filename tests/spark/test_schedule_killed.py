@@ -140,7 +140,7 @@ def test_a_stream_that_is_killed_at_every_step_writes_each_record_once(
 
 def test_a_stream_that_is_told_to_stop_completes_its_batch(job: Job) -> None:
     fill(job, RECORDS)
-    process = job.stream("--stream", "--every", "200ms", fault=f"bulk_flushed:hang:{job.trap}")
+    process = job.stream("--stream", "--interval", "200ms", fault=f"bulk_flushed:hang:{job.trap}")
     job.await_trap(process)
     process.send_signal(signal.SIGTERM)
     done = told(process)
