@@ -10,7 +10,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -22,11 +22,14 @@ from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import many_bounds, offsets_since
 from connectors.kafka.scan import consumer_config, row_of, take
 from delayservice.base.errors import KafkaEdgeError
+from delayservice.config.contract import contract_for
 from delayservice.config.settings import Settings
 from delayservice.contract import names
+from delayservice.contract.contracts import Contracts
 from delayservice.contract.dead_letters import bytes_of
-from delayservice.contract.entry import PolledRecord
+from delayservice.contract.entry import CANCEL, FIRE, PolledRecord
 from delayservice.contract.partitioner import partition_for
+from delayservice.contract.record import RecordReader
 from delayservice.engine.ports import Place
 from delayservice.inspection.query import Pending
 
@@ -40,14 +43,12 @@ _CLOCKS_MS: Final = 10_000
 _BATCH: Final = 500
 _WAIT_S: Final = 0.1
 _LETTER: Final = "dead_lettered"
-# A null value without any of them is a cancel.
-_TIMES: Final = (names.DELAY_AT, names.DELAY_AFTER, names.DELAY_EVERY, names.DELAY_CRON)
 _KEPT_MAX: Final = 256
 _KEPT_S: Final = 3.0
 
 
 class Fate(BaseModel):
-    """What became of a settled record."""
+    """Final outcome of a settled record, and where it is written."""
 
     outcome: str
     """As in the outcomes topic, or `delivered`, `dead_lettered`."""
@@ -129,10 +130,9 @@ class FateFinder:
         wall_ms: Callable[[], int],
         alone: AbstractContextManager[object],
     ) -> None:
-        self._topics = settings.topics
+        self._settings = settings
         self._admin = admin
         self._wall_ms = wall_ms
-        self._kafka = settings.kafka
         self._reading = alone
         # By place of the source record: when its fate was sought, monotonic seconds, and what was
         # found and not read.
@@ -170,19 +170,24 @@ class FateFinder:
             for (topic, partition), row in self._rows(starts, set()):
                 said = dict(row[4] or ())
                 if said.get(names.DELAY_ID) == record_id:
-                    is_control = names.DELAY_OP in said or (
-                        row[3] is None and said.keys().isdisjoint(_TIMES)
-                    )
-                    found.append((not is_control, row[1], topic, partition, row))
+                    is_record = not self._is_control(topic, partition, row)
+                    found.append((is_record, row[1], topic, partition, row))
         newest = max(found, key=lambda one: one[:2], default=None)
         return None if newest is None else newest[2:]
 
+    def _is_control(self, topic: str, partition: int, row: PolledRecord) -> bool:
+        # Without homes: where it was written does not matter here.
+        contract = replace(contract_for(self._settings, topic), id_partitions=0)
+        reader = RecordReader(topic, partition, Contracts([(0, contract)]), [])
+        return reader.read(*row[:4], row[4] or [])[1] in (CANCEL, FIRE)
+
     def _find(self, sought: _Sought, written_ms: int) -> Fate | None:
         counts, record = partition_counts(self._admin), sought.record
+        topics = self._settings.topics
         fate = None
         if record is not None and record.due_ms <= self._wall_ms():
             fate = self._delivered(sought, record, record.due_ms, counts)
-        for topic, outcome in ((self._topics.outcomes, ""), (self._topics.dead_letter, _LETTER)):
+        for topic, outcome in ((topics.outcomes, ""), (topics.dead_letter, _LETTER)):
             if fate is None:
                 numbers = range(counts.get(topic, 0))
                 fate = self._read(sought, topic, numbers, written_ms, outcome)
@@ -240,7 +245,9 @@ class FateFinder:
         is noted in ``problems``.
         """
         left, until_s, unread = READ_BYTES_MAX, time.monotonic() + READ_S_MAX, set(starts)
-        consumer = consumer_client(consumer_config(self._kafka.client_config("consumer"), "fate"))
+        consumer = consumer_client(
+            consumer_config(self._settings.kafka.client_config("consumer"), "fate")
+        )
         try:
             consumer.assign([TopicPartition(*place, offset) for place, offset in starts.items()])
             while unread and left > 0 and time.monotonic() < until_s:
