@@ -90,7 +90,7 @@ def read_value(value: str | None, value_file: Path | None, *, null: bool) -> byt
 
 
 class Forecast:
-    """What the service will do with a record, by the service's own reader. Its settings are the
+    """Forecast of what the service will do with a record, by its own reader. Its settings are the
     given ones if they have ``[targets]``, else those of the node on this machine; else they are
     not known, and only what holds for any settings is said.
     """

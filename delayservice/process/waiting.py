@@ -1,4 +1,4 @@
-"""What node and workers wait for: Kafka, their stores, and the signal to stop."""
+"""Waits of node and workers: for Kafka, for their stores, and for the signal to stop."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ def connect_kafka(plan: JudgePlan) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class JudgePlan:
-    """What a judge process reads.
+    """Topics that a judge process reads, and how long it waits.
 
     Attributes:
         client: librdkafka options of a consumer, or what else ``connect`` needs.

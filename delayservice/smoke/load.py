@@ -201,7 +201,7 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class Loaded:
-    """What a load process did, which the judge needs to know.
+    """Result of a load process, which the judge needs.
 
     Attributes:
         n: number of acknowledged records, sent in ``seconds``.
