@@ -319,6 +319,14 @@ def requeued_and_delivered(w: World) -> None:
     w.delivery(T + HOUR, copy, T + HOUR, NAMED, origin=f"{DELAY}:0:0")
 
 
+@case(("altered", 1))
+def requeued_with_a_base_that_names_itself(w: World) -> None:
+    w.outcome(T, "not_pending", w.control(T, b"another", b"cancel"))
+    record = w.source(T, T + HOUR, NAMED)
+    copy = w.requeue(T + 1_000, record, T + HOUR, base=record, name=ID)
+    w.delivery(T + HOUR, copy, T + HOUR, NAMED, origin=f"{DELAY}:0:{record}")
+
+
 @case(("altered", 0), ("altered", 1), ("altered", 2))
 def requeued_without_id_or_expiry_or_due_time(w: World) -> None:
     expires_ms = T + 9 * HOUR

@@ -96,7 +96,9 @@ class SourceReader:
         offset, kind, key_ms, record_id, _, _ = entry
         target, partition, key, value, own, due_ms, _ = _described(entry, topic)
         number = self._ledger.topics.get(target, NO_TOPIC)
-        is_simple = is_verified and _is_simple(entry, number)
+        facts = None
+        if not is_verified or not _is_simple(entry, number):
+            facts = pack(self._facts(shard, topic, entry, is_verified=is_verified))
         return LedgerRow(
             shard,
             offset,
@@ -111,10 +113,10 @@ class SourceReader:
             key_hash=NO_KEY if kind in (CANCEL, FIRE) else key_hash(key),
             id_hash=id_hash(record_id),
             id=record_id,
-            more=None if is_simple else pack(self._facts(entry, topic, is_verified=is_verified)),
+            more=facts,
         )
 
-    def _facts(self, entry: Entry, topic: str, *, is_verified: bool) -> SourceFacts:
+    def _facts(self, shard: int, topic: str, entry: Entry, *, is_verified: bool) -> SourceFacts:
         _, kind, _, record_id, payload, extra = entry
         if kind == INVALID:
             origin = b"" if len(extra) == _CODE_AND_DETAIL else extra[-1]
@@ -129,11 +131,12 @@ class SourceReader:
             return _waiting_facts(entry, group, is_verified=is_verified)
         _, source, attempt, expires_ms, *_ = payload[6] or (None, None, 1, None)
         recurrence = recurrence_of(payload[6])
+        origin = (source or b"").decode()
         return SourceFacts(
             kind,
             record_id,
-            origin=(source or b"").decode(),
-            base=extra if kind == COPY else 0,
+            origin=origin,
+            base=self._base(shard, origin, extra) if kind == COPY else 0,
             expires_ms=expires_ms,
             attempt=attempt,
             is_armed=recurrence is None or bool(recurrence.number),
@@ -141,6 +144,12 @@ class SourceReader:
             recur=packed_recurrence(payload[6]) or b"",
             is_verified=is_verified,
         )
+
+    def _base(self, shard: int, origin: str, told: int) -> int:
+        # A base at or below its own user's record is a finding about the requeued record; it does
+        # not make that record its canceller.
+        held, offset = self._ledger.shard_of(origin)
+        return max(told, offset + 1) if held == shard else told
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:

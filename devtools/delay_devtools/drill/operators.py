@@ -66,13 +66,14 @@ class Scene:
         return self.rows.add(row, place)
 
     def insert(self, row: Row, partition: int) -> Row:
-        """Put a row of the delay topic where a spare record was, behind all of the story."""
+        """Put a row into the delay topic, in place and time of a spare record."""
         story = next(one for one in self._spares if one[0].source.partition == partition)
         self._spares.remove(story)
         (spare,) = story
         for gone in (*spare.outputs, spare.source):
             self.rows.remove(gone)
-        return self.rows.put(replace(row, headers=[*row.headers]), spare.source.where)
+        made = replace(row, timestamp_ms=spare.source.timestamp_ms, headers=[*row.headers])
+        return self.rows.put(made, spare.source.where)
 
     def deliver(self, source: Row, after_ms: int = _SOON_MS, **headers: bytes) -> Row:
         """Add the delivery of a user's record with ``delay-after``."""
@@ -300,7 +301,8 @@ def fork(s: Scene) -> None:
     """Requeue a record, or begin its next occurrence, a second time, and deliver that too."""
     right = s.lives[1].source
     again = s.insert(right, right.partition)
-    s.repeat(s.lives[1].outputs[0]).has(delay_settles=b"%d" % again.offset)
+    output = s.repeat(s.lives[1].outputs[0], _later_ms(again, right))
+    output.has(delay_settles=b"%d" % again.offset)
     s.finds("duplicated", s.source, again)
 
 
@@ -311,7 +313,8 @@ def forge(s: Scene) -> None:
     claim |= {"partition": -1, "id": None, "attempt": 1, "expires": None}
     copy = _claimed(s, "delay-copy", claim, s.source.partition)
     sign(copy, secret=_STRANGER)
-    s.repeat(s.output).has(delay_settles=b"%d" % copy.offset)
+    output = s.repeat(s.output, _later_ms(copy, s.source))
+    output.has(delay_settles=b"%d" % copy.offset)
     s.finds("duplicated", s.source, copy)
 
 
@@ -323,8 +326,14 @@ def send_home(s: Scene) -> None:
     envelope = _claimed(s, "delay-home", claim, away)
     sign(envelope)
     shard = f"{envelope.topic}:{away}".encode()
+    s.output.timestamp_ms += _later_ms(envelope, s.source)
     s.output.has(delay_settles=b"%d" % envelope.offset, delay_shard=shard)
     s.finds("wrong_outcome", s.source, envelope)
+
+
+def _later_ms(row: Row, before: Row) -> int:
+    # Nothing is settled before it is in the log: the audit dates other records of the shard by it.
+    return row.timestamp_ms - before.timestamp_ms
 
 
 def _claimed(s: Scene, name: str, claim: Mapping[str, object], partition: int) -> Row:
