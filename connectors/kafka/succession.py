@@ -11,7 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
@@ -140,10 +140,7 @@ class KafkaTakeOverClient:
         # The broker answers CONCURRENT_TRANSACTIONS until it has aborted the writer's transaction,
         # which takes milliseconds. The client asks again after half a second, and has no setting
         # for that, but asks at once when it is called again.
-        producer = self._clients.producer(
-            {**self._options.producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
-        )
-        connect(producer, self._options.claims_topic, CONNECT_TIMEOUT_S)
+        producer = self._producer(writer)
         wait_s = FENCE_RETRY_S
         while True:
             left_s = deadline_s - self._clients.monotonic_s()
@@ -155,6 +152,13 @@ class KafkaTakeOverClient:
                 wait_s *= 2  # a slow broker may need longer for its answer
             else:
                 return
+
+    def _producer(self, writer: str) -> Producer:
+        producer = self._clients.producer(
+            {**self._options.producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
+        )
+        connect(producer, self._options.claims_topic, CONNECT_TIMEOUT_S)
+        return producer
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         # Writers whose open transactions block reading are fenced.
@@ -189,8 +193,26 @@ class KafkaTakeOverClient:
             writer = self._writer_at(place, stable, end)
             if writer is not None and writer != self._me:
                 _log.warning("writer_blocks", writer=writer, topic=place[0], partition=place[1])
-                self.fence([writer])
+                if writer in self._fenced:
+                    self._end_hanging(writer, place)
+                else:
+                    self.fence([writer])
         return stable
+
+    def _end_hanging(self, writer: str, place: Place) -> None:
+        # Its transaction has ended, and the log has lost the marker (an unclean leader election).
+        # The marker of another one of that writer, which is aborted, ends it there too.
+        try:
+            producer = self._producer(writer)
+            producer.init_transactions(FENCE_TIMEOUT_S)
+            producer.begin_transaction()
+            producer.produce(place[0], key=b"", partition=place[1])
+            producer.flush(FENCE_TIMEOUT_S)
+            producer.abort_transaction(FENCE_TIMEOUT_S)
+        except KafkaException as exc:
+            what = f"a transaction of {writer} hangs in {place[0]}:{place[1]}"
+            raise KafkaEdgeError(f"{what}, and could not be ended: {error_of(exc)}") from exc
+        _log.warning("hanging_ended", writer=writer, topic=place[0], partition=place[1])
 
     def _writer_at(self, place: Place, offset: int, end: int) -> str | None:
         config: dict[str, Any] = self._consumer | {"isolation.level": "read_uncommitted"}

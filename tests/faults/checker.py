@@ -34,6 +34,7 @@ class Rules:
             never do both.
         early_ms: how early a record may be, where nodes' clocks are set apart on purpose.
         refused: uids of records that have to be dead-lettered.
+        cut: uids of records that the log has lost: each may have an outcome or none.
     """
 
     delay_topic: str
@@ -42,6 +43,7 @@ class Rules:
     grace_ms: int
     early_ms: int = 0
     refused: frozenset[bytes] = frozenset()
+    cut: frozenset[bytes] = frozenset()
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class _Check:
         arrivals = self._arrivals.get(uid, [])
         if arrivals:
             self._judge_arrivals(record, arrivals)
-        elif not self._was_stopped(record):
+        elif uid not in self._rules.cut and not self._was_stopped(record):
             verdict.lost.append(uid)
 
     def _judge_victims(self) -> None:

@@ -22,8 +22,6 @@ from tests.faults.facts import UID, Acked, Header, Step
 
 DELAY_MS_MAX: Final = 10_000
 _TICKS_PER_S: Final = 20
-_NAMED: Final = 0.04
-"""Share of records that have an id and are cancelled or replaced."""
 _FLUSH_S: Final = 120.0
 _BYTES_MAX: Final = 200
 
@@ -39,6 +37,7 @@ class Plan:
         per_s: records a second.
         victim_delay_ms: delay of records that are cancelled or replaced half a second later: long,
             so that a cancel is in good time even when the owner is down for a while.
+        named: share of records that have an id and are cancelled or replaced.
     """
 
     seed: int
@@ -47,6 +46,7 @@ class Plan:
     targets: tuple[str, ...]
     per_s: int
     victim_delay_ms: int = 20_000
+    named: float = 0.04
 
 
 def steps(plan: Plan) -> Iterator[Step]:
@@ -57,7 +57,7 @@ def steps(plan: Plan) -> Iterator[Step]:
     for number in itertools.count():
         if waiting and waiting[0][0] <= number:
             yield _canceller(plan, rng, number, waiting.popleft()[1])
-        elif rng.random() < _NAMED:
+        elif rng.random() < plan.named:
             victim = _victim(plan, rng, number)
             waiting.append((number + gap, victim))
             yield victim
@@ -176,14 +176,15 @@ class History:
                     step.key,
                     step.partition,
                     headers=list(step.headers()),
-                    on_delivery=partial(self._note, step),
+                    on_delivery=partial(self.note, step),
                 )
             except BufferError:
                 self._producer.poll(0.1)
             else:
                 return
 
-    def _note(self, step: Step, error: KafkaError | None, message: Any) -> None:
+    def note(self, step: Step, error: KafkaError | None, message: Any) -> None:
+        """Take a delivery report."""
         if error is None:
             self.acked.append(Acked(step, message.offset(), message.timestamp()[1]))
         else:

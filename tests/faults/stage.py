@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+from connectors.kafka.topic_configs import CHECKPOINT_CONFIG, DELAY_CONFIG
 from delay_devtools.cluster import EmbeddedCluster
 from tests.faults.checker import Rules, Verdict, check
 from tests.faults.history import History, Plan
@@ -48,6 +49,9 @@ class Script:
         early_ms: tolerance for early delivery, in ms, where clocks differ on purpose.
         duplicates_max: number of duplicates that are allowed; 0 in exactly_once.
         settle_s: time after the last due time within which all records must arrive, in s.
+        named: share of records that are cancelled or replaced.
+        lossy: delay topic or checkpoint, or neither: it has two replicas, on the first brokers, and
+            either may lead without what the other has.
     """
 
     nodes: int = 3
@@ -62,6 +66,8 @@ class Script:
     early_ms: int = 0
     duplicates_max: int = 0
     settle_s: float = 60.0
+    named: float = 0.04
+    lossy: Literal["", "delay", "checkpoint"] = ""
 
 
 class Stage:
@@ -82,6 +88,8 @@ class Stage:
         self.outcomes = f"delay_outcomes_{self.run}"
         self.refused: set[bytes] = set()
         """Uids of records beside the history that have to be dead-lettered."""
+        self.cut: set[bytes] = set()
+        """Uids of records that the log has lost."""
         self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
         self._folder = folder
         self.nodes = [self.make_node(number) for number in range(1, script.nodes + 1)]
@@ -95,6 +103,7 @@ class Stage:
             self.targets,
             script.per_s,
             script.victim_delay_ms,
+            script.named,
         )
         self.history = History(cluster.bootstrap, plan)
 
@@ -245,6 +254,8 @@ class Stage:
         """Create the targets, start the nodes, and begin to write and to read."""
         config = {"message.timestamp.type": "LogAppendTime"}
         fresh = [NewTopic(name, _TARGET_PARTITIONS, 3, config=config) for name in self.targets]
+        if self.script.lossy:
+            fresh += self._lossy_topics()
         for made in self.admin.create_topics(fresh, operation_timeout=30).values():
             made.result(30)
         for node in self.nodes:
@@ -257,6 +268,18 @@ class Stage:
         # A fault that meets a cold start would say little about a service at work.
         self.await_delivered(_FLOWING)
         return self
+
+    def _lossy_topics(self) -> Iterator[NewTopic]:
+        is_delay, count = self.script.lossy == "delay", self.script.slices
+        unsafe = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+        name, config = self.delay_topic, DELAY_CONFIG
+        if not is_delay:
+            # No node serves a delay topic that has more copies than the checkpoints.
+            safe = {**config, "min.insync.replicas": "1"}
+            yield NewTopic(name, count, replica_assignment=[[3, 1]] * count, config=safe)
+            name, config = self.checkpoint, CHECKPOINT_CONFIG
+        unsafe |= config
+        yield NewTopic(name, count, replica_assignment=[[1, 2]] * count, config=unsafe)
 
     def judge(self) -> Verdict:
         """End the load, wait for the remaining records, stop the nodes, and compare."""
@@ -280,12 +303,13 @@ class Stage:
             self.script.grace_ms,
             self.script.early_ms,
             frozenset(self.refused),
+            frozenset(self.cut),
         )
         return check(self.history.acked, self.watch.found, rules)
 
     def _expected(self) -> set[bytes]:
         """Return the uids of records that no control record may have stopped."""
-        stopped = {one.step.against for one in self.history.acked}
+        stopped = {one.step.against for one in self.history.acked} | self.cut
         return {
             one.step.uid
             for one in self.history.acked

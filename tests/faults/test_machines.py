@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,23 @@ def test_owners_are_killed_while_their_clocks_differ(scenario: Scenario, clock: 
             stage.await_served()
             victim.start()
             stage.await_true(victim.serves, "it owns again")
+
+
+def test_a_machine_that_was_suspended_is_fenced_though_its_monotonic_clock_stood_still(
+    scenario: Scenario, clock: WallClock
+) -> None:
+    """Its leases seem fresh to it when it wakes, and others have its slices."""
+    script = Script(places={1: Place(environment=clock.environment)})
+    with scenario.play(script, nodes_min=2) as stage:
+        sleeper, suspended_s = stage.nodes[0], 0.0
+        for _ in range(2):
+            stage.await_true(sleeper.serves, "it owns slices")
+            slept_s = time.monotonic()
+            sleeper.freeze()
+            stage.await_served()
+            stage.await_written(300)
+            suspended_s += time.monotonic() - slept_s
+            clock.suspend(suspended_s)
+            sleeper.thaw()
+            stage.await_delivered(300)
+        stage.await_served()

@@ -1,4 +1,4 @@
-"""A wall clock that can be stepped while a process runs; elapsed time goes on."""
+"""Clocks of a process that can be stepped while it runs, or show that its machine was suspended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WallClock:
         self._library = file.with_suffix(".so")
         build = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(self._library)]
         subprocess.run([*build, str(_SOURCE), "-ldl"], check=True)
-        self._file.write_bytes(bytes(8))
+        self._file.write_bytes(bytes(16))
         self.set(offset_s)
 
     @property
@@ -40,5 +40,13 @@ class WallClock:
 
     def set(self, offset_s: float) -> None:
         """Step the clock to this distance from the machine's clock, at once."""
+        self._write(0, offset_s)
+
+    def suspend(self, total_s: float) -> None:
+        """Let the monotonic clock have stood still for this time in all."""
+        self._write(8, total_s)
+
+    def _write(self, at: int, value_s: float) -> None:
         with self._file.open("r+b", buffering=0) as file:
-            file.write(struct.pack("=q", round(offset_s * _NS)))
+            file.seek(at)
+            file.write(struct.pack("=q", round(value_s * _NS)))
