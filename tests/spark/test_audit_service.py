@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -207,3 +208,43 @@ def test_records_that_retention_deleted_are_counted_and_not_lost(
     assert not result.findings, [dict(r) for r in result.sample]
     assert result.counts["not_checkable"] > 0
     assert result.counts["source_expired"] > 0
+
+
+def test_deliveries_that_a_target_lost_with_the_end_of_its_log_are_named_lost(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    count, kept = 40, 15
+    with (
+        EmbeddedCluster(brokers=1, zookeepers=0) as cluster,
+        Bench(cluster.bootstrap, tmp_path, sets=("node.workers=1",)) as bench,
+    ):
+        service = bench.serve()
+        history = History(bench)
+        sent = []
+        for wave in (kept, count):  # transactions of their own
+            while len(sent) < wave:
+                sent.append(bench.send(bench.to(history.target, 0), key=b"one")[1])
+            delivered = bench.read(history.target, wave)
+        assert service.stop() == 0
+        log = f"broker-1/data/{history.target}-{delivered[0].partition}"
+        cluster.stop_broker(1)
+        cut_log(cluster.folder / log, delivered[kept].offset)
+        cluster.start_broker(1)
+        result = audited(spark, history, tmp_path / "audit")
+    assert result.findings == {"lost": count - kept}
+    assert sorted(row["offset"] for row in result.sample) == sent[kept:]
+
+
+def cut_log(folder: Path, end: int) -> None:
+    """Remove all batches from an offset on from a stopped broker's log, which has one segment."""
+    (segment,) = folder.glob("*.log")
+    content, position = segment.read_bytes(), 0
+    while True:
+        first_offset, size = struct.unpack_from(">qi", content, position)
+        if first_offset >= end:
+            break
+        position += struct.calcsize(">qi") + size
+    segment.write_bytes(content[:position])
+    for derived in folder.iterdir():
+        if derived.suffix in {".index", ".timeindex", ".txnindex", ".snapshot"}:
+            derived.unlink()
