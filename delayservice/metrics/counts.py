@@ -18,26 +18,10 @@ from delayservice.engine.outcome import PAST_DUE, RESUMED, SENT_HOME
 
 # Inclusive upper bounds of the buckets of all histograms, in ms; one more bucket has no bound.
 BOUNDS_MS: Final = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    150,
-    250,
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    30_000,
-    60_000,
-    300_000,
-    900_000,
-    3_600_000,
+    *(1, 2, 5, 10, 20, 50, 100, 150, 250, 500),
+    *(1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000),
 )
+
 
 # Largest number of pairs of delay topic and target topic with metrics of their own; those of all
 # other pairs of a delay topic are added up under ``census.OTHERS``.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,55 +216,38 @@ def test_a_node_that_waits_for_kafka_before_it_has_workers_says_so() -> None:
     assert "has not reported yet" in why_not_electable(hub.facts())[0]
 
 
-class Asked:
-    """A cache of an answer that begins with 7 and is a failure from then on, once it is let go."""
+def test_a_failure_is_told_to_all_who_wait_and_kept() -> None:
+    asked: list[int] = []
 
-    def __init__(self, fresh_s: float, *, takes_old: bool) -> None:
-        self.count = 0
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.kept = Kept(self._ask, fresh_s, takes_old=takes_old)
-        self.failures: list[str] = []
-
-    def _ask(self) -> int:
-        self.count += 1
-        if self.count == 1:
-            return 7
-        self.begun.set()
-        self.go_on.wait(10)
+    def ask() -> int:
+        asked.append(1)
         raise DelayServiceError("no broker answers")
 
-    def fail(self) -> None:
-        with pytest.raises(DelayServiceError) as caught:
-            self.kept.get()
-        self.failures.append(str(caught.value))
-
-    @contextmanager
-    def waiting(self, threads: int) -> Iterator[None]:
-        started = [threading.Thread(target=self.fail) for _ in range(threads)]
-        for thread in started:
-            thread.start()
-        assert self.begun.wait(10)
-        yield
-        self.go_on.set()
-        for thread in started:
-            thread.join(10)
-        assert self.failures == ["no broker answers"] * threads
-
-
-def test_a_failure_is_told_to_all_who_wait_and_kept() -> None:
-    asked = Asked(60.0, takes_old=False)
-    assert asked.kept.get() == 7
-    asked.kept._asked_s = float("-inf")
-    with asked.waiting(8):
-        pass
-    assert asked.count == 2
+    kept = Kept(ask, 60.0)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(kept.get) for _ in range(8)]
+    assert [str(one.exception()) for one in answers] == ["no broker answers"] * 8
+    assert len(asked) == 1
 
 
 def test_in_an_outage_of_kafka_one_request_waits_and_others_do_not() -> None:
-    asked = Asked(-1.0, takes_old=True)
-    assert asked.kept.get() == 7
-    with asked.waiting(1):
-        assert [asked.kept.get() for _ in range(50)] == [7] * 50
+    begun, go_on, answers = threading.Event(), threading.Event(), [7]
+
+    def ask() -> int:
+        if answers:
+            return answers.pop()
+        begun.set()
+        go_on.wait(10)
+        raise DelayServiceError("no broker answers")
+
+    kept = Kept(ask, -1.0, takes_old=True)
+    assert kept.get() == 7
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(kept.get)
+        assert begun.wait(10)
+        assert [kept.get() for _ in range(50)] == [7] * 50
+        go_on.set()
+    assert str(waiting.exception()) == "no broker answers"
 
 
 # --- changes -------------------------------------------------------------------------------------
