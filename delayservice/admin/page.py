@@ -239,7 +239,8 @@ async def _posted(
     body: dict[str, str] | None = {**asked, **typed}
     if change in ("pause", "resume"):
         body = {"reason": typed.get("reason", "")} if change == "pause" else None
-    bearer = {"Authorization": f"Bearer {typed.get('token', '')}"}
+    # As bytes: what is typed need not be ASCII.
+    bearer = {b"Authorization": b"Bearer " + typed.get("token", "").encode()}
     if body is not None:
         body.pop("token", None)
     transport = httpx.ASGITransport(request.app)
