@@ -32,6 +32,8 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY delayservice /src/delayservice
 COPY connectors /src/connectors
 COPY ha /src/ha
+# The run-books, which the page shows.
+COPY docs/operations.md /src/docs/operations.md
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
         --wheel-dir /opt/wheels /src \
     && python -m venv /opt/delayservice \

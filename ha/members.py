@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 from ha.notes import LifeNote, NodeNote, OwnerNote
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the cluster, as shown to people."""
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(use_attribute_docstrings=True))
+class Member:
+    """A node of the cluster."""
 
+    # A dataclass, for msgspec packs it in the answers of workers.
     node_id: str
-    # Id of the broker on the same host; None: there is no such broker.
     broker_id: int | None
-    # Rack of the node; empty: unknown.
+    """Id of the broker on the same host; null: there is no such broker."""
     rack: str
-    # Host name, for people.
+    """Empty: unknown."""
     address: str
-    # Configured number of worker processes.
+    """Host name."""
     workers: int
+    """Configured number of worker processes."""
     alive: list[int]
+    """Numbers of its live workers."""
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +103,7 @@ def joined(parts: Sequence[Members]) -> Members:
     for node in (node for part in parts for node in part.nodes):
         known = nodes.get(node.node_id)
         alive = sorted({*node.alive, *(known.alive if known is not None else ())})
-        nodes[node.node_id] = msgspec.structs.replace(node, alive=alive)
+        nodes[node.node_id] = replace(node, alive=alive)
     slices = {held.slice: held for part in parts for held in part.slices}
     copies = {(copy.slice, copy.node): copy for part in parts for copy in part.copies}
     return Members(

@@ -15,7 +15,6 @@ import yaml
 
 ROOT: Final = Path(__file__).parents[1]
 RULES: Final = ROOT / "deploy" / "prometheus" / "delayservice.rules.yml"
-EXAMPLES: Final = RULES.with_name("delayservice.tests.yml")
 SCRAPING: Final = RULES.with_name("prometheus.yml")
 DASHBOARD: Final = ROOT / "deploy" / "grafana" / "delayservice.json"
 OPERATIONS: Final = ROOT / "docs" / "operations.md"
@@ -58,10 +57,10 @@ def recorded() -> dict[str, str]:
     return {rule["record"]: rule["expr"] for rule in _rules() if "record" in rule}
 
 
-def alerts() -> list[Alert]:
-    """The alerting rules, in their order."""
-    return [
-        Alert(
+def alerts() -> dict[str, Alert]:
+    """The alerting rules by name, in their order."""
+    return {
+        rule["alert"]: Alert(
             rule["alert"],
             rule["expr"],
             rule.get("for", ""),
@@ -70,7 +69,7 @@ def alerts() -> list[Alert]:
         )
         for rule in _rules()
         if "alert" in rule
-    ]
+    }
 
 
 def panels() -> list[Mapping[str, Any]]:

@@ -14,10 +14,10 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka.clients import consumer_client, write_confirmed
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
-from connectors.kafka.outcomes import Outcomes, RecordPlace
+from connectors.kafka.outcomes import Outcomes, place_of
 from connectors.kafka.scan import consumer_config
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.names import Header
+from delayservice.contract.entry import NewRecord, RecordPlace
 
 # Longest wait for the broker's confirmation of a record, in s; the client then drops it.
 CONFIRM_S: Final = 15.0
@@ -55,31 +55,25 @@ class ControlClient:
             raise KafkaEdgeError(f"the partitions of {topic} can't be asked: {exc}") from exc
         return 0 if found is None or found.error is not None else len(found.partitions)
 
-    def write(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[Header],
-    ) -> RecordPlace:
-        """Write one record, wait up to 20 s for the broker's confirmation, and return the record's
-        place. ``KafkaEdgeError``: the broker refuses it; or it does not answer, so it is unknown
-        whether the record was written.
+    def write(self, records: Sequence[NewRecord]) -> list[RecordPlace]:
+        """Write records, wait up to 20 s for the broker's confirmation, and return their places.
+        ``KafkaEdgeError``: the broker refuses one; or it does not answer, so it is unknown whether
+        they were written.
         """
-        to = {"topic": topic, "partition": partition}
-        record = {**to, "key": key, "value": value, "headers": list(headers)}
         try:
-            (message,) = write_confirmed(self._producer, [record], CONFIRM_S)
+            written = write_confirmed(
+                self._producer, [record._asdict() for record in records], CONFIRM_S
+            )
         except KafkaException as exc:
-            where, error = f"{topic}:{partition}", error_of(exc)
+            where = ", ".join(sorted({f"{one.topic}:{one.partition}" for one in records}))
+            error = error_of(exc)
             if error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 (its public name)
                 raise KafkaEdgeError(
                     f"{where} was not confirmed within {CONFIRM_S:g} s; it may be written all the "
                     "same: look at the record again before you repeat it"
                 ) from exc
             raise KafkaEdgeError(f"{where} can't be written: {error.str()}") from exc
-        return RecordPlace(topic, partition, message.offset() or 0)
+        return [place_of(message) for message in written]
 
     def listen(self) -> Outcomes:
         """Return a reader of outcomes that are written from now on; call it before ``write``."""

@@ -33,13 +33,12 @@ from connectors.kafka.topic_facts import list_topics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.dead_letters import (
     DeadLetter,
-    Rewritten,
     bytes_of,
     marker,
     read_letter,
     replayed_offsets,
 )
-from delayservice.contract.entry import PolledRecord
+from delayservice.contract.entry import NewRecord, PolledRecord
 from delayservice.engine.ports import PolledBatch
 
 # Number of offsets of each partition that a survey reads first: few, so that the newest letters are
@@ -58,7 +57,7 @@ _NOT_REPLAYED: Final = "this batch was not replayed"
 # Partition and offset in the dead-letter topic.
 LetterPosition: TypeAlias = tuple[int, int]
 # A dead letter, and the record to write for it.
-Replay: TypeAlias = tuple[DeadLetter, Rewritten]
+Replay: TypeAlias = tuple[DeadLetter, NewRecord]
 # Function that is called with the number of offsets just read.
 Advance: TypeAlias = Callable[[int], None]
 
@@ -88,8 +87,9 @@ class Survey:
 class DeadLetterTopic:
     """Reader of the dead-letter topic up to its end at the time of construction, read committed.
 
-    Unless ``last`` is given, reading waits for open transactions below that end: a replay that was
-    just committed must be seen, even behind an open transaction of the service.
+    ``last``: read only the last offsets of each partition; ``since``: only those of one partition,
+    from this one on. Unless ``last`` is given, reading waits for open transactions below that end:
+    a replay that was just committed must be seen, even behind an open transaction of the service.
     """
 
     def __init__(
@@ -99,8 +99,10 @@ class DeadLetterTopic:
         client: Mapping[str, str],
         admin: AdminClient,
         last: int | None = None,
+        since: LetterPosition | None = None,
     ) -> None:
         self._topic = topic
+        self._since = since
         self._config = consumer_config(client, "dlq")
         isolation = READ_UNCOMMITTED if last is None else READ_COMMITTED
         whole = [log_bounds(admin, topic, p, isolation)[:2] for p in range(partitions)]
@@ -108,6 +110,11 @@ class DeadLetterTopic:
         self._bounds = [
             (start if last is None else max(start, end - last), end) for start, end in whole
         ]
+        if since is not None:
+            self._bounds = [
+                (min(max(start, since[1]), end) if number == since[0] else end, end)
+                for number, (start, end) in enumerate(whole)
+            ]
 
     @property
     def length(self) -> int:
@@ -167,6 +174,16 @@ class DeadLetterTopic:
             letter = read_letter(partition, row)
             if letter is not None:
                 yield letter
+
+    def first(self) -> tuple[DeadLetter | None, bool]:
+        """Return the letter at ``since``, if there is one, and whether it was replayed."""
+        letter, is_replayed = None, False
+        for partition, row in self._rows(lambda _: None):
+            if (partition, row[0]) == self._since:
+                letter = read_letter(partition, row)
+            marked = [(partition, offset) for offset in replayed_offsets(row)]
+            is_replayed = is_replayed or self._since in marked
+        return letter, is_replayed
 
     def _rows(self, advance: Advance) -> Iterator[tuple[int, PolledRecord]]:
         for partition, (start, end) in enumerate(self._bounds):
@@ -250,7 +267,7 @@ class Replayer:
             for letter, record in replays:
                 self._produce(record, partial(_note, refused, failures, letter.place))
             for place, offsets in _by_partition(replays).items():
-                record = Rewritten(self._topic, place, None, None, marker(offsets))
+                record = NewRecord(self._topic, place, None, None, marker(offsets))
                 self._produce(record, partial(_note, refused, failures, None))
             if flush(self._producer, COMMIT_TIMEOUT_S):
                 failures.append(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
@@ -263,7 +280,7 @@ class Replayer:
         return refused
 
     def _produce(
-        self, record: Rewritten, note: Callable[[KafkaError | None, Message | None], None]
+        self, record: NewRecord, note: Callable[[KafkaError | None, Message | None], None]
     ) -> None:
         topic, number, key, value, headers = record
         try:

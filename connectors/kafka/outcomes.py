@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from connectors.kafka.clients import NO_RECORDS
 from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import RecordPlace
 from delayservice.contract.names import (
     DELAY_OUTCOME,
     DELAY_SETTLED_BY,
@@ -25,12 +26,6 @@ from delayservice.contract.names import (
 ANSWER_S: Final = 15.0
 _POLL_S: Final = 0.2
 _NOT_PENDING: Final = "not_pending"
-
-
-class RecordPlace(NamedTuple):
-    topic: str
-    partition: int
-    offset: int
 
 
 class Outcomes:
@@ -64,7 +59,7 @@ class Outcomes:
         ``stopping`` is set; return the names of the known outcomes. ``replaces``: the control
         records replace a pending record, and the outcome is that of the replaced record.
         """
-        wanted = {f"{one.topic}:{one.partition}:{one.offset}".encode(): one for one in controls}
+        wanted = {str(one).encode(): one for one in controls}
         told_by = DELAY_SETTLED_BY if replaces else DELAY_SETTLES
         sent_by = DELAY_SETTLED_BY_SOURCE if replaces else DELAY_SOURCE
         found: dict[RecordPlace, str] = {}
@@ -92,6 +87,10 @@ class Outcomes:
             yield list(message.headers() or [])  # type: ignore[arg-type]  # its stubs allow dicts
         elif error.code() not in NO_RECORDS:
             raise KafkaEdgeError(f"{self._topic} can't be read: {error.str()}")
+
+
+def place_of(message: Message) -> RecordPlace:
+    return RecordPlace(message.topic() or "", message.partition() or 0, message.offset() or 0)
 
 
 def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) -> str | None:

@@ -7,20 +7,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 from fastapi import APIRouter, Path
 
-from connectors.kafka.outcomes import RecordPlace, together
+from connectors.kafka.dead_letters import Replayer
+from connectors.kafka.outcomes import together
 from delayservice.admin.context import ApiContext
-from delayservice.admin.models import ById, Done, Reason, Reschedule
+from delayservice.admin.models import (
+    Bulk,
+    BulkDone,
+    ById,
+    Done,
+    Letter,
+    NewTime,
+    Reason,
+    Reschedule,
+)
 from delayservice.admin.problems import Refusal, described
-from delayservice.admin.reading import id_bytes
+from delayservice.admin.reading import id_bytes, pending_page
 from delayservice.base.errors import DelayServiceError
-from delayservice.contract import names
+from delayservice.contract import dead_letters, names
 from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
+from delayservice.contract.dead_letters import NO_SOURCE
+from delayservice.contract.entry import NewRecord, RecordPlace
 from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
 from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
@@ -47,6 +60,8 @@ _NOTHING_REPLACED: Final = (
 )
 
 
+# Places of written records, and their known outcomes.
+_Written: TypeAlias = tuple[list[RecordPlace], dict[RecordPlace, str]]
 _PausedName = Annotated[
     str,
     Path(
@@ -55,6 +70,8 @@ _PausedName = Annotated[
     ),
 ]
 _HEARD_S: Final = 10
+# As `delayservice dlq replay` by default.
+_REPLAYS_MAX: Final = 3
 _LOOK_S: Final = 0.02
 
 
@@ -93,8 +110,8 @@ class Aim:
 
 
 def changing_routes(context: ApiContext) -> APIRouter:
-    """Return the routes that change pending records, and pause and resume targets and delay topics
-    on all nodes.
+    """Return the routes that change pending records, replay dead letters, and pause and resume
+    targets and delay topics on all nodes.
     """
     routes = APIRouter(prefix="/v1", responses=described(404, 409))
 
@@ -112,6 +129,16 @@ def changing_routes(context: ApiContext) -> APIRouter:
     def reschedule(asked: Reschedule) -> Done:
         """Change the due time of the pending record of an id: a copy replaces it."""
         return _reschedule(context, asked)
+
+    @routes.post("/records/bulk", tags=["records"])
+    def change_many(asked: Bulk) -> BulkDone:
+        """Change the pending records of this node's copies that match, a page at a time."""
+        return bulk(context, asked)
+
+    @routes.post("/dead-letters/replay", tags=["dead letters"])
+    def replay(asked: Letter) -> Done:
+        """Write the record of a dead letter to its delay topic again. It ends a running replay."""
+        return _replay(context, asked)
 
     @routes.put("/pauses/{kind}/{name}", tags=["pauses"])
     def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
@@ -135,15 +162,23 @@ def changing_routes(context: ApiContext) -> APIRouter:
 
 def _control(context: ApiContext, asked: ById, operation: str) -> Done:
     record_id = id_bytes(asked.id, asked.encoding)
-    headers: list[Header] = [(names.DELAY_ID, record_id), (names.DELAY_OP, operation.encode())]
     aim = aim_of(context, asked, record_id)
+    records = [_control_record(*place, record_id, operation) for place in aim.places]
+    return _done(context, aim, _write(context, records, asked.wait_ms), _IN_THE_LOG)
+
+
+def _control_record(topic: str, partition: int, record_id: bytes, operation: str) -> NewRecord:
+    headers: list[Header] = [(names.DELAY_ID, record_id), (names.DELAY_OP, operation.encode())]
+    return NewRecord(topic, partition, record_id, None, headers)
+
+
+def _write(
+    context: ApiContext, records: Sequence[NewRecord], wait_ms: int, *, replaces: bool = False
+) -> _Written:
+    """Write control records; return their places, and the outcomes that are known in time."""
     with context.desk.listen() as outcomes:
-        written = [context.desk.write(*place, record_id, None, headers) for place in aim.places]
-        told = outcomes.of(written, asked.wait_ms / 1_000, replaces=False)
-    outcome = together(written, told)
-    if outcome is None:
-        return _done(written, None, _IN_THE_LOG + _why_unheard(context, aim))
-    return _done(written, outcome, said(outcome, aim))
+        written = context.desk.write(records)
+        return written, outcomes.of(written, wait_ms / 1_000, replaces=replaces)
 
 
 def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
@@ -220,20 +255,56 @@ def _why_unheard(context: ApiContext, aim: Aim) -> str:
 
 
 def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
+    _check_time(asked)
+    row = _only_row(context, asked, id_bytes(asked.id, asked.encoding))
+    refuse_what_would_fail(context, row, asked)
+    written = _write(context, [_again(row, asked)], asked.wait_ms, replaces=True)
+    aim = Aim([(row.topic, row.partition)], {row.target})
+    return _done(context, aim, written, _NOTHING_REPLACED)
+
+
+def _check_time(asked: NewTime) -> None:
     if (asked.at_ms is None) == (asked.after_ms is None):
         raise Refusal(400, "give at_ms or after_ms, one of the two")
-    record_id = id_bytes(asked.id, asked.encoding)
-    row = _only_row(context, asked, record_id)
+
+
+def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
+    is_move = asked.operation == "reschedule"
+    if is_move:
+        _check_time(asked)
+    page = pending_page(context, asked)
+    counts: Counter[str] = Counter()
+    records: list[NewRecord] = []
+    for row in page.records:
+        try:
+            records.append(_changed(context, row, asked))
+        except Refusal:
+            counts["no_id" if row.id is None else "refused"] += 1
+    if asked.dry_run:
+        counts["changeable"] = len(records)
+    elif records:
+        written, told = _write(context, records, asked.wait_ms, replaces=is_move)
+        counts.update(told.values())
+        counts["unknown"] = len(written) - len(told)
+    return BulkDone(
+        matched=len(page.records),
+        outcomes=+counts,
+        next=page.next,
+        slices_elsewhere=page.slices_elsewhere,
+    )
+
+
+def _changed(context: ApiContext, row: Pending, asked: Bulk) -> NewRecord:
+    """Return the record that changes a pending one of a list; raises ``Refusal``."""
+    if row.id is None:
+        raise Refusal(409, "it has no id")
+    if asked.operation != "reschedule":
+        return _control_record(row.topic, row.partition, row.id, asked.operation)
+    whole = [one for one in context.inquiry.find(row.id) if one.position == row.position]
+    if not whole:
+        raise Refusal(409, "it is not pending any more")
     refuse_what_would_fail(context, row, asked)
-    with context.desk.listen() as outcomes:
-        headers = _again(row, asked)
-        written = context.desk.write(row.topic, row.partition, row.key, row.value, headers)
-        told = outcomes.of([written], asked.wait_ms / 1_000, replaces=True)
-    outcome = told.get(written)
-    if outcome is not None:
-        return _done([written], outcome, _SAID.get(outcome, outcome))
-    why = _why_unheard(context, Aim([(row.topic, row.partition)], {row.target}))
-    return _done([written], None, _NOTHING_REPLACED + why)
+    return _again(whole[0], asked)
 
 
 def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pending:
@@ -252,7 +323,7 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
     return rows[0]
 
 
-def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule) -> None:
+def refuse_what_would_fail(context: ApiContext, row: Pending, asked: NewTime) -> None:
     """Raise ``Refusal`` if a pending record can't be replaced by one with the requested due time:
     it recurs, is forwarded to its home, or may be delivered first; this node's copy of the slice is
     catching up; or the new record would be dead-lettered or expire.
@@ -289,38 +360,61 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
             raise Refusal(409, f"{why}; nothing was written")
 
 
-def _again(row: Pending, asked: Reschedule) -> list[Header]:
+def _again(row: Pending, asked: NewTime) -> NewRecord:
     time = (
         (names.DELAY_AT, b"%d" % asked.at_ms)
         if asked.at_ms is not None
         else (names.DELAY_AFTER, b"%d" % (asked.after_ms or 0))
     )
-    headers: list[Header] = [
-        *row.headers,
-        time,
-        (names.DELAY_TARGET_TOPIC, row.target.encode()),
-        (names.DELAY_ID, row.id),
-    ]
-    if row.target_partition is not None:
-        headers.append((names.DELAY_TARGET_PARTITION, b"%d" % row.target_partition))
-    if row.expires_ms is not None:
-        headers.append((names.DELAY_EXPIRES_AT, b"%d" % row.expires_ms))
-    return headers
+    headers: list[Header] = [*row.headers, time, (names.DELAY_TARGET_TOPIC, row.target.encode())]
+    for name, number in (
+        (names.DELAY_TARGET_PARTITION, row.target_partition),
+        (names.DELAY_EXPIRES_AT, row.expires_ms),
+    ):
+        if number is not None:
+            headers.append((name, b"%d" % number))
+    headers.append((names.DELAY_ID, row.id))
+    return NewRecord(row.topic, row.partition, row.key, row.value, headers)
 
 
-def _done(written: Sequence[RecordPlace], outcome: str | None, detail: str) -> Done:
-    places = [f"{topic}:{partition}:{offset}" for topic, partition, offset in written]
-    return Done(written=places, outcome=outcome, detail=detail)
+def _done(context: ApiContext, aim: Aim, changed: _Written, unheard: str) -> Done:
+    written, told = changed
+    outcome = together(written, told)
+    detail = unheard + _why_unheard(context, aim) if outcome is None else said(outcome, aim)
+    return Done(written=list(map(str, written)), outcome=outcome, detail=detail)
 
 
 def _shards(places: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{topic}:{partition}" for topic, partition in places)
 
 
+def _replay(context: ApiContext, asked: Letter) -> Done:
+    settings = context.settings
+    letter, is_replayed = context.letter(asked.partition, asked.offset)
+    why = dead_letters.refusal(letter, _REPLAYS_MAX, context.is_delay, retimed=False)
+    if why is not None or letter.source is None:
+        raise Refusal(409, f"not replayed: {dead_letters.REASONS[why or NO_SOURCE]}")
+    is_level = letter.source.topic in settings.levels.by_topic
+    record = dead_letters.rewritten(letter, letter.source, is_level=is_level)
+    transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
+    producer = settings.kafka.client_config("producer")
+    if not is_replayed:
+        with Replayer(settings.topics.dead_letter, transactional_id, producer) as replayer:
+            # Read again: another replay, which is fenced now, may have written it meanwhile.
+            _, is_replayed = context.letter(asked.partition, asked.offset)
+            refused = {} if is_replayed else replayer.replay([(letter, record)])
+    if is_replayed:
+        raise Refusal(409, f"not replayed: {dead_letters.REASONS[dead_letters.REPLAYED]}")
+    if refused:
+        raise Refusal(409, f"not replayed: the broker refuses the record: {refused[letter.place]}")
+    place = f"{record.topic}:{record.partition}"
+    return Done(written=[], outcome="replayed", detail=f"its record is written to {place} again")
+
+
 def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> None:
     # Returns when this node's workers have read the change; others may be later.
     key = encode_key(paused)
-    context.desk.write(context.settings.topics.pauses, 0, key, value, [])
+    context.desk.write([NewRecord(context.settings.topics.pauses, 0, key, value, [])])
     is_paused = value is not None
 
     def is_unheard() -> bool:

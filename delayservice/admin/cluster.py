@@ -71,7 +71,7 @@ def cluster_of(context: ApiContext, here: Iterable[SliceState]) -> models.Cluste
     return models.Cluster(
         node_id=context.settings.node.node_id,
         standalone=context.settings.standalone,
-        nodes=[models.Node.model_validate(node) for node in members.nodes],
+        nodes=members.nodes,
         slices=[
             _slice(held, topics, copies[held.slice], seen.get(held.slice))
             for held in members.slices

@@ -23,12 +23,15 @@ from connectors.kafka.topic_configs import is_delay_topic
 from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
+from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import PolledRecord
 from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0
 # Approximate limit of the bytes that one request reads from the dead-letter topic.
 SURVEY_BYTES_MAX: Final = 32 << 20
+# Largest number of offsets that are read to know whether a dead letter was replayed.
+REPLAY_OFFSETS_MAX: Final = 200_000
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _TURN_WAIT_S: Final = 5.0
 
@@ -104,7 +107,7 @@ class ApiContext:
 
     def read(self, topic: str, partition: int, offset: int) -> PolledRecord:
         """Return a record of a delay topic, as written; raises ``Refusal`` if there is none."""
-        if partition >= self.delay_topics.get(topic, 0):
+        if not self.is_delay(topic, partition):
             raise Refusal(404, f"{topic}:{partition} is no partition of a delay topic")
         start, end, _ = log_bounds(self._admin, topic, partition, READ_COMMITTED)
         if not start <= offset < end:
@@ -121,14 +124,37 @@ class ApiContext:
             "aborted transaction",
         )
 
+    def is_delay(self, topic: str, partition: int) -> bool:
+        return partition < self.delay_topics.get(topic, 0)
+
     def dead_letters(self, last: int, code: str | None = None) -> Survey:
         """Return the newest dead letters, and which of them were replayed.
 
         ``last``: largest number of offsets to read from the end of each partition.
         """
-        name, client = self.settings.topics.dead_letter, self.settings.kafka
         with self._survey_turn:
-            partitions = self.desk.partitions(name)
-            consumer = client.client_config("consumer")
-            topic = DeadLetterTopic(name, partitions, consumer, self._admin, last=last)
-            return topic.survey(code, SURVEY_BYTES_MAX)
+            return self._letters(last=last).survey(code, SURVEY_BYTES_MAX)
+
+    def letter(self, partition: int, offset: int) -> tuple[DeadLetter, bool]:
+        """Return a dead letter, and whether it was replayed."""
+        with self._survey_turn:
+            topic = self._letters(since=(partition, offset))
+            if topic.length > REPLAY_OFFSETS_MAX:
+                raise Refusal(
+                    409,
+                    f"{topic.length:,} offsets follow this dead letter, too many to read for its "
+                    "replay; use delayservice dlq replay",
+                )
+            letter, is_replayed = topic.first()
+        if letter is None:
+            name = self.settings.topics.dead_letter
+            raise Refusal(404, f"{name}:{partition}:{offset} is no dead letter")
+        return letter, is_replayed
+
+    def _letters(
+        self, last: int | None = None, since: tuple[int, int] | None = None
+    ) -> DeadLetterTopic:
+        name, consumer = self.settings.topics.dead_letter, self.settings.kafka
+        config = consumer.client_config("consumer")
+        partitions = self.desk.partitions(name)
+        return DeadLetterTopic(name, partitions, config, self._admin, last=last, since=since)

@@ -1,8 +1,8 @@
 """Checks of HTTP requests: host name, size, token, names in the query, type of the body.
 
-Changes need the admin token as a bearer token (``Authorization: Bearer``). A browser sends that
-only from a script of the page itself, so that no other site can make a change in a user's name. The
-password of basic authentication, which a browser sends by itself, allows reading only.
+Changes need the admin token, of the API as a bearer token (``Authorization: Bearer``), of the page
+as a field of its forms. A browser sends neither by itself, so that no other site can make a change
+in a user's name. The password of basic authentication, which it does send, allows reading only.
 """
 
 from __future__ import annotations
@@ -40,25 +40,15 @@ _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 _Basic = Annotated[HTTPBasicCredentials | None, Depends(_basic)]
 
 
-class NeedsToken(Refusal):
-    """Refusal with status 401: the admin token is missing or wrong. ``scheme``: HTTP authentication
-    scheme by which to send it, ``Basic`` or ``Bearer``.
-    """
-
-    def __init__(self, detail: str, scheme: str) -> None:
-        super().__init__(401, detail)
-        self.scheme = scheme
-
-
 def reader(token: str) -> Callable[..., None]:
     """Return a FastAPI dependency that refuses a request without ``token``, which may be sent as a
     bearer token or as the password of basic authentication.
     """
 
     def check(bearer: _Bearer, basic: _Basic) -> None:
-        shown = bearer.credentials if bearer is not None else basic.password if basic else None
-        how = "send it as a bearer, or as the password of any user"
-        _check(shown, token, f"reading needs the token: {how}", "Basic")
+        how = "reading needs the token: send it as a bearer, or as the password of any user"
+        shown = bearer.credentials if bearer is not None else basic.password if basic else ""
+        _check(shown, token, how, "Basic")
 
     return check
 
@@ -67,19 +57,19 @@ def writer(token: str) -> Callable[..., None]:
     """Return a FastAPI dependency that refuses a request without ``token`` as its bearer token."""
 
     def check(bearer: _Bearer) -> None:
-        shown = None if bearer is None else bearer.credentials
-        how = "send `Authorization: Bearer TOKEN`"
-        _check(shown, token, f"changes need the token: {how}", "Bearer")
+        how = "changes need the token: send `Authorization: Bearer TOKEN`"
+        _check(bearer.credentials if bearer else "", token, how, "Bearer")
 
     return check
 
 
-def _check(shown: str | None, token: str, needed: str, scheme: str) -> None:
+def _check(shown: str, token: str, needed: str, scheme: str) -> None:
     where = "it is in the file admin_token of the node's state folder, or what admin.token says"
-    if shown is None:
-        raise NeedsToken(f"{needed}; {where}", scheme)
     if not hmac.compare_digest(shown.encode(), token.encode()):
-        raise NeedsToken(f"the token that was sent is not this node's; {where}", scheme)
+        wrong = "the token that was sent is not this node's" if shown else needed
+        refusal = Refusal(401, f"{wrong}; {where}")
+        refusal.headers["WWW-Authenticate"] = f'{scheme} realm="delayservice"'
+        raise refusal
 
 
 def takes_json(request: Request) -> None:

@@ -8,7 +8,6 @@ a token.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import logging
 import socket
 import threading
@@ -17,10 +16,8 @@ from http import HTTPStatus
 from typing import Final
 
 import uvicorn
-from prometheus_client import Metric
-from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client import Metric, make_asgi_app
 from prometheus_client.registry import Collector, CollectorRegistry
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -134,31 +131,21 @@ def make_metrics_app(hub: MetricsHub) -> ASGIApp:
     registry = CollectorRegistry()
     registry.register(_Collector(hub))
 
+    metrics = make_asgi_app(registry)
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await run_in_threadpool(_respond, hub, registry, Request(scope))
-        await response(scope, receive, send)
+        request, path = Request(scope), scope["path"]
+        status, answered = HTTPStatus.OK, "there are /metrics and /status\n"
+        if request.method not in {"GET", "HEAD"}:
+            status, answered = HTTPStatus.METHOD_NOT_ALLOWED, "only GET\n"
+        elif path == "/metrics":
+            await metrics(scope, receive, send)
+            return
+        elif path == "/status":
+            answered = hub.status().model_dump_json()
+        else:
+            status = HTTPStatus.NOT_FOUND
+        kind = "application/json" if path == "/status" else "text/plain"
+        await Response(answered, status, media_type=kind)(scope, receive, send)
 
     return app
-
-
-def _respond(hub: MetricsHub, registry: CollectorRegistry, request: Request) -> Response:
-    if request.method not in {"GET", "HEAD"}:
-        return _response(b"only GET\n", "text/plain", HTTPStatus.METHOD_NOT_ALLOWED)
-    path = request.scope["path"]
-    if path == "/status":
-        return _response(hub.status().model_dump_json().encode(), "application/json")
-    if path != "/metrics":
-        return _response(b"there are /metrics and /status\n", "text/plain", HTTPStatus.NOT_FOUND)
-    names = request.query_params.getlist("name[]")
-    encode, kind = choose_encoder(request.headers.get("accept", ""))
-    body = encode(registry.restricted_registry(names) if names else registry)
-    if not gzip_accepted(request.headers.get("accept-encoding", "")):
-        return _response(body, kind)
-    response = _response(gzip.compress(body), kind)
-    response.headers["Content-Encoding"] = "gzip"
-    return response
-
-
-def _response(body: bytes, kind: str, status: int = HTTPStatus.OK) -> Response:
-    # As a header: Starlette adds a charset to a media type.
-    return Response(body, status, {"Content-Type": kind})

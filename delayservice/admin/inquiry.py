@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
 
 from delayservice.base.errors import DelayServiceError
@@ -130,5 +130,5 @@ class Workers:
         askers = self._askers()
         if not askers:
             raise DelayServiceError("no worker runs yet; try again in a moment")
-        asked = [asker.ask(question, TIMEOUT_S) for asker in askers]
-        return [one.answer(kind) for one in asked]
+        with ThreadPoolExecutor(len(askers)) as pool:
+            return list(pool.map(lambda asker: asker.ask(question, kind, TIMEOUT_S), askers))

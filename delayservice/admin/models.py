@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from connectors.kafka.fate import Fate
-from delayservice.contract.codes import RecordRefusedError
-from delayservice.contract.times import check_is_ms
+from delayservice.contract.entry import TOPIC_NAME
+from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
 from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders
 from delayservice.metrics.status import REASON_CHARS_MAX, SliceState
+from ha.members import Member
 
 
 def _no_truth(value: object) -> object:
@@ -19,11 +22,19 @@ def _no_truth(value: object) -> object:
     return value
 
 
-def _no_seconds(at_ms: int) -> int:
-    try:
-        return check_is_ms("at_ms", at_ms)
-    except RecordRefusedError as exc:
-        raise ValueError(exc.detail) from exc
+_ZONELESS: Final = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.]+")
+
+
+def _instant_ms(value: object) -> object:
+    """Return the epoch milliseconds of a point in time as people write it; without a zone, UTC."""
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        return _no_truth(value)
+    text = str(value).strip()
+    return read_instant_ms(f"{text}Z" if _ZONELESS.fullmatch(text) else text, now_ms())
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Shown(BaseModel):
@@ -32,6 +43,13 @@ class Shown(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
 
+# Point in time in a request: a number or a text.
+Instant = Annotated[
+    int,
+    BeforeValidator(_instant_ms),
+    Field(ge=0, le=DUE_STOP_MS),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 253_402_300_799_999}),
+]
 # Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 
@@ -83,23 +101,6 @@ class Backlog(Shown):
     slices_elsewhere: list[int]
 
 
-class Bucket(Shown):
-    """Number of records due in an interval that starts at ``start_ms``, epoch ms."""
-
-    start_ms: int
-    count: int
-
-
-class Timeline(Shown):
-    """Numbers of pending records in consecutive intervals of ``unit_ms`` milliseconds."""
-
-    unit_ms: int
-    coarse_from_ms: int | None
-    """From this time on, counts of longer intervals are spread evenly; null: all are exact."""
-    buckets: list[Bucket]
-    slices_elsewhere: list[int]
-
-
 class LocatedRecord(Shown):
     """A source record and what has become of it."""
 
@@ -125,13 +126,13 @@ class DeadLetter(Shown):
 
     partition: int
     offset: int
-    at_ms: int
+    at_ms: int = Field(validation_alias="time_ms")
     code: str
     detail: str
-    source: str
+    source: Annotated[str, BeforeValidator(lambda source: str(source or ""))]
     key: ShownBytes
     value_bytes: int | None
-    is_replayed: bool
+    is_replayed: bool = False
 
 
 class DeadLetters(Shown):
@@ -144,36 +145,101 @@ class DeadLetters(Shown):
     """Number of offsets read, from the end."""
 
 
-class ById(Shown):
-    """Request that names a pending record by its id."""
+class Asked(Shown):
+    """Body of a request."""
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str = Field(min_length=1, max_length=ID_CHARS_MAX)
-    """Its `delay-id`."""
-    encoding: Literal["utf-8", "base64"] = "utf-8"
-    topic: str | None = Field(default=None, pattern="^[A-Za-z0-9._-]{1,249}$")
-    """Delay topic if no pending record is found. Default: the first one."""
-    partition: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
-    """As `topic`. Default: by the id."""
+
+class Change(Asked):
+    """Request for a change, with the longest wait for its outcome."""
+
     wait_ms: Whole = Field(default=5000, ge=0, le=30000)
     """How long to wait for the outcome."""
 
 
-class Reschedule(ById):
-    """Request for another due time: either ``at_ms`` or ``after_ms``."""
+class ById(Change):
+    """Request that names a pending record by its id."""
 
-    at_ms: Annotated[Whole, AfterValidator(_no_seconds)] | None = Field(
-        default=None, ge=0, le=253402300799999
-    )
-    """Epoch milliseconds."""
+    id: str = Field(min_length=1, max_length=ID_CHARS_MAX)
+    """Its `delay-id`."""
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    topic: str | None = Field(default=None, pattern=f"^{TOPIC_NAME}$")
+    """Delay topic if no pending record is found. Default: the first one."""
+    partition: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
+    """As `topic`. Default: by the id."""
+
+
+class NewTime(Change):
+    """Due time of a reschedule: either ``at_ms`` or ``after_ms``."""
+
+    at_ms: Instant | None = None
+    """Epoch milliseconds, RFC 3339, `now+10m`."""
     after_ms: Whole | None = Field(default=None, ge=0, le=253_402_300_799_999)
 
 
-class Reason(Shown):
-    """Request to pause, with the reason to show."""
+class Reschedule(ById, NewTime):
+    """Request for another due time."""
 
-    model_config = ConfigDict(extra="forbid")
+
+class Matching(Asked):
+    """Pending records that are asked for, a page of them."""
+
+    id: str | None = Field(default=None, max_length=ID_CHARS_MAX)
+    """Pattern of ids: `*` and `?` stand for any."""
+    target: str | None = Field(default=None, max_length=249)
+    """Pattern of target topics."""
+    topic: str | None = Field(default=None, pattern=f"^{TOPIC_NAME}$")
+    """Delay topic."""
+    from_: Instant = Field(default=0, alias="from")
+    """First due time: epoch ms, RFC 3339, `now`, `+10m` or `-2h`."""
+    to: Instant = DUE_STOP_MS
+    """End of due times, as `from`. Default: none."""
+    slices: Annotated[list[Whole], Field(max_length=100_000)] | None = None
+    """Only records of these slices, for example `slices_elsewhere` of another node's answer."""
+    beyond_window: bool | None = None
+    """Include records due beyond the roll window, which takes longer. Default: only if the whole
+    range is beyond it.
+    """
+    limit: Whole = Field(default=100, ge=1, le=1000)
+    cursor: str | None = Field(default=None, max_length=1_000)
+    """`next` of a page."""
+
+
+class Bulk(Matching, NewTime):
+    """Request to change the pending records that match, a page of them."""
+
+    operation: Literal["cancel", "fire", "reschedule"]
+    dry_run: bool = False
+    """Only count them."""
+
+
+class BulkDone(Shown):
+    """Answer to a bulk change."""
+
+    matched: int
+    outcomes: dict[str, int]
+    """Numbers of records by outcome; also `no_id` and `refused`, which can't be changed, `unknown`:
+    written, not known yet; and `changeable` in a dry run.
+    """
+    next: str | None
+    """`cursor` of the next request; null: this was the last one. It may be repeated from the start,
+    as what is changed is not pending any more.
+    """
+    slices_elsewhere: list[int]
+    """Slices without a copy on this node: ask another node for these `slices`."""
+
+
+class Letter(Asked):
+    """Request to replay a dead letter."""
+
+    partition: Whole = Field(ge=0, le=2**31 - 1)
+    offset: Whole = Field(ge=0, le=2**63 - 1)
+    """Place in the dead-letter topic."""
+
+
+class Reason(Asked):
+    """Request to pause, with the reason to show."""
 
     reason: str = Field(default="", max_length=REASON_CHARS_MAX)
 
@@ -184,20 +250,8 @@ class Done(Shown):
     written: list[str]
     """`topic:partition:offset` of the control record."""
     outcome: str | None
-    """`cancelled`, `fired`, `replaced` or `not_pending`; null: not known yet."""
+    """`cancelled`, `fired`, `replaced`, `not_pending` or `replayed`; null: not known yet."""
     detail: str
-
-
-class Node(Shown):
-    """A node of the cluster. ``address`` is its host name."""
-
-    node_id: str
-    broker_id: int | None
-    rack: str
-    address: str
-    workers: int
-    alive: list[int]
-    """Numbers of its live workers."""
 
 
 class Copy(Shown):
@@ -245,7 +299,7 @@ class Cluster(Shown):
     """Node that answers."""
     standalone: bool
     """Without ZooKeeper: this node owns all slices."""
-    nodes: list[Node]
+    nodes: list[Member]
     slices: list[Slice]
     ownerless: list[int]
     """Slices that no node owns now."""

@@ -3,205 +3,66 @@
 The page is complete without JavaScript. Its script loads the same HTML once a second and replaces
 the changed parts, so that only the server renders.
 
-Records may come from untrusted producers. Jinja escapes their markup. Control, direction and
-invisible characters, which would change how the surrounding text looks, are shown as code points
-(``U+200B``).
+A change is a form that shows what it would do, takes the admin token, and is made by the API. No
+other site can post it in a user's name, because the token is a field of the form.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
-from itertools import groupby
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
-from urllib.parse import urlencode
+from importlib.resources import files
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
 
+import httpx
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from pydantic import ValidationError
 
-from delayservice import __version__
 from delayservice.admin import models, page_health
+from delayservice.admin.changing import bulk
 from delayservice.admin.cluster import cluster_of
 from delayservice.admin.context import ApiContext
-from delayservice.admin.problems import Refusal
+from delayservice.admin.problems import Refusal, plain
 from delayservice.admin.reading import (
-    SCAN_MAX,
     UNITS_MS,
+    Offset,
+    Partition,
+    TopicName,
     backlog_of,
     located,
-    may_be_beyond_window,
-    newest_of_id,
+    of_id,
     pauses_of,
     pending_page,
-    position_of,
     timeline_of,
 )
+from delayservice.admin.words import environment
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.codes import EXPLANATIONS
-from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
-from delayservice.inspection.query import Content, Position, Search
-
-NO_FIGURE: Final = "\N{EN DASH}"
-VALUE_CHARS_MAX: Final = 16_384
-_CELL_CHARS_MAX: Final = 200
-_YEAR_10000_MS: Final = 253_402_300_800_000
-# Unicode categories of characters that are invisible or change the direction of text.
-_UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-# More than three combining marks on one letter: they would cover other lines.
-_STACK: Final = re.compile(
-    r"([\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]{3})"
-    r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
-)
-_STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
-# Possible ends of an axis, times a power of ten.
-_AXIS_ENDS: Final = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
-
-
-def count(number: int) -> str:
-    return f"{number:,}"
-
-
-def lateness(ms: int | None) -> str:
-    """Return a duration of ``ms`` milliseconds as text with its unit; a dash for None."""
-    if ms is None:
-        return NO_FIGURE
-    if ms < 1_000:  # noqa: PLR2004  # a second
-        return f"{ms:,} ms"
-    return f"{ms / 1_000:,.1f} s" if ms < 60_000 else span(ms)  # noqa: PLR2004  # a minute
-
-
-def span(ms: int) -> str:
-    """Return ``ms`` milliseconds, without the sign, as text in one or two units: ``2 h 5 min``."""
-    left_s = abs(ms) // 1_000 * 1_000
-    parts = []
-    for size, unit in _STEPS:
-        if left_s >= size:
-            parts.append(f"{left_s // size:,} {unit}")
-            left_s %= size
-        elif parts:
-            break  # `1 d 3 s` says no more than `1 d`
-        if len(parts) == 2:  # noqa: PLR2004  # the two
-            break
-    return " ".join(parts) or "0 s"
-
-
-def size(octets: int | None) -> str:
-    if octets is None:
-        return "null"
-    if octets < 1_024:  # noqa: PLR2004  # a kibibyte
-        return f"{octets:,} B"
-    return f"{octets / 1_024:,.1f} KiB" if octets < 1 << 20 else f"{octets / (1 << 20):,.1f} MiB"
-
-
-def utc(ms: int) -> str:
-    """Return epoch ms as UTC text (``2026-11-21 18:37:42.123``); before 1970 or after 9999 as a
-    number of ms.
-    """
-    if not 0 <= ms < _YEAR_10000_MS:
-        return f"{ms:,} ms"
-    moment = datetime.fromtimestamp(ms / 1_000, UTC)
-    return f"{moment:%Y-%m-%d %H:%M:%S}.{ms % 1_000:03}"
-
-
-def moment(ms: int, form: str = "full") -> Markup:
-    """Return a point in time as HTML, in UTC; the page's script converts it to local time. ``form``
-    is ``full``; ``clock``, the time of day; or ``minute``, that without seconds.
-    """
-    text = utc(ms)
-    whole = f"{text} UTC = {ms} ms"
-    cut = {"full": f"{text} UTC", "clock": text[11:19], "minute": text[11:16]}[form]
-    return Markup('<time data-ms="{}" data-form="{}" title="{}">{}</time>').format(
-        ms, form, whole, cut
-    )
-
-
-def relative(ms: int, now_ms: int) -> Markup:
-    """Return the time from ``now_ms`` to ``ms``, both epoch milliseconds, as HTML: ``in 5 min`` or
-    ``5 min ago``. The page's script keeps the text current.
-    """
-    words = f"in {span(ms - now_ms)}" if ms >= now_ms else f"{span(now_ms - ms)} ago"
-    return Markup('<time data-ms="{}" data-form="relative" title="{} UTC">{}</time>').format(
-        ms, utc(ms), words
-    )
-
-
-def visible(text: str, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Return text of unknown origin as safe HTML. Control, direction and invisible characters are
-    shown as code points, except those in ``keep``, and a long text is cut.
-    """
-    cut = _STACK.sub(r"\1", text[:chars_max])
-    runs = groupby(cut, key=lambda char: char in keep or unicodedata.category(char) not in _UNSEEN)
-    seen = Markup("").join(
-        "".join(run) if is_seen else Markup("").join(map(_code_point, run)) for is_seen, run in runs
-    )
-    more = len(text) - chars_max
-    rest = Markup('<span class="more">… {:,} more characters</span>').format(more)
-    return Markup("<bdi>{}</bdi>{}").format(seen, rest if more > 0 else "")
-
-
-def _code_point(char: str) -> Markup:
-    name = unicodedata.name(char, "control character").lower()
-    return Markup('<span class="code-point" title="{}">U+{:04X}</span>').format(name, ord(char))
-
-
-def content(data: bytes | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Return content as HTML: text, base64 with a label, ``empty``, or ``null`` for None."""
-    found = Content.of(data)
-    if found is None:
-        return Markup('<span class="none">null</span>')
-    if found.data == "":
-        return Markup('<span class="none">empty</span>')
-    if found.encoding == "base64":
-        label = Markup('<span class="tag">base64</span> ')
-        return label + visible(found.data, chars_max)
-    return visible(found.data, chars_max, keep)
-
-
-def round_up(number: int) -> int:
-    """Return a round number that is not below ``number``, for the end of an axis; half of it is
-    round, too.
-    """
-    power = int(10 ** max(len(str(number)) - 2, 0))
-    return next(step * power for step in _AXIS_ENDS if step * power >= number)
-
-
-def is_plain(text: str) -> bool:
-    # Only such a text is safe to paste into a shell.
-    return not any(unicodedata.category(char) in _UNSEEN for char in text)
-
-
-def read_moment(text: str, now_ms: int) -> int | None:
-    """Parse a typed point in time into epoch milliseconds; None: the text is empty. The page shows
-    times without a zone, which are UTC, so it reads them, too.
-    """
-    asked = text.strip()
-    if not asked:
-        return None
-    return read_instant_ms(f"{asked}Z" if _ZONELESS.fullmatch(asked) else asked, now_ms)
-
-
-_ZONELESS: Final = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.]+")
-
+from delayservice.contract.entry import read_place
 
 BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
 _ROWS: Final = 50
 _LETTERS: Final = 100
-_SOURCE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
+# What a change means, for people, and the request of the API that makes it.
+_CHANGES: Final = {
+    "cancel": ("It is not delivered any more. That can't be undone.", "POST", "records/cancel"),
+    "fire": ("It is delivered at once, which can't be undone.", "POST", "records/fire"),
+    "reschedule": ("A copy with the new time replaces it.", "POST", "records/reschedule"),
+    "bulk": ("All records that match are changed, a page at a time.", "POST", "records/bulk"),
+    "pause": ("Nothing is delivered until it is resumed.", "PUT", "pauses/{kind}/{name}"),
+    "resume": ("What was held meanwhile is delivered.", "DELETE", "pauses/{kind}/{name}"),
+    "replay": ("Its record is written again, once.", "POST", "dead-letters/replay"),
+}
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-_Text = Annotated[str, Query(max_length=100_000)]
-_Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
-_Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
-_Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
+_Change: TypeAlias = Literal["cancel", "fire", "reschedule", "bulk", "pause", "resume", "replay"]
 T = TypeVar("T")
 
 
@@ -218,23 +79,6 @@ def _part(ask: Callable[[], T]) -> PagePart[T]:
         return PagePart(ask())
     except (DelayServiceError, Refusal) as exc:
         return PagePart(problem=str(exc))
-
-
-def environment() -> Environment:
-    """Return the Jinja environment: it escapes all values, and fails on unknown variables."""
-    made = Environment(
-        loader=PackageLoader("delayservice.admin"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for word in (count, lateness, span, size, moment, relative, visible, content, round_up):
-        made.filters[word.__name__] = word
-    made.filters["raw"] = Content.of
-    made.tests["plain"] = is_plain
-    made.globals.update(value_chars_max=VALUE_CHARS_MAX, version=__version__)
-    return made
 
 
 class Pages:
@@ -263,6 +107,7 @@ class Pages:
             "now_ms": now_ms,
             "status": status,
             "cluster": cluster,
+            "pauses": pauses,
             "findings": page_health.findings_of(status, cluster.value, pauses, now_ms),
         }
 
@@ -285,68 +130,52 @@ class Pages:
         found = located(self._context, topic, partition, row)
         return self.draw("record", record=found, pending=found.pending)
 
-    def pending(self, asked: TypedSearch) -> Response:
-        """Return the page with the results of a search for pending records. A search by id that
-        finds one record, or by ``topic:partition:offset`` instead of an id, redirects to the page
-        of that record.
+    def pending(self, typed: Mapping[str, str]) -> Response:
+        """Return the page with the results of a search for pending records; ``typed``: fields of
+        its form. An id that one record has, or ``topic:partition:offset`` instead of an id,
+        redirects to the page of that record.
         """
-        asked.read(self._context.wall_ms())
-        if asked.errors:
-            return self.draw("pending", 422, **self._searched(asked, None))
-        if asked.id:
-            return self._by_id(asked)
-        page = _part(lambda: self._search(asked))
-        return self.draw("pending", **self._searched(asked, page))
+        shown: dict[str, Any] = {"typed": typed, "errors": {}, "page": None, "more": "", "all": ""}
+        levels = self._context.settings.levels.by_topic
+        topics = _part(lambda: [one for one in self._context.delay_topics if one not in levels])
+        given = {name: text.strip() for name, text in typed.items() if text.strip()}
+        searched = given.get("id", "")
+        if searched and not set("*?") & set(searched):
+            return self._by_id(searched)
+        try:
+            asked = models.Matching.model_validate({**given, "limit": _ROWS})
+        except ValidationError as exc:
+            shown["errors"] = {str(one["loc"][0]): plain(one["msg"]) for one in exc.errors()}
+            return self.draw("pending", 422, topics=topics.value or [], **shown)
+        if asked.from_ >= asked.to:
+            shown["errors"] = {"to": "The end lies before the beginning."}
+            return self.draw("pending", 422, topics=topics.value or [], **shown)
+        shown["page"] = page = _part(lambda: pending_page(self._context, asked))
+        if page.value is not None:
+            # They come in the order of processing.
+            page.value.records.sort(key=lambda row: row.due_ms)
+            # Absolute times, so that all pages show the same range.
+            fixed = {**given, "from": asked.from_, "to": asked.to}
+            fixed.pop("cursor", None)
+            shown["all"] = urlencode(fixed)
+            shown["more"] = page.value.next and urlencode({**fixed, "cursor": page.value.next})
+        return self.draw("pending", topics=topics.value or [], **shown)
 
-    def _by_id(self, asked: TypedSearch) -> Response:
-        searched = asked.id.encode()
-        rows = self._context.inquiry.find(searched)
-        places = [(row.topic, row.partition, row.offset) for row in rows]
-        source = _SOURCE.fullmatch(asked.id.strip())
-        if not rows and source is not None:
-            places = [(source[1], int(source[2]), int(source[3]))]
-        elif not rows and (found := newest_of_id(self._context, searched)) is not None:
-            places = [(found[0], found[1], found[2][0])]
+    def _by_id(self, searched: str) -> Response:
+        place = read_place(searched)
+        try:
+            places = [
+                (one.topic, one.partition, one.offset)
+                for one in of_id(self._context, searched.encode())
+            ]
+        except Refusal:
+            if place is None:
+                raise
+            places = [place]
         if len(places) == 1:
             topic, partition, offset = places[0]
             return RedirectResponse(f"/records/{topic}/{partition}/{offset}", 303)
-        page = models.PendingPage(
-            records=rows,
-            next=None,
-            scanned=len(rows),
-            damaged=0,
-            slices_elsewhere=self._context.slices_elsewhere(),
-        )
-        return self.draw("pending", **self._searched(asked, PagePart(page)))
-
-    def _search(self, asked: TypedSearch) -> models.PendingPage:
-        wanted = Search(
-            from_ms=asked.from_ms,
-            to_ms=asked.to_ms,
-            target=asked.target or None,
-            topic=asked.topic or None,
-            limit=_ROWS,
-            scan_max=SCAN_MAX,
-            after=asked.position,
-            beyond_window=may_be_beyond_window(self._context, asked.from_ms),
-        )
-        page = pending_page(self._context, wanted)
-        page.records.sort(key=lambda row: row.due_ms)  # they come in the order of processing
-        return page
-
-    def _searched(
-        self, asked: TypedSearch, page: PagePart[models.PendingPage] | None
-    ) -> dict[str, Any]:
-        levels = self._context.settings.levels.by_topic
-        topics = _part(lambda: [one for one in self._context.delay_topics if one not in levels])
-        more = page.value.next if page is not None and page.value is not None else None
-        return {
-            "asked": asked,
-            "page": page,
-            "topics": topics.value or [],
-            "more": None if more is None else f"/pending?{asked.query(after=more)}",
-            "first": f"/pending?{asked.query()}",
-        }
+        return self.draw("places", places=places)
 
     def dead_letters(self, code: str, last: int) -> HTMLResponse:
         """Return the page of the newest dead letters with this error code; empty: with any code.
@@ -356,56 +185,69 @@ class Pages:
         shown: dict[str, Any] = {"code": code, "last": last, "explanations": EXPLANATIONS}
         return self.draw("dead_letters", found=found, rows_max=_LETTERS, **shown)
 
+    def run_book(self, alert: str) -> HTMLResponse:
+        """Return the page with the run-book that ``docs/operations.md`` has for an alert."""
+        page = files("delayservice.admin").joinpath("operations.md").read_text("utf-8")
+        section = next((one for one in page.split("\n### ") if f'<a id="{alert}">' in one), None)
+        if section is None:
+            raise Refusal(404, f"there is no run-book {alert}")
+        title, _, text = section.partition("\n")
+        text = re.sub(r"<a id=.*\n|```(?:sh)?\n|\*\*", "", text.partition("\n## ")[0])
+        text = re.sub(r"\[([^]]+)]\([^)]+\)", r"\1", text).strip()
+        return self.draw("run_book", title=title, text=text)
 
-@dataclass(slots=True)
-class TypedSearch:
-    """Fields of the search form as typed, and their values, which ``read`` parses: ``from_ms`` and
-    ``to_ms`` are epoch milliseconds, ``errors`` has messages by field name, and ``after`` is the
-    cursor of the previous page of results, parsed as ``position``.
-    """
-
-    id: str
-    target: str
-    topic: str
-    due_from: str
-    due_to: str
-    after: str
-    from_ms: int = 0
-    to_ms: int = DUE_STOP_MS
-    position: Position | None = None
-    errors: dict[str, str] = field(default_factory=dict)
-
-    def read(self, now_ms: int) -> None:
-        self.from_ms = self._moment("from", self.due_from, now_ms, 0)
-        self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
-        if not self.errors and self.from_ms >= self.to_ms:
-            self.errors["to"] = "The end lies before the beginning: nothing is due in between."
-        try:
-            self.position = position_of(self.after) if self.after else None
-        except Refusal:
-            self.errors["id"] = "The address of this page is damaged: search again."
-
-    def _moment(self, name: str, text: str, now_ms: int, default_ms: int) -> int:
-        try:
-            found_ms = read_moment(text, now_ms)
-        except ValueError as exc:
-            self.errors[name] = str(exc)
-            return default_ms
-        return default_ms if found_ms is None else found_ms
-
-    def query(self, after: str = "") -> str:
-        """Return the search, without its id, as a URL query. With ``after``, the cursor of the
-        previous page of results, relative times become absolute, so that all pages show the same
-        range.
+    def form(
+        self,
+        change: _Change,
+        asked: Mapping[str, str],
+        typed: Mapping[str, str],
+        done: httpx.Response | None,
+    ) -> HTMLResponse:
+        """Return the form of a change of what ``asked`` names, and the API's answer ``done``, if it
+        was posted.
         """
-        fixed = {"from": self.due_from, "to": self.due_to}
-        if after:
-            fixed = {
-                "from": str(self.from_ms) if self.from_ms else "",
-                "to": str(self.to_ms) if self.to_ms < DUE_STOP_MS else "",
-            }
-        asked = {"target": self.target, "topic": self.topic, **fixed, "after": after}
-        return urlencode({name: text for name, text in asked.items() if text})
+        said = done.json() if done is not None and done.content else {}
+        matching = None
+        if change == "bulk" and done is None:
+            counted = {**asked, "dry_run": True, "after_ms": 0}
+            matching = bulk(self._context, models.Bulk.model_validate(counted))
+        more = said.get("next") and urlencode({**asked, "cursor": said["next"]})
+        found = {name: text for name, text in asked.items() if name not in {"operation", "cursor"}}
+        status = HTTPStatus.OK if done is None else done.status_code
+        return self.draw(
+            "change",
+            HTTPStatus.OK if status == HTTPStatus.NO_CONTENT else status,
+            change=change,
+            means=_CHANGES[change][0],
+            asked=asked,
+            typed=typed,
+            matching=matching,
+            is_done=done is not None and done.is_success,
+            said=said,
+            answered=status,
+            more=more,
+            found=urlencode(found),
+        )
+
+
+async def _posted(
+    request: Request, change: _Change, asked: Mapping[str, str], typed: Mapping[str, str]
+) -> httpx.Response:
+    """Make a change by the API of this node, which checks the token and all else."""
+    _, method, path = _CHANGES[change]
+    kind, name = (quote(asked.get(one, ""), safe="") for one in ("kind", "name"))
+    body: dict[str, str] | None = {**asked, **typed}
+    if change in ("pause", "resume"):
+        body = {"reason": typed.get("reason", "")} if change == "pause" else None
+    # As bytes: what is typed need not be ASCII.
+    bearer = {b"Authorization": b"Bearer " + typed.get("token", "").encode()}
+    if body is not None:
+        body.pop("token", None)
+    transport = httpx.ASGITransport(request.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.request(
+            method, f"/v1/{path.format(kind=kind, name=name)}", json=body, headers=bearer
+        )
 
 
 def page_routes(context: ApiContext) -> APIRouter:
@@ -425,18 +267,11 @@ def page_routes(context: ApiContext) -> APIRouter:
         return pages.draw("standing")
 
     @routes.get("/pending")
-    def pending(
-        id: _Text = "",  # noqa: A002  # the contract's word
-        target: _Text = "",
-        topic: _Text = "",
-        from_: Annotated[str, Query(alias="from", max_length=100)] = "",
-        to: Annotated[str, Query(max_length=100)] = "",
-        after: Annotated[str, Query(max_length=1_000)] = "",
-    ) -> Response:
-        return pages.pending(TypedSearch(id, target.strip(), topic, from_, to, after))
+    def pending(request: Request) -> Response:
+        return pages.pending(request.query_params)
 
     @routes.get("/records/{topic}/{partition}/{offset}")
-    def record(topic: _Name, partition: _Partition, offset: _Offset) -> HTMLResponse:
+    def record(topic: TopicName, partition: Partition, offset: Offset) -> HTMLResponse:
         return pages.record(topic, partition, offset)
 
     @routes.get("/dead-letters")
@@ -445,6 +280,21 @@ def page_routes(context: ApiContext) -> APIRouter:
         last: Annotated[int, Query(ge=1, le=20_000)] = 2_000,
     ) -> HTMLResponse:
         return pages.dead_letters(code, last)
+
+    @routes.get("/run-books/{alert}")
+    def run_book(alert: Annotated[str, Path(pattern="^[a-z]{1,50}$")]) -> HTMLResponse:
+        return pages.run_book(alert)
+
+    @routes.get("/change/{change}")
+    def form(change: _Change, request: Request) -> HTMLResponse:
+        return pages.form(change, request.query_params, {}, None)
+
+    @routes.post("/change/{change}")
+    async def post(change: _Change, request: Request) -> HTMLResponse:
+        asked, body = request.query_params, (await request.body()).decode(errors="replace")
+        typed = dict(parse_qsl(body))
+        done = await _posted(request, change, asked, typed)
+        return await run_in_threadpool(pages.form, change, asked, typed, done)
 
     return routes
 
@@ -465,7 +315,7 @@ def _route_class(pages: Pages) -> type[APIRoute]:
                     return await run_in_threadpool(pages.failed, exc.status, exc.detail)
                 except DelayServiceError as exc:
                     return await run_in_threadpool(pages.failed, 503, str(exc))
-                except RequestValidationError as exc:
+                except (RequestValidationError, ValidationError) as exc:
                     said = "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in exc.errors())
                     detail = f"The address asks for something that there is not. {said}"
                     return await run_in_threadpool(pages.failed, 422, detail)

@@ -21,12 +21,12 @@ _PARKED_SHOWN: Final = 3
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
     """Problem or warning about a node or the cluster. ``level`` is ``problem``: records are or will
-    be late, or ``warning``: they may be.
+    be late, or ``warning``: they may be. ``run_book``: its anchor in ``docs/operations.md``.
     """
 
     level: Literal["problem", "warning"]
     text: str
-    advice: str
+    run_book: str = ""
 
 
 def findings_of(
@@ -37,68 +37,40 @@ def findings_of(
 ) -> list[HealthFinding]:
     """Return all problems and warnings, problems first. ``cluster`` None: unknown now."""
     parked = [one for one in status.targets if one.parked]
-    found = [*_of_node(status), *map(_of_pause, pauses), *_of_parked(parked)]
+    found = [HealthFinding("problem", text, book) for text, book in status.run_books.items()]
+    if status.pinned:
+        text = f"Owners are pinned {status.pinned}. `delayservice cluster unpin` ends it."
+        found.append(HealthFinding("warning", text))
+    found += [*map(_of_pause, pauses), *_of_parked(parked)]
     if cluster is not None:
         found += _of_cluster(cluster, now_ms)
     return sorted(found, key=lambda finding: finding.level)
 
 
-def _of_node(status: NodeState) -> Iterator[HealthFinding]:
-    if status.pinned:
-        yield HealthFinding(
-            "warning",
-            f"Owners are pinned {status.pinned}.",
-            "Slices stay where they are even if other nodes are preferred. "
-            "`delayservice cluster unpin` ends it.",
-        )
-    for text in status.problems:
-        yield HealthFinding("problem", text, "See the run-book in docs/operations.md.")
-
-
 def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
-    for one in parked[:_PARKED_SHOWN]:
-        yield HealthFinding(
-            "warning",
-            f"{one.parked:,} records of {one.topic} for target {one.target} are parked.",
-            "The target is missing or can't be written to. They are tried again, and are "
-            "dead-lettered after the last try: see DelayTargetParked in docs/operations.md.",
-        )
+    told = [f"{n.parked:,} records of {n.topic} for target {n.target} are parked." for n in parked]
     others = sum(one.parked for one in parked[_PARKED_SHOWN:])
     if others:
-        yield HealthFinding(
-            "warning",
-            f"{others:,} records for other targets are parked.",
-            "The table of targets below names them.",
-        )
+        told[_PARKED_SHOWN:] = [f"{others:,} records for other targets are parked."]
+    for text in told:
+        yield HealthFinding("warning", text, "delaytargetparked")
 
 
 def _of_pause(pause: Pause) -> HealthFinding:
     what = "Deliveries to" if pause.kind == "target" else "All of delay topic"
     why = f": {pause.reason}" if pause.reason else ", without a reason"
-    return HealthFinding(
-        "warning",
-        f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
-        f"An operator set this pause. `delayservice pause remove {pause.kind} {pause.name}` ends "
-        "it.",
-    )
+    are = "are" if pause.kind == "target" else "is"
+    return HealthFinding("warning", f"{what} {pause.name} {are} paused{why}.", "delaypausedlong")
 
 
 def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[HealthFinding]:
     if cluster.ownerless:
-        yield HealthFinding(
-            "problem",
-            f"No node owns {named_slices(cluster.ownerless)}: records there are stored, not "
-            "delivered.",
-            "A node takes over within seconds. If not, check that nodes and ZooKeeper run and "
-            "that a copy has caught up.",
-        )
+        text = f"No node owns {named_slices(cluster.ownerless)}: stored, not delivered."
+        yield HealthFinding("problem", text, "delaysliceownerless")
     for node in cluster.nodes:
         if len(node.alive) < node.workers:
-            yield HealthFinding(
-                "problem",
-                f"Node {node.node_id}: {len(node.alive)} of {node.workers} workers live.",
-                "Check the log of that node.",
-            )
+            text = f"Node {node.node_id}: {len(node.alive)} of {node.workers} workers live."
+            yield HealthFinding("problem", text, "delayworkerlost")
     behind: dict[str, list[int]] = defaultdict(list)
     late_ms: dict[int, int] = {}
     for held in cluster.slices:
@@ -109,17 +81,10 @@ def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[HealthFinding]
         if here is not None and here.state == "owner" and here.oldest_due_ms is not None:
             late_ms[held.slice] = now_ms - here.oldest_due_ms
     for node_id, numbers in behind.items():
-        yield HealthFinding(
-            "warning",
-            f"{node_id} may not take over {named_slices(numbers)}.",
-            "`delayservice status` on that node shows the reason. A copy catches up by itself.",
-        )
+        text = f"{node_id} may not take over {named_slices(numbers)}."
+        yield HealthFinding("warning", text, "delaybehind")
     late = [number for number, ms in late_ms.items() if ms > BEHIND_MS]
     if late:
         late_s = max(late_ms.values()) / 1_000
-        yield HealthFinding(
-            "warning",
-            f"Deliveries of {named_slices(late)} are up to {late_s:,.0f} s late.",
-            "Check whether a target is throttled, rate-limited or paused, and whether the node "
-            "has spare CPU.",
-        )
+        text = f"Deliveries of {named_slices(late)} are up to {late_s:,.0f} s late."
+        yield HealthFinding("warning", text, "delayoverdue")

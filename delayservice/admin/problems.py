@@ -58,6 +58,11 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def plain(message: str) -> str:
+    """Return pydantic's message about a value without its own preface."""
+    return message.removeprefix("Value error, ")
+
+
 def answer(
     status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
@@ -86,7 +91,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
         found = exc.errors()
-        errors = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found]
+        errors = [f"{'.'.join(map(str, e['loc']))}: {plain(e['msg'])}" for e in found]
         detail = "the request is invalid; see errors"
         if any(e["loc"] == ("body",) and e["type"] == "missing" for e in found):
             detail = "the request has no body: send a JSON object, `{}` at least; see /openapi.json"

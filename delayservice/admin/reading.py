@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
+import re
 from itertools import pairwise
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple
 
-import msgspec
 from fastapi import APIRouter, Path, Query
-from msgspec import Meta
 
 from connectors.kafka.fate import ID_OFFSETS_MAX
 from delayservice.admin import models
@@ -19,9 +17,8 @@ from delayservice.admin.context import ApiContext
 from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.problems import Refusal, described
 from delayservice.config.reference import redacted
-from delayservice.contract.dead_letters import DeadLetter
-from delayservice.contract.entry import OFFSET_MAX, PolledRecord
-from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
+from delayservice.contract.entry import OFFSET_MAX, TOPIC_NAME, PolledRecord
+from delayservice.contract.times import DUE_STOP_MS
 from delayservice.inspection.query import (
     HORIZONS_MS,
     HOUR_MS,
@@ -45,22 +42,12 @@ _NO_RECORD: Final = (
     "no record is pending under this id on this node, and none of the newest "
     f"{ID_OFFSETS_MAX:,} offsets of each delay topic's partition has it"
 )
-_ANY: Final = "Target topic; `*` and `?` stand for any."
-_BEYOND: Final = (
-    "Include records due beyond the roll window, which takes longer. Default: only if the whole "
-    "range is beyond it."
-)
 _REQUEUED_ROWS: Final = 1_000
-_TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
-_TIME: Final = "epoch ms, RFC 3339, `now`, `+10m` or `-2h`."
-_TIME_CHARS_MAX: Final = 64
-# ``(key_ms, topic, partition, offset)``: the ``Position`` at which a page of results ended.
-_Cursor: TypeAlias = tuple[
-    Annotated[int, Meta(ge=0, le=DUE_STOP_MS)],
-    Annotated[str, Meta(pattern=_TOPIC)],
-    Annotated[int, Meta(ge=0, le=2**31 - 1)],
-    Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
-]
+TopicName = Annotated[str, Path(pattern=f"^{TOPIC_NAME}$")]
+Partition = Annotated[int, Path(ge=0, le=2**31 - 1)]
+Offset = Annotated[int, Path(ge=0, le=2**63 - 1)]
+# The ``Position`` at which a page of results ended: key time, topic, partition, offset.
+_CURSOR: Final = re.compile(rf"(\d{{1,16}}):({TOPIC_NAME}):(\d{{1,9}}):(-1|\d{{1,19}})", re.ASCII)
 
 
 def reading_routes(context: ApiContext) -> APIRouter:
@@ -80,59 +67,36 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
         return backlog_of(context)
 
     @routes.get("/pending", tags=["pending"], response_model_exclude=_CONTENT)
-    def pending(
-        from_: Annotated[
-            str,
-            Query(alias="from", max_length=_TIME_CHARS_MAX, description=f"First due time: {_TIME}"),
-        ] = "0",
-        to: Annotated[
-            str | None,
-            Query(max_length=_TIME_CHARS_MAX, description="End, as `from`. Default: none."),
-        ] = None,
-        target: Annotated[str | None, Query(max_length=249, description=_ANY)] = None,
-        topic: Annotated[str | None, Query(pattern=_TOPIC, description="Delay topic.")] = None,
-        beyond_window: Annotated[bool | None, Query(description=_BEYOND)] = None,
-        limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
-        cursor: Annotated[
-            str | None, Query(max_length=1_000, description="`next` of a page.")
-        ] = None,
-    ) -> models.PendingPage:
+    def pending(asked: Annotated[models.Matching, Query()]) -> models.PendingPage:
         """Pending records of this node's copies, a page at a time, in the order in which they are
         next processed: by due time, parked ones by their next try, and what is due beyond the roll
         window by its roll time.
         """
-        from_ms = _epoch_ms(context, from_)
-        to_ms = DUE_STOP_MS if to is None else _epoch_ms(context, to)
-        if beyond_window is None:
-            beyond_window = may_be_beyond_window(context, from_ms)
-        asked = Search(
-            from_ms=from_ms,
-            to_ms=to_ms,
-            target=target,
-            topic=topic,
-            limit=limit,
-            scan_max=SCAN_MAX,
-            after=None if cursor is None else position_of(cursor),
-            beyond_window=beyond_window,
-        )
         return pending_page(context, asked)
 
 
-def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
-    """Return whether all records due at ``from_ms`` (epoch milliseconds) or later are due after the
-    end of the roll window, counted from now.
-    """
-    return from_ms > context.wall_ms() + context.settings.roll_window_ms
-
-
-def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
-    page = context.inquiry.search(asked)
+def pending_page(context: ApiContext, asked: models.Matching) -> models.PendingPage:
+    is_beyond = asked.from_ > context.wall_ms() + context.settings.roll_window_ms
+    search = Search(
+        from_ms=asked.from_,
+        to_ms=asked.to,
+        id=asked.id,
+        target=asked.target,
+        topic=asked.topic,
+        slices=None if asked.slices is None else frozenset(asked.slices),
+        limit=asked.limit,
+        scan_max=SCAN_MAX,
+        after=None if asked.cursor is None else position_of(asked.cursor),
+        beyond_window=is_beyond if asked.beyond_window is None else asked.beyond_window,
+    )
+    page = context.inquiry.search(search)
+    elsewhere = context.slices_elsewhere()
     return models.PendingPage(
         records=page.rows,
-        next=None if page.upto is None else _cursor(page.upto),
+        next=None if page.upto is None else ":".join(map(str, page.upto)),
         scanned=page.scanned,
         damaged=page.damaged,
-        slices_elsewhere=context.slices_elsewhere(),
+        slices_elsewhere=[n for n in elsewhere if asked.slices is None or n in asked.slices],
     )
 
 
@@ -158,7 +122,18 @@ def backlog_of(context: ApiContext) -> models.Backlog:
     )
 
 
-def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline:
+class Timeline(NamedTuple):
+    """Numbers of pending records in consecutive intervals of ``unit_ms`` milliseconds."""
+
+    unit_ms: int
+    # From this time on, counts of longer intervals are spread evenly; None: all are exact.
+    coarse_from_ms: int | None
+    # Start of each interval, epoch ms, and the number of records due in it.
+    buckets: list[tuple[int, int]]
+    slices_elsewhere: list[int]
+
+
+def timeline_of(context: ApiContext, unit: str, buckets: int) -> Timeline:
     """Return the number of pending records due in each of ``buckets`` intervals, each one ``unit``
     long; the first contains the current time.
     """
@@ -172,38 +147,19 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
         for start, stop, _ in ranges
         if stop - start > unit_ms and start < stop_ms and stop > first_ms
     ]
-    return models.Timeline(
-        unit_ms=unit_ms,
-        coarse_from_ms=min(coarse, default=None),
-        buckets=[
-            models.Bucket(start_ms=start, count=after - count)
-            for start, (count, after) in zip(starts, pairwise(before), strict=False)
-        ],
-        slices_elsewhere=context.slices_elsewhere(),
-    )
-
-
-def _epoch_ms(context: ApiContext, moment: str) -> int:
-    try:
-        return read_instant_ms(moment, context.wall_ms())
-    except ValueError as exc:
-        raise Refusal(400, str(exc)) from exc
-
-
-def _cursor(position: Position) -> str:
-    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
+    counts = [after - count for count, after in pairwise(before)]
+    found = list(zip(starts, counts, strict=False))
+    return Timeline(unit_ms, min(coarse, default=None), found, context.slices_elsewhere())
 
 
 def position_of(cursor: str) -> Position:
-    """Return the position that a cursor encodes, at which the previous page of results ended;
-    raises ``Refusal`` if it is none.
+    """Return the position that a cursor names, at which the previous page of results ended; raises
+    ``Refusal`` if it is none.
     """
-    try:
-        padded = cursor.encode() + b"=" * (-len(cursor) % 4)
-        raw = base64.b64decode(padded, b"-_", validate=True)
-        position: Position = msgspec.json.decode(raw, type=_Cursor)
-    except (binascii.Error, ValueError, msgspec.DecodeError) as exc:
-        raise Refusal(400, "cursor is not the `next` of a page") from exc
+    found = _CURSOR.fullmatch(cursor)
+    position = found and (int(found[1]), found[2], int(found[3]), int(found[4]))
+    if not position or position[0] > DUE_STOP_MS or position[3] > OFFSET_MAX:
+        raise Refusal(400, "cursor is not the `next` of a page")
     return position
 
 
@@ -219,30 +175,27 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         """The pending record of an id, one in each delay topic and partition at most; if there is
         none, the newest record with this id and what became of it.
         """
-        searched = id_bytes(record_id, encoding)
-        rows = context.inquiry.find(searched)
-        if rows:
-            return rows
-        found = newest_of_id(context, searched)
-        if found is None:
-            raise Refusal(404, _NO_RECORD)
-        return [located(context, *found)]
+        return of_id(context, id_bytes(record_id, encoding))
 
     @routes.get("/records/{topic}/{partition}/{offset}", tags=["records"], responses=described(404))
-    def by_source(
-        topic: Annotated[str, Path(pattern=_TOPIC)],
-        partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
-        offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
-    ) -> models.LocatedRecord:
+    def by_source(topic: TopicName, partition: Partition, offset: Offset) -> models.LocatedRecord:
         """A record of a delay topic as it was written, and what became of it."""
         return located(context, topic, partition, context.read(topic, partition, offset))
 
 
-def newest_of_id(context: ApiContext, record_id: bytes) -> tuple[str, int, PolledRecord] | None:
-    """Return place and content of the newest record with this ``delay-id`` in the delay topics."""
+def of_id(context: ApiContext, record_id: bytes) -> list[Pending] | list[models.LocatedRecord]:
+    """Return the pending records with this ``delay-id``; if there are none, the newest record with
+    it among the last offsets of the delay topics.
+    """
+    rows = context.inquiry.find(record_id)
+    if rows:
+        return rows
     levels = context.settings.levels.by_topic
     topics = {name: count for name, count in context.delay_topics.items() if name not in levels}
-    return context.fates.newest_of_id(record_id, topics)
+    found = context.fates.newest_of_id(record_id, topics)
+    if found is None:
+        raise Refusal(404, _NO_RECORD)
+    return [located(context, *found)]
 
 
 def located(
@@ -319,11 +272,11 @@ def _add_rest(routes: APIRouter, context: ApiContext) -> None:
     ) -> models.DeadLetters:
         """The newest dead letters. `delayservice dlq` sees all of them and replays them."""
         found = context.dead_letters(last, code)
+        letters = [models.DeadLetter.model_validate(one) for one in found.letters[:limit]]
+        for letter in letters:
+            letter.is_replayed = (letter.partition, letter.offset) in found.replayed
         return models.DeadLetters(
-            letters=[
-                _letter(one, is_replayed=one.place in found.replayed)
-                for one in found.letters[:limit]
-            ],
+            letters=letters,
             total=found.held,
             looked_at=found.looked_at,
         )
@@ -347,17 +300,3 @@ def pauses_of(context: ApiContext) -> list[Pause]:
     if newest is None:
         raise Refusal(503, "the pauses topic has not been read yet; try again in a moment")
     return shown_pauses(newest)
-
-
-def _letter(letter: DeadLetter, *, is_replayed: bool) -> models.DeadLetter:
-    return models.DeadLetter(
-        partition=letter.partition,
-        offset=letter.offset,
-        at_ms=letter.time_ms,
-        code=letter.code,
-        detail=letter.detail,
-        source="" if letter.source is None else str(letter.source),
-        key=letter.key,
-        value_bytes=None if letter.value is None else len(letter.value),
-        is_replayed=is_replayed,
-    )

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import Depends, FastAPI
 from starlette.staticfiles import StaticFiles
 
 from connectors.kafka.clients import admin_client
@@ -22,7 +21,6 @@ from delayservice.admin.changing import WaitingRoom, changing_routes
 from delayservice.admin.cluster import health_routes
 from delayservice.admin.context import ApiContext
 from delayservice.admin.guards import (
-    NeedsToken,
     RequestGate,
     knows_query,
     reader,
@@ -59,11 +57,6 @@ def make_app(context: ApiContext, token: str) -> FastAPI:
         redoc_url=None,
     )
     problems.install(app)
-
-    @app.exception_handler(NeedsToken)
-    async def needs_token(_: Request, exc: NeedsToken) -> JSONResponse:
-        challenge = {"WWW-Authenticate": f'{exc.scheme} realm="delayservice"'}
-        return problems.answer(exc.status, exc.detail, headers=challenge)
 
     may_read = [] if admin.are_reads_open else [Depends(reader(token))]
     app.include_router(health_routes(context))

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from connectors.kafka.clients import admin_client, partitions_of, write_confirmed
 from connectors.kafka.controls import ControlClient
 from connectors.kafka.errors import error_of
-from connectors.kafka.outcomes import RecordPlace
 from connectors.kafka.topic_facts import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.commands.api import connect
@@ -31,7 +30,7 @@ from delayservice.contract.codes import (
 )
 from delayservice.contract.contracts import HEADER_BYTES_MAX, MAX_DELAY_MS_MAX, Contracts
 from delayservice.contract.cron import cron_time
-from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Headers
+from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Headers, RecordPlace
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.contract.recurrence import first_ms, recurrence_of

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from delayservice.contract import names
 from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID
-from delayservice.contract.entry import Headers, PolledRecord
+from delayservice.contract.entry import Headers, NewRecord, PolledRecord, RecordPlace, read_place
 from delayservice.contract.input_headers import INPUT, ROCKETMQ_TIMES, TARGET_TOPICS
 from delayservice.contract.names import Header
 
@@ -45,7 +45,6 @@ _ADDED: Final = frozenset(
     }
 )
 _REPLAY_PROVENANCE: Final = frozenset({names.DELAY_REPLAYED_FROM, names.DELAY_REPLAYS})
-_PLACE: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})(?:#\d{1,19})?")
 _COUNT: Final = re.compile(rb"\d{1,9}")
 _OFFSETS: Final = re.compile(rb"\d{1,19}(,\d{1,19})*")
 
@@ -59,17 +58,6 @@ _ROCKETMQ_TIME: Final = {
 _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
 
 
-class DeadLetterSource(NamedTuple):
-    """Topic, partition and offset at which a user wrote a record, as ``delay-source`` names it."""
-
-    topic: str
-    partition: int
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}:{self.partition}:{self.offset}"
-
-
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A dead letter as it was read from the dead-letter topic."""
@@ -80,7 +68,7 @@ class DeadLetter:
     """Append time of the dead letter, epoch milliseconds."""
     code: str
     detail: str
-    source: DeadLetterSource | None
+    source: RecordPlace | None
     """Place where the user wrote the dead-lettered record; None: unknown."""
     key: bytes | None
     value: bytes | None
@@ -110,18 +98,12 @@ class DeadLetter:
         return int(text) if _COUNT.fullmatch(text) else None
 
     @property
+    def value_bytes(self) -> int | None:
+        return None if self.value is None else len(self.value)
+
+    @property
     def bytes_held(self) -> int:
         return bytes_of((self.offset, self.time_ms, self.key, self.value, self.headers))
-
-
-class Rewritten(NamedTuple):
-    """Record that replays a dead letter, and where in a delay topic it is to be written."""
-
-    topic: str
-    partition: int
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +128,7 @@ class Filter:
             and self._is_from(letter.source)
         )
 
-    def _is_from(self, source: DeadLetterSource | None) -> bool:
+    def _is_from(self, source: RecordPlace | None) -> bool:
         if self.topic is None:
             return True
         asked = (self.topic, self.partition, self.offset)
@@ -171,7 +153,7 @@ def read_letter(partition: int, row: PolledRecord) -> DeadLetter | None:
         time_ms=time_ms,
         code=code.decode("utf-8", "replace"),
         detail=(said.get(names.DELAY_ERROR_DETAIL) or b"").decode("utf-8", "replace"),
-        source=read_source(said.get(names.DELAY_SOURCE)),
+        source=read_place((said.get(names.DELAY_SOURCE) or b"").decode("latin-1")),
         key=key,
         value=value,
         headers=[header for header in headers or () if header[0] not in _ADDED],
@@ -183,14 +165,6 @@ def bytes_of(row: PolledRecord) -> int:
     _, _, key, value, headers = row
     own = sum(len(name) + len(text or b"") for name, text in headers or ())
     return len(key or b"") + len(value or b"") + own
-
-
-def read_source(text: bytes | None) -> DeadLetterSource | None:
-    """Return the place in ``topic:partition:offset``, perhaps with ``#n``; None: another form."""
-    found = _PLACE.fullmatch(text or b"")
-    if found is None:
-        return None
-    return DeadLetterSource(found[1].decode("ascii"), int(found[2]), int(found[3]))
 
 
 def replayed_offsets(row: PolledRecord) -> list[int]:
@@ -237,11 +211,11 @@ def refusal(
 
 def rewritten(
     letter: DeadLetter,
-    source: DeadLetterSource,
+    source: RecordPlace,
     time: Header | None = None,
     *,
     is_level: bool = False,
-) -> Rewritten:
+) -> NewRecord:
     """Return the record of a dead letter, to be written again to the partition of ``source``.
 
     ``time``: ``delay-at`` or ``delay-after`` that replaces its own; ignored on a level topic, where
@@ -257,7 +231,7 @@ def rewritten(
         (names.DELAY_REPLAYED_FROM, first),
         (names.DELAY_REPLAYS, b"%d" % ((letter.replays or 0) + 1)),
     ]
-    return Rewritten(source.topic, source.partition, letter.key, letter.value, headers)
+    return NewRecord(source.topic, source.partition, letter.key, letter.value, headers)
 
 
 def marker(offsets: Iterable[int]) -> Headers:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import re
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from delayservice.contract.names import Header
 
@@ -24,6 +25,37 @@ HOMEBOUND = 6
 OFFSET_MAX = 2**63 - 1
 
 Headers: TypeAlias = list[Header]
+
+TOPIC_NAME: Final = r"[A-Za-z0-9._-]{1,249}"
+_PLACE: Final = re.compile(rf"({TOPIC_NAME}):(\d{{1,10}}):(\d{{1,19}})(?:#\d{{1,19}})?", re.ASCII)
+
+
+class RecordPlace(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
+
+
+class NewRecord(NamedTuple):
+    """Record that is to be written."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+def read_place(text: str) -> RecordPlace | None:
+    """Return the place in ``topic:partition:offset``, perhaps with ``#n``, the number of an
+    occurrence; None: another form.
+    """
+    found = _PLACE.fullmatch(text)
+    return None if found is None else RecordPlace(found[1], int(found[2]), int(found[3]))
+
 
 # (key, value, headers) of a source record as it was written.
 Original: TypeAlias = tuple[bytes | None, bytes | None, Headers]

@@ -56,7 +56,8 @@ class LaneSearch:
         self._frames: list[Frame] = []
         self._rows: list[Pending] = []
         self._scanned = self._damaged = 0
-        self._is_full = asked.topic not in (None, lane.topic)
+        is_asked = asked.slices is None or lane.partition in asked.slices
+        self._is_full = not is_asked or asked.topic not in (None, lane.topic)
         self._is_whole = self._is_full or self._after >= self._upto
 
     @property
@@ -98,9 +99,17 @@ def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
     target, due_ms = payload[0], payload[5]
     if not asked.from_ms <= max(due_ms, key_ms) < asked.to_ms:
         return None
-    if asked.target is not None and not fnmatchcase(target, asked.target):
+    if asked.target is not None and not _is_like(target, asked.target):
         return None
+    if asked.id is not None:
+        record_id = payload[6][0] if payload[6] is not None else None
+        if record_id is None or not _is_like(record_id.decode(errors="replace"), asked.id):
+            return None
     return _pending(lane, (key_ms, offset), mark, payload, whole=False)
+
+
+def _is_like(text: str, pattern: str) -> bool:
+    return fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 def find(lane: Lane, asked: Find) -> Pending | None:

@@ -43,9 +43,11 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     from_ms: int
     to_ms: int
-    # Pattern of target topics' names, with ``*`` and ``?``; None: all targets.
+    # Patterns of ids and of target topics' names, with ``*`` and ``?``; None: any, or none.
+    id: str | None = None
     target: str | None = None
     topic: str | None = None
+    slices: frozenset[int] | None = None
     limit: int
     # Largest number of records that one shard reads from its store for the page.
     scan_max: int

@@ -7,8 +7,8 @@ the state of its slices, encoded by ``snapshot.encode_snapshot``, to the supervi
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -16,31 +16,11 @@ import msgspec
 from delayservice.engine.census import OTHERS
 from delayservice.engine.outcome import PAST_DUE, RESUMED, SENT_HOME
 
-# Inclusive upper bounds of the buckets of lateness, in ms; one more bucket has no bound.
-LATENESS_BOUNDS_MS = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    150,
-    250,
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    30_000,
-    60_000,
-    300_000,
-    900_000,
-    3_600_000,
+# Inclusive upper bounds of the buckets of all histograms, in ms; one more bucket has no bound.
+BOUNDS_MS: Final = (
+    *(1, 2, 5, 10, 20, 50, 100, 150, 250, 500),
+    *(1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000),
 )
-
-# The same for durations of transactions and of iterations of the worker's loop.
-TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
 
 
 # Largest number of pairs of delay topic and target topic with metrics of their own; those of all
@@ -49,16 +29,21 @@ TARGETS_MAX: Final = 20
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of values in ms: number of values per bucket (not cumulative), and their sum. The
-    upper bounds of the buckets are a constant of this module, the last bucket has none.
+    """Histogram of values in ms: number of values per bucket of ``BOUNDS_MS`` (not cumulative), and
+    their sum.
     """
 
-    counts: list[int]
+    counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BOUNDS_MS) + 1))
     sum_ms: float = 0.0
 
-    @classmethod
-    def empty(cls, bounds: Sequence[int]) -> Histogram:
-        return cls([0] * (len(bounds) + 1))
+    def observe(self, values_ms: Collection[float]) -> None:
+        ordered, below = sorted(values_ms), 0
+        for index, bound in enumerate(BOUNDS_MS):
+            upto = bisect_right(ordered, bound, below)
+            self.counts[index] += upto - below
+            below = upto
+        self.counts[-1] += len(ordered) - below
+        self.sum_ms += sum(ordered)
 
     def add(self, other: Histogram) -> None:
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
@@ -68,37 +53,17 @@ class Histogram(msgspec.Struct):
         pairs = zip(self.counts, before.counts, strict=True)
         return Histogram([now - earlier for now, earlier in pairs], self.sum_ms - before.sum_ms)
 
-    def quantile_ms(self, fraction: float, bounds: Sequence[int]) -> int | None:
+    def quantile_ms(self, fraction: float) -> int | None:
         """Return the upper bound of the bucket that contains the quantile, in ms; None: the
         histogram is empty. If the quantile is above all bounds, the last bound is returned.
         """
         total = sum(self.counts)
         seen = 0
-        for count, bound in zip(self.counts, bounds, strict=False):
+        for count, bound in zip(self.counts, BOUNDS_MS, strict=False):
             seen += count
             if total and seen >= fraction * total:
                 return bound
-        return bounds[-1] if total else None
-
-
-def _lateness() -> Histogram:
-    return Histogram.empty(LATENESS_BOUNDS_MS)
-
-
-def _transaction_times() -> Histogram:
-    return Histogram.empty(TRANSACTION_BOUNDS_MS)
-
-
-def histogram_of(lateness_ms: Collection[int]) -> Histogram:
-    """Return a histogram, with bounds ``LATENESS_BOUNDS_MS``, of lateness values in ms."""
-    found, ordered, below = _lateness(), sorted(lateness_ms), 0
-    for index, bound in enumerate(LATENESS_BOUNDS_MS):
-        upto = bisect_right(ordered, bound, below)
-        found.counts[index] = upto - below
-        below = upto
-    found.counts[-1] = len(ordered) - below
-    found.sum_ms = float(sum(ordered))
-    return found
+        return BOUNDS_MS[-1] if total else None
 
 
 class WorkerMetrics(msgspec.Struct, kw_only=True):
@@ -107,9 +72,9 @@ class WorkerMetrics(msgspec.Struct, kw_only=True):
     cpu_s: float = 0.0
     memory_bytes: int = 0
     # Durations of the iterations of its loop, without the wait for records.
-    turns: Histogram = msgspec.field(default_factory=_transaction_times)
+    turns: Histogram = msgspec.field(default_factory=Histogram)
     # Durations of committed transactions, from begin to commit.
-    transactions: Histogram = msgspec.field(default_factory=_transaction_times)
+    transactions: Histogram = msgspec.field(default_factory=Histogram)
     # Transactions that were aborted, or whose result was unknown.
     aborts: int = 0
     # Source records stored, control records and invalid ones included.
@@ -129,7 +94,7 @@ class WorkerMetrics(msgspec.Struct, kw_only=True):
     # Lateness of records that were due when written, put off, or sent to their home, by kind
     # (``outcome.PAST_DUE``, ``outcome.RESUMED``, ``outcome.SENT_HOME``).
     apart: dict[str, Histogram] = msgspec.field(
-        default_factory=lambda: {kind: _lateness() for kind in (PAST_DUE, RESUMED, SENT_HOME)}
+        default_factory=lambda: {kind: Histogram() for kind in (PAST_DUE, RESUMED, SENT_HOME)}
     )
 
     def delivered(self, topic: str, target: str, lateness_ms: Collection[int]) -> None:
@@ -138,16 +103,21 @@ class WorkerMetrics(msgspec.Struct, kw_only=True):
         of_topic = self.targets.setdefault(topic, {})
         if target not in of_topic and sum(map(len, self.targets.values())) >= TARGETS_MAX:
             target = OTHERS
-        of_topic.setdefault(target, _lateness()).add(histogram_of(lateness_ms))
+        of_topic.setdefault(target, Histogram()).observe(lateness_ms)
 
     @property
     def lateness(self) -> Histogram:
         # Of all targets together.
-        total = _lateness()
+        total = Histogram()
         for targets in self.targets.values():
             for lateness in targets.values():
                 total.add(lateness)
         return total
+
+    @property
+    def histograms(self) -> list[Histogram]:
+        by_target = [one for targets in self.targets.values() for one in targets.values()]
+        return [self.turns, self.transactions, *self.apart.values(), *by_target]
 
     def add(self, other: WorkerMetrics) -> None:
         self.cpu_s += other.cpu_s
@@ -161,18 +131,11 @@ class WorkerMetrics(msgspec.Struct, kw_only=True):
         self.turns.add(other.turns)
         self.transactions.add(other.transactions)
         for kind, lateness in other.apart.items():
-            self.apart.setdefault(kind, _lateness()).add(lateness)
+            self.apart.setdefault(kind, Histogram()).add(lateness)
         for topic, targets in other.targets.items():
             of_topic = self.targets.setdefault(topic, {})
             for target, lateness in targets.items():
-                of_topic.setdefault(target, _lateness()).add(lateness)
-
-
-def observe_s(histogram: Histogram, seconds: float) -> None:
-    """Add a duration in s to ``histogram``, whose bounds are ``TRANSACTION_BOUNDS_MS``."""
-    milliseconds = seconds * 1_000
-    histogram.counts[bisect_left(TRANSACTION_BOUNDS_MS, milliseconds)] += 1
-    histogram.sum_ms += milliseconds
+                of_topic.setdefault(target, Histogram()).add(lateness)
 
 
 class AuditFacts(msgspec.Struct):

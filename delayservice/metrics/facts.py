@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from delayservice.engine.census import TopicCounts, largest, with_others
 from delayservice.metrics.counts import (
-    LATENESS_BOUNDS_MS,
     TARGETS_MAX,
     AuditFacts,
     Histogram,
@@ -125,7 +124,7 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
     states = []
     for topic, target in waiting.keys() | delivered_to:
         pending, parked = waiting.get((topic, target), (0, 0))
-        late = lateness.get(topic, {}).get(target, Histogram.empty(LATENESS_BOUNDS_MS))
+        late = lateness.get(topic, {}).get(target, Histogram())
         states.append(
             TargetState(
                 topic=topic,
@@ -133,7 +132,7 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
                 pending=pending,
                 parked=parked,
                 delivered=sum(late.counts),
-                lateness_ms_p99=late.quantile_ms(0.99, LATENESS_BOUNDS_MS),
+                lateness_ms_p99=late.quantile_ms(0.99),
             )
         )
     return sorted(states, key=lambda one: (-one.parked, -one.pending, one.topic, one.target))

@@ -22,8 +22,7 @@ from delayservice.engine.census import TopicCounts
 from delayservice.engine.outcome import OUTCOME_NAMES
 from delayservice.inspection.query import HORIZONS_MS
 from delayservice.metrics.counts import (
-    LATENESS_BOUNDS_MS,
-    TRANSACTION_BOUNDS_MS,
+    BOUNDS_MS,
     AuditFacts,
     Histogram,
     ReconcileFacts,
@@ -111,10 +110,10 @@ def _of_workers(facts: NodeFacts) -> Iterator[Metric]:
     yield _one("delay_worker_cpu_seconds", text, labels, cpu_s, CounterMetricFamily)
     text = "Time of a turn of a worker's loop, without the wait for records."
     turns = (([worker], total.turns) for worker, total in totals.items())
-    yield _histogram("delay_worker_turn_seconds", text, labels, turns, TRANSACTION_BOUNDS_MS)
+    yield _histogram("delay_worker_turn_seconds", text, labels, turns)
     text = "Time of a transaction, begin to commit."
     times = (([worker], total.transactions) for worker, total in totals.items())
-    yield _histogram("delay_transaction_seconds", text, labels, times, TRANSACTION_BOUNDS_MS)
+    yield _histogram("delay_transaction_seconds", text, labels, times)
 
 
 def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
@@ -252,10 +251,10 @@ def _totals(totals: WorkerMetrics) -> Iterator[Metric]:
         for target, late in sorted(targets.items())
     )
     labels = ["topic", "target"]
-    yield _histogram("delay_lateness_seconds", text, labels, lateness, LATENESS_BOUNDS_MS)
+    yield _histogram("delay_lateness_seconds", text, labels, lateness)
     text = "Delivery time minus the time of writing, or that until which a record was put off."
     apart = (([kind], late) for kind, late in totals.apart.items())
-    yield _histogram("delay_apart_lateness_seconds", text, ["kind"], apart, LATENESS_BOUNDS_MS)
+    yield _histogram("delay_apart_lateness_seconds", text, ["kind"], apart)
 
 
 def _histogram(
@@ -263,11 +262,10 @@ def _histogram(
     text: str,
     labels: Sequence[str],
     rows: Iterable[tuple[Sequence[str], Histogram]],
-    bounds_ms: Sequence[int],
 ) -> Metric:
     # In Prometheus' form: cumulative buckets, with bounds in s, the last infinite.
     family = HistogramMetricFamily(name, text, labels=labels)
-    bounds = [*(str(bound / _MS) for bound in bounds_ms), "+Inf"]
+    bounds = [*(str(bound / _MS) for bound in BOUNDS_MS), "+Inf"]
     for named, histogram in rows:
         buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
         family.add_metric(named, buckets=buckets, sum_value=histogram.sum_ms / _MS)

@@ -18,8 +18,6 @@ from delayservice import __version__
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import WorkerFacts, electability
 from delayservice.metrics.counts import (
-    LATENESS_BOUNDS_MS,
-    TRANSACTION_BOUNDS_MS,
     WorkerMetrics,
 )
 from delayservice.metrics.facts import (
@@ -69,7 +67,7 @@ class _Worker:
         """
         turns = self.snapshot.worker.turns
         between = turns if self.before is None else turns.since(self.before[0].turns)
-        return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
+        return between.quantile_ms(0.99)
 
     def state(self, index: int, restarts: int, now_s: float, totals: WorkerMetrics) -> WorkerState:
         return WorkerState(
@@ -80,7 +78,7 @@ class _Worker:
             cpu_ratio=self.cpu_ratio,
             memory_bytes=self.snapshot.worker.memory_bytes,
             turn_ms_p99=self.turn_ms_p99,
-            transaction_ms_p99=totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
+            transaction_ms_p99=totals.transactions.quantile_ms(0.99),
         )
 
 
@@ -230,20 +228,20 @@ class MetricsHub:
         it has a copy, no slice has an alarm, and there is no other problem.
         """
         facts = self.facts()
-        problems = why_not_electable(facts)
-        problems += [
-            f"slice {one.slice}: {one.alarm}"
-            for one in facts.slices
-            if one.alarm and one.alarm != one.reason
-        ]
-        problems += facts.problems
+        alarms = [one for one in facts.slices if one.alarm and one.alarm != one.reason]
+        problems = {
+            **dict.fromkeys(why_not_electable(facts), "delayunelectable"),
+            **{f"slice {one.slice}: {one.alarm}": "delayalarm" for one in alarms},
+            **dict.fromkeys(facts.problems, "delaytopicnotserved"),
+        }
         pauses = facts.pauses or PauseFacts([], {}, None)
         return NodeState(
             node_id=facts.node_id,
             version=facts.version,
             uptime_s=round(self._now_s() - self._started_s, 3),
             healthy=not problems,
-            problems=problems,
+            problems=list(problems),
+            run_books=problems,
             workers=list(facts.workers),
             slices=list(facts.slices),
             paused=pauses.told,
@@ -251,8 +249,8 @@ class MetricsHub:
             ingested=facts.totals.ingested,
             settled=facts.totals.settled,
             early=facts.totals.early,
-            lateness_ms_p50=facts.totals.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
-            lateness_ms_p99=facts.totals.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
+            lateness_ms_p50=facts.totals.lateness.quantile_ms(0.5),
+            lateness_ms_p99=facts.totals.lateness.quantile_ms(0.99),
             targets=target_states(facts),
             pinned=facts.pinned,
         )

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.metrics.counts import (
-    LATENESS_BOUNDS_MS,
-    TRANSACTION_BOUNDS_MS,
-    AuditFacts,
-    Histogram,
-    ReconcileFacts,
-    WorkerMetrics,
-)
+from delayservice.metrics.counts import BOUNDS_MS, AuditFacts, ReconcileFacts, WorkerMetrics
 from delayservice.metrics.status import PauseFacts, SliceState
 
 # Start of this process, monotonic clock.
@@ -60,6 +53,7 @@ class Snapshot(msgspec.Struct):
         return self.packed.values()
 
 
+_RESTART: Final = "restart the node, so that all its processes are of one version"
 _NOTHING: Final[Mapping[bytes, SliceState]] = MappingProxyType({})
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Snapshot, list[msgspec.Raw]]).decode
@@ -88,25 +82,11 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceState] = _NOTHING) -
     """
     try:
         snapshot, slices = _decode(data)
-        _check_worker(snapshot.worker)
         snapshot.packed = {key: known.get(key) or _decode_slice(key) for key in map(bytes, slices)}
     except msgspec.DecodeError as exc:
         raise DelayServiceError(
-            f"a worker sent {len(data)} bytes that are no snapshot ({exc}); restart the node, so "
-            "that all its processes are of one version"
+            f"a worker sent {len(data)} bytes that are no snapshot ({exc}); {_RESTART}"
         ) from exc
+    if any(len(one.counts) != len(BOUNDS_MS) + 1 for one in snapshot.worker.histograms):
+        raise DelayServiceError(f"a worker sent histograms with other buckets; {_RESTART}")
     return snapshot
-
-
-def _check_worker(worker: WorkerMetrics) -> None:
-    _check_sizes((worker.turns, worker.transactions), TRANSACTION_BOUNDS_MS)
-    by_target = [one for targets in worker.targets.values() for one in targets.values()]
-    _check_sizes([*worker.apart.values(), *by_target], LATENESS_BOUNDS_MS)
-
-
-def _check_sizes(histograms: Iterable[Histogram], bounds: Sequence[int]) -> None:
-    if any(len(one.counts) != len(bounds) + 1 for one in histograms):
-        raise DelayServiceError(
-            "a worker sent histograms with other buckets; restart the node, so that all its "
-            "processes are of one version"
-        )

@@ -127,6 +127,10 @@ class NodeState(BaseModel):
     uptime_s: float
     healthy: bool
     problems: list[str]
+    run_books: dict[str, str]
+    """By problem: the anchor of its run-book in `docs/operations.md`, and on the page below
+    `/run-books/`.
+    """
     workers: list[WorkerState]
     slices: list[SliceState]
     paused: list[Pause]

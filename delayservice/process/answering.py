@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,15 +32,10 @@ from delayservice.slices.lane import Lane
 LOOK_TIMEOUT_S: Final = 1.0
 # Time limit of one page of a search, in s; every lane is read once even if that takes longer.
 SEARCH_S: Final = 0.3
-# Longest wait of a search for the end of other searches, in s.
-SEARCH_WAIT_S: Final = 3.0
 # Pause of a search after it has read a lane, in s, so that delivery comes first.
 SEARCH_PAUSE_S: Final = 0.001
 # Records of an hour that are read at a time.
 _HOUR_ROWS: Final = 1_000
-
-# Lock by which searches follow one another, because a search takes CPU time from delivery.
-_searching = threading.Lock()
 
 _Answer = Page | RecordStatus | BacklogCounts | list[Pending] | None
 
@@ -66,25 +60,20 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
 
 def _search(question: Search, thread: WorkerThread) -> Page:
     # In small steps, by rotation: the loop waits during each of them.
-    if not _searching.acquire(timeout=SEARCH_WAIT_S):
-        raise DelayServiceError("other searches are under way; try again in a moment")
-    try:
-        searches = [(n, one) for n in thread.slices for one in _begun(question, thread, n)]
-        deadline_s = time.monotonic() + SEARCH_S
-        while True:
-            going = [(number, one) for number, one in searches if not one.is_over]
-            for number, one in going:
-                with _lanes(thread, number) as lanes:
-                    if lanes.get(one.lane.topic) is not one.lane:
-                        raise DelayServiceError("it was closed meanwhile; try again")
-                    one.read()
-                one.sift()
-                time.sleep(SEARCH_PAUSE_S)  # delivery comes first
-            if not going or time.monotonic() > deadline_s:
-                break
-        return merged_pages([one.page() for _, one in searches], question.limit)
-    finally:
-        _searching.release()
+    searches = [(n, one) for n in thread.slices for one in _begun(question, thread, n)]
+    deadline_s = time.monotonic() + SEARCH_S
+    while True:
+        going = [(number, one) for number, one in searches if not one.is_over]
+        for number, one in going:
+            with _lanes(thread, number) as lanes:
+                if lanes.get(one.lane.topic) is not one.lane:
+                    raise DelayServiceError("it was closed meanwhile; try again")
+                one.read()
+            one.sift()
+            time.sleep(SEARCH_PAUSE_S)  # delivery comes first
+        if not going or time.monotonic() > deadline_s:
+            break
+    return merged_pages([one.page() for _, one in searches], question.limit)
 
 
 def _begun(question: Search, thread: WorkerThread, number: int) -> list[looking.LaneSearch]:

@@ -11,8 +11,6 @@ from delayservice.engine.outcome import OUTCOME_NAMES, OutputCounters
 from delayservice.inspection.counting import LaneCounts
 from delayservice.metrics.counts import (
     WorkerMetrics,
-    histogram_of,
-    observe_s,
 )
 from delayservice.metrics.snapshot import encode_slice
 from delayservice.metrics.status import SliceState
@@ -74,15 +72,15 @@ class MetricsObserver:
             self.worker.delivered(topic, target, [now_ms - due_ms for due_ms in dues_ms])
         for kind, since_ms in tally.apart.items():  # a broker's clock may be ahead of this one
             late_ms = [max(now_ms - since, 0) for since in since_ms]
-            self.worker.apart[kind].add(histogram_of(late_ms))
+            self.worker.apart[kind].observe(late_ms)
         for code in tally.codes:
             rejected[code] = rejected.get(code, 0) + 1
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
         if committed:
-            observe_s(self.worker.transactions, seconds)
+            self.worker.transactions.observe([1_000 * seconds])
         elif slices:  # aborted, or with an unknown result
             self.worker.aborts += 1
 
     def turned(self, seconds: float) -> None:
-        observe_s(self.worker.turns, seconds)
+        self.worker.turns.observe([1_000 * seconds])

@@ -101,6 +101,9 @@ class Browser:
         """Click the first element that matches."""
         self.driver.find_element("css selector", selector).click()
 
+    def count(self, selector: str) -> int:
+        return len(self.driver.find_elements("css selector", selector))
+
     def fill(self, field_id: str, text: str) -> None:
         """Write into a field, in place of what is there."""
         field = self.driver.find_element("id", field_id)

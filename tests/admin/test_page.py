@@ -32,7 +32,10 @@ OVERRIDE: Final = "\N{RIGHT-TO-LEFT OVERRIDE}"
 HOSTILE: Final = (
     f'</dd><script>document.title="owned"</script>{OVERRIDE}<img src=x onerror=alert(1)>'
 )
-PAGES: Final = ("/", "/?unit=hour", "/slices", "/pending", "/dead-letters")
+PAGES: Final = (
+    *("/", "/?unit=hour", "/slices", "/pending", "/dead-letters", "/run-books/delaylate"),
+    *("/change/bulk?operation=cancel", "/change/pause?kind=target&name=orders"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ def test_every_page_is_accessible_fits_and_the_console_is_silent(
     browser: Browser, site: Site, size: tuple[int, int], scheme: str
 ) -> None:
     browser.look(size=size, scheme="dark" if scheme == "dark" else "light")
-    for path in (*PAGES, site.record_path(site.hostile), "/pending?id=none-such"):
+    for path in (*PAGES, site.record_path(site.hostile), "/pending?id=none-*"):
         browser.open(site.url + path)
         browser.await_true(lambda: browser.run("return document.querySelector('.scripted')"), path)
         assert browser.violations() == [], path
@@ -173,6 +176,10 @@ def test_everything_can_be_read_with_scripts_blocked(site: Site) -> None:
             for text in texts:
                 assert text in seen, (path, text)
             assert browser.complaints() == [], path
+        browser.open(site.url + "/change/cancel?id=read-me")
+        browser.fill("token", site.token)
+        browser.click(".change button")
+        assert browser.text("#result").startswith("cancelled: ")
 
 
 def test_markup_in_records_is_shown_and_not_executed(browser: Browser, site: Site) -> None:
@@ -264,33 +271,21 @@ def test_a_record_is_found_and_cancelled_by_keyboard_alone(browser: Browser, sit
     browser.await_true(lambda: "/records/" in browser.driver.current_url, "the record's page")
     tab_to(browser, "Cancel…")
     press(browser, Keys.ENTER)
-    assert focused(browser) == "change-token"
-    for _ in range(8):  # further than the dialog has fields
-        press(browser, Keys.TAB)
-        inside = "return document.activeElement.matches('body, dialog[open] *')"
-        assert browser.run(inside), focused(browser)
-    press(browser, Keys.ESCAPE)
-    browser.await_true(lambda: focused(browser) == "Cancel…", "the focus where it was")
-
-    press(browser, Keys.ENTER)
+    browser.await_true(lambda: focused(browser) == "token", "the form")
     press(browser, site.token, Keys.ENTER)
-    browser.await_true(lambda: focused(browser) == "change-close", "an answer")
-    assert browser.text("#change-result").startswith("cancelled: ")
+    browser.await_true(lambda: focused(browser) == "result", "an answer")
+    assert browser.text("#result").startswith("cancelled: ")
     assert site.outcome("by-keyboard") == {"cancelled"}
-    # Behind the dialog the record is gone, and the button that opened it.
-    browser.await_true(lambda: "Settled" in browser.text("#record"), "that it is settled")
-    press(browser, Keys.ENTER)
-    browser.await_true(lambda: focused(browser) == "record-title", "the focus on what is left")
 
 
 def test_a_wrong_token_is_told_and_changes_nothing(browser: Browser, site: Site) -> None:
     place = site.send("guarded")
     browser.open(site.url + site.record_path(place))
-    browser.click('[data-change="cancel"]')
-    press(browser, "wrong-token-wrong-token", Keys.ENTER)
-    browser.await_true(lambda: browser.text("#change-error"), "an error")
-    assert browser.text("#change-error") == "The token is wrong. Nothing was changed."
-    assert focused(browser) == "change-token"
+    browser.click('a[href^="/change/cancel"]')
+    press(browser, "wrong-t\u00f6ken", Keys.ENTER)
+    browser.await_true(lambda: browser.count("#error"), "an error")
+    assert "token that was sent is not" in browser.text("#error")
+    assert focused(browser) == "token"
     assert browser.run("return sessionStorage.length") == 0
     assert site.outcome("guarded") == set()
 
@@ -300,15 +295,12 @@ def test_a_record_is_fired_from_the_list_and_the_token_is_nowhere_else(
 ) -> None:
     site.send("fire-me", 3 * HOUR_MS)
     browser.open(f"{site.url}/pending?{urlencode({'from': '+2h30m', 'target': site.target})}")
-    browser.click('[data-change="fire"]')
+    browser.click('a[href^="/change/fire"]')
     press(browser, site.token, Keys.ENTER)
-    browser.await_true(lambda: browser.text("#change-result"), "an answer")
-    assert browser.text("#change-result").startswith("fired: ")
+    browser.await_true(lambda: browser.count("#result"), "an answer")
+    assert browser.text("#result").startswith("fired: ")
     (seen,) = site.bench.await_match(site.target, lambda one: one.header("delay-id") == "fire-me")
     assert seen.key == b"fire-me"
-    browser.click("#change-close")
-    browser.await_true(lambda: focused(browser).startswith(site.bench.any), "the focus on the row")
-    assert browser.text(".row-buttons .tag") == "fired"
 
     assert site.token not in browser.driver.page_source
     assert site.token not in browser.driver.current_url
@@ -319,19 +311,46 @@ def test_a_record_is_fired_from_the_list_and_the_token_is_nowhere_else(
 def test_a_record_gets_another_due_time(browser: Browser, site: Site) -> None:
     place = site.send("move-me")
     browser.open(site.url + site.record_path(place))
-    browser.click('[data-change="reschedule"]')
-    assert focused(browser) == "change-after"
-    press(browser, "soon", Keys.TAB, Keys.TAB)
-    browser.fill("change-token", site.token)
-    browser.click("#change-do")
-    assert "Enter a delay such as" in browser.text("#change-error")
-    browser.fill("change-after", "5h")
-    browser.click("#change-do")
-    browser.await_true(lambda: browser.text("#change-result"), "an answer")
-    assert browser.text("#change-result").startswith("replaced: ")
+    browser.click('a[href^="/change/reschedule"]')
+    assert focused(browser) == "at_ms"
+    for typed in ("soon", "+5h"):
+        browser.fill("at_ms", typed)
+        browser.fill("token", site.token)
+        assert browser.violations() == []
+        browser.click(".change button")
+        if typed == "soon":
+            assert "'soon' is no time" in browser.text("#error")
+    assert browser.text("#result").startswith("replaced: ")
     assert site.outcome("move-me") == {"replaced"}
     browser.open(f"{site.url}/pending?id=move-me")
     assert browser.text("#record time").startswith("in 4 h 59 min")
+
+
+def test_all_that_match_are_counted_and_then_cancelled(browser: Browser, site: Site) -> None:
+    for number in range(3):
+        site.send(f"many-{number}")
+    browser.open(f"{site.url}/pending?{urlencode({'id': 'many-*'})}")
+    browser.click('a[href^="/change/bulk?operation=cancel"]')
+    assert "3 match" in browser.text(".facts")
+    browser.fill("token", site.token)
+    browser.click(".change button")
+    assert browser.text("#result") == "3 records: 3 cancelled"
+    assert site.outcome("many-1") == {"cancelled"}
+
+
+def test_a_target_is_paused_and_resumed(browser: Browser, site: Site) -> None:
+    site.send("held")
+    for change, after in (("pause", "Resume"), ("resume", "Pause")):
+        browser.open(site.url + "/")
+        link = f'a[href="/change/{change}?kind=target&name={site.target}"]'
+        browser.await_true(lambda link=link: browser.count(link), "the target")  # type: ignore[misc]
+        browser.click(link)
+        browser.fill("token", site.token)
+        browser.click(".change button")
+        assert browser.text("#result") == "done"
+        browser.click("#back")
+        link = f'a[aria-label="{after} {site.target}"]'
+        browser.await_true(lambda link=link: browser.count(link), after)  # type: ignore[misc]
 
 
 # --- questions that can't be answered ------------------------------------------------------------
@@ -341,6 +360,8 @@ def test_a_wrong_search_field_is_marked_and_explained(browser: Browser, site: Si
     browser.open(f"{site.url}/pending?from=tomorrow&target=orders")
     assert "'tomorrow' is no time" in browser.text("#from-error")
     assert browser.run("return document.getElementById('target').value") == "orders"
+    browser.open(f"{site.url}/pending?from=%2B1h&to=now")
+    assert "The end lies before" in browser.text("#to-error")
     browser.open(f"{site.url}/records/{site.bench.any}/0/999999")
     assert "holds offsets from" in browser.text("#error-detail")
     assert browser.violations() == []

@@ -23,7 +23,8 @@ from connectors.kafka.dead_letters import Replayer
 from connectors.spark.common.sink import TopicSink, _Part, mark_of
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.dead_letters import DeadLetter, Rewritten
+from delayservice.contract.dead_letters import DeadLetter
+from delayservice.contract.entry import NewRecord
 from tests.faults.kafka_proxy import KafkaProxy, ProxiedCluster
 from tests.integration.bench import Bench, await_true, now_ms
 
@@ -182,8 +183,8 @@ def test_replay_of_dead_letters_ends_after_its_connection_has_failed(
     client = {"bootstrap.servers": proxied.proxied}
     with KafkaProxy(proxied) as proxy, Replayer(letters, "replays", client) as replayer:
         proxy.hold_next(commit=True)
-        assert replayer.replay([(facts, Rewritten(delay, 0, b"1", b"", []))]) == {}
+        assert replayer.replay([(facts, NewRecord(delay, 0, b"1", b"", []))]) == {}
         with pytest.raises(KafkaEdgeError, match="run the replay again"):
-            replayer.replay([(facts, Rewritten(delay, 0, b"2", b"", []))])
+            replayer.replay([(facts, NewRecord(delay, 0, b"2", b"", []))])
         proxy.let_go()
     assert [one.key for one in bench.read_all(delay)] == [b"1"]

@@ -5,6 +5,7 @@ without the token has anything done.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -113,13 +114,37 @@ def test_a_cancel_a_fire_and_a_reschedule_say_what_they_did(stand: Stand) -> Non
     assert done["outcome"] == "cancelled"
     assert api.change("POST", "/v1/records/cancel", {"id": "to cancel"})["outcome"] == "not_pending"
     assert api.change("POST", "/v1/records/fire", {"id": "to fire"})["outcome"] == "fired"
-    moved = api.change("POST", "/v1/records/reschedule", {"id": "to move", "after_ms": 500})
+    path, far = "/v1/records/reschedule", {"id": "to move", "after_ms": 253_402_300_799_999}
+    assert "nothing was written" in api.refused("POST", path, 409, json=far)
+    moved = api.change("POST", path, {"id": "to move", "after_ms": 500})
     assert moved["outcome"] == "replaced"
     with bench.reader(stand.target) as reader:
         arrived = reader.await_match(lambda one: one.value in (b"to fire", b"to move"), 2)
     assert sorted(one.value or b"" for one in arrived) == [b"to fire", b"to move"]
     told = bench.await_match(bench.outcomes, lambda one: one.header("delay-id") == "to cancel", 3)
     assert {one.header("delay-outcome") for one in told} == {"cancelled", "not_pending"}
+
+
+def test_all_that_match_are_changed_a_page_at_a_time(stand: Stand) -> None:
+    api = stand.api
+    for number in range(5):
+        stand.schedule(f"bulk [{number}]", HOUR_MS, partition=number % PARTITIONS)
+    assert len(api.get("/v1/pending", id="bulk [?]", target=stand.target)["records"]) == 5
+    assert api.get("/v1/pending", id="bulk?")["records"] == []
+    path, asked = "/v1/records/bulk", {"id": "bulk *", "operation": "cancel", "to": "now+2h"}
+    counted = api.change("POST", path, asked | {"dry_run": True})
+    assert (counted["matched"], counted["outcomes"]) == (5, {"changeable": 5})
+    moved = asked | {"operation": "reschedule", "after_ms": HOUR_MS, "limit": 2, "slices": [0]}
+    first = api.change("POST", path, moved)
+    assert (first["matched"], first["outcomes"]) == (2, {"replaced": 2})
+    assert "one of the two" in api.refused("POST", path, 400, json=moved | {"at_ms": "now"})
+    outcomes: Counter[str] = Counter()
+    while asked:
+        done = api.change("POST", path, asked | {"limit": 2})
+        outcomes.update(done["outcomes"])
+        asked = done["next"] and asked | {"cursor": done["next"]}
+    assert outcomes == {"cancelled": 5}
+    assert api.get("/v1/pending", id="bulk *")["records"] == []
 
 
 def test_a_reschedule_keeps_all_that_the_record_is(stand: Stand) -> None:
@@ -203,33 +228,6 @@ def test_an_id_in_two_partitions_is_cancelled_in_both(stand: Stand) -> None:
     done = stand.api.change("POST", "/v1/records/cancel", {"id": "twice", "wait_ms": 20_000})
     assert (done["outcome"], len(done["written"])) == ("cancelled", PARTITIONS)
     assert stand.api.get("/v1/records", id="twice")[0]["fate"]["outcome"] == "cancelled"
-
-
-def test_a_reschedule_that_would_do_harm_writes_nothing(stand: Stand) -> None:
-    api, bench = stand.api, stand.bench
-    expires_ms = now_ms() + 2 * HOUR_MS
-    headers = bench.to(
-        stand.target,
-        HOUR_MS,
-        ("delay-id", "expires"),
-        ("delay-expires-at", str(expires_ms)),
-    )
-    place = bench.send(headers)
-    path = f"/v1/records/{bench.any}/{place[0]}/{place[1]}"
-    await_true(lambda: api.get(path)["state"] == "pending", "it waits")
-    before = len(bench.read_all(bench.any))
-    for asked in ({"at_ms": expires_ms}, {"after_ms": 253_402_300_799_999}):
-        body = {"id": "expires", **asked}
-        assert "nothing was written" in api.refused(
-            "POST", "/v1/records/reschedule", 409, json=body
-        )
-    paused = pause_all(stand)
-    stand.schedule("due", 0)
-    body = {"id": "due", "after_ms": HOUR_MS}
-    said = api.refused("POST", "/v1/records/reschedule", 409, json=body)
-    api.change("DELETE", paused)
-    assert "may be delivered before it is replaced" in said
-    assert len(bench.read_all(bench.any)) == before + 1
 
 
 def test_many_changes_that_wait_leave_room_for_probes_and_the_others_are_told_so(
@@ -454,6 +452,22 @@ def test_a_record_whose_target_is_gone_says_that_it_could_not_be_read(stand: Sta
     assert found["fate"] is None
     assert "not in what the topics still hold" in found["detail"]
     assert f"{gone} does not exist, or may not be described" in found["detail"]
+
+
+def test_a_dead_letter_is_replayed_once(stand: Stand) -> None:
+    api, bench = stand.api, stand.bench
+    bench.send([("delay-target-topic", stand.target.encode())], value=b"again")
+    [letter] = bench.await_match(bench.dead_letter, lambda one: one.value == b"again")
+    place = {"partition": letter.partition, "offset": letter.offset}
+    done = api.change("POST", "/v1/dead-letters/replay", place)
+    assert done["outcome"] == "replayed"
+    again = bench.await_match(bench.dead_letter, lambda one: one.value == b"again", 2)
+    assert again[1].header("delay-replays") == "1"
+    for wrong, status, why in (
+        (place, 409, "replayed already"),
+        (place | {"offset": letter.offset + 90}, 404, "is no dead letter"),
+    ):
+        assert why in api.refused("POST", "/v1/dead-letters/replay", status, json=wrong)
 
 
 def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand: Stand) -> None:

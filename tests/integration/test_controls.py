@@ -11,9 +11,9 @@ from confluent_kafka import Producer
 from connectors.kafka.clients import admin_client
 from connectors.kafka.controls import ControlClient
 from connectors.kafka.dead_letters import DeadLetterTopic
-from connectors.kafka.outcomes import RecordPlace
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract import dead_letters
+from delayservice.contract.entry import RecordPlace
 from tests.conftest import MakeTopic
 from tests.elapsed import at_most
 

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 from connectors.kafka import clients
 from connectors.kafka.controls import CONFIRM_S, ControlClient
 from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.entry import NewRecord
 
 REFUSED = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
 TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT, "timed out")
@@ -52,5 +53,5 @@ def test_a_control_is_refused_or_may_be_written(
     monkeypatch.setattr(clients, "producer_client", make)
     desk = ControlClient({"message.timeout.ms": "300000"}, {}, cast("Any", None), "o")
     with pytest.raises(KafkaEdgeError, match=f"t:1 .*{text}"):
-        desk.write("t", 1, b"k", None, [])
+        desk.write([NewRecord("t", 1, b"k", None, [])])
     assert made[0]["message.timeout.ms"] == CONFIRM_S * 1_000, "it gives up when that is told"

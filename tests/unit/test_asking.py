@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 
@@ -17,7 +15,6 @@ from structlog.testing import capture_logs
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.asking import (
-    WAITING_MAX,
     Answer,
     NotAnsweredError,
     WorkerClient,
@@ -26,141 +23,121 @@ from delayservice.inspection.asking import (
 from delayservice.inspection.query import Ahead, BacklogCounts, Question
 from tests.elapsed import at_most
 
-AHEAD = Ahead(now_ms=5)
+
+def client_of(pipe: Connection) -> WorkerClient:
+    return WorkerClient(pipe, "worker 0")
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Connection, Connection]]:
+def ask(client: WorkerClient, now_ms: int = 5, timeout_s: float = 10) -> int:
+    return client.ask(Ahead(now_ms=now_ms), BacklogCounts, timeout_s).total
+
+
+def told(question: Question) -> Answer:
+    assert isinstance(question, Ahead)
+    return BacklogCounts(total=question.now_ms)
+
+
+def test_everybody_who_asks_at_once_gets_the_own_answer() -> None:
     mine, its = Pipe()
-    yield mine, its
-    hang_up(its)
-    its.close()  # if nothing has read it
+    answer_questions(its, told)
+    client = client_of(mine)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda n: ask(client, n), range(100))) == list(range(100))
 
 
-def hang_up(pipe: Connection) -> None:
-    """End a pipe at both ends, and join the threads that read them: they close them."""
-    with socket.socket(fileno=os.dup(pipe.fileno())) as line:
-        line.shutdown(socket.SHUT_RDWR)
-    for thread in threading.enumerate():
-        if thread.name.startswith(("questions", "answers-", "answering")):
-            thread.join(10)
-            assert not thread.is_alive(), thread.name
-
-
-def test_answers_find_whoever_asked_in_whatever_order_they_come(
-    ends: tuple[Connection, Connection],
-) -> None:
-    slow = threading.Event()
-
-    def answer(question: Question) -> Answer:
-        assert isinstance(question, Ahead)
-        if question.now_ms == 0:
-            slow.wait(10)
-        return BacklogCounts(total=question.now_ms)
-
-    answer_questions(ends[1], answer)
-    client = WorkerClient(ends[0], "worker 0")
-    asked = [client.ask(Ahead(now_ms=n), 10) for n in range(4)]
-    assert [one.answer(BacklogCounts).total for one in reversed(asked[1:])] == [3, 2, 1]
-    slow.set()
-    assert asked[0].answer(BacklogCounts).total == 0
-
-
-def test_a_reason_is_handed_on_and_a_mistake_is_not_fatal(
-    ends: tuple[Connection, Connection],
-) -> None:
+def test_a_reason_is_handed_on_and_a_mistake_is_not_fatal() -> None:
+    mine, its = Pipe()
     errors: list[Exception] = [DelayServiceError("slice 3 is busy"), ValueError("a mistake")]
 
-    def answer(_: Question) -> Answer:
+    def answer(question: Question) -> Answer:
         if errors:
             raise errors.pop(0)
-        return BacklogCounts(total=1)
+        return told(question)
 
-    answer_questions(ends[1], answer)
-    client = WorkerClient(ends[0], "worker 0")
+    answer_questions(its, answer)
+    client = client_of(mine)
     # Shown on a terminal, a traceback with all its locals takes seconds on a busy machine.
     with capture_logs() as lines:
-        with pytest.raises(NotAnsweredError, match="slice 3 is busy"):
-            client.ask(AHEAD, 10).answer(BacklogCounts)
-        with pytest.raises(NotAnsweredError, match="ValueError"):
-            client.ask(AHEAD, 10).answer(BacklogCounts)
+        for why in ("slice 3 is busy", "ValueError"):
+            with pytest.raises(NotAnsweredError, match=why):
+                ask(client)
     assert [line["event"] for line in lines] == ["question_failed"]
-    assert client.ask(AHEAD, 10).answer(BacklogCounts).total == 1
-
-
-def test_a_worker_that_reads_nothing_holds_nobody_up_for_longer_than_asked(
-    ends: tuple[Connection, Connection],
-) -> None:
-    client = WorkerClient(ends[0], "worker 0")
-    began_s = time.monotonic()
-    waiting = [client.ask(AHEAD, 0.2) for _ in range(WAITING_MAX)]
-    with pytest.raises(NotAnsweredError, match="too much at once"):
-        client.ask(AHEAD, 0.2)
-    for one in waiting:
-        with pytest.raises(NotAnsweredError, match="in time"):
-            one.answer(BacklogCounts)
-    assert time.monotonic() - began_s < 5
-    client.ask(AHEAD, 0.01)  # there is room again
+    assert ask(client) == 5
 
 
 def answering(pipe: Connection) -> None:
-    answer_questions(pipe, lambda _: BacklogCounts(total=1))
+    answer_questions(pipe, told)
     time.sleep(600)
 
 
-def test_a_worker_that_is_stopped_delays_a_question_to_its_deadline_at_most() -> None:
+def test_a_stopped_worker_delays_questions_to_their_deadlines_and_goes_on_later() -> None:
     context = get_context("fork")
     mine, its = context.Pipe()
     worker = context.Process(target=answering, args=(its,), daemon=True)
     worker.start()
     try:
-        client = WorkerClient(mine, "worker 0")
-        assert client.ask(AHEAD, 10).answer(BacklogCounts).total == 1
+        client = client_of(mine)
+        assert ask(client) == 5
         os.kill(worker.pid or 0, signal.SIGSTOP)
-        with suppress(NotAnsweredError):
-            for _ in range(100_000):  # until the pipe is full
-                client.forget(client.ask(AHEAD, 0.2).number)
-        with at_most(30), pytest.raises(NotAnsweredError, match="takes no questions"):
-            client.ask(AHEAD, 0.2)
+        os.waitpid(worker.pid or 0, os.WUNTRACED)
+        with at_most(30):
+            for n in range(100):
+                with pytest.raises(NotAnsweredError, match="in time"):
+                    ask(client, n, 0.01)
         os.kill(worker.pid or 0, signal.SIGCONT)
-        assert client.ask(AHEAD, 10).answer(BacklogCounts).total == 1
+        assert ask(client, 7) == 7, "the answer to an old question is not taken for it"
     finally:
         worker.kill()
         worker.join()
-        its.close()
+    its.close()
+    with pytest.raises(NotAnsweredError, match="has ended"):
+        ask(client)
 
 
-def test_a_question_past_its_deadline_is_not_answered(ends: tuple[Connection, Connection]) -> None:
-    carried_out: list[int] = []
+def test_a_question_waits_for_its_turn_until_its_deadline() -> None:
+    mine, its = Pipe()
+    client = client_of(mine)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, client)
+        assert its.poll(10)
+        with pytest.raises(NotAnsweredError, match="too much at once"):
+            ask(client, timeout_s=0.01)
+        answer_questions(its, told)
+        assert first.result() == 5
+
+
+def test_a_question_past_its_deadline_is_not_carried_out() -> None:
+    mine, its = Pipe()
+    carried_out: list[Question] = []
 
     def answer(question: Question) -> Answer:
-        assert isinstance(question, Ahead)
-        carried_out.append(question.now_ms)
-        return BacklogCounts()
+        carried_out.append(question)
+        return told(question)
 
-    client = WorkerClient(ends[0], "worker 0")
-    with pytest.raises(NotAnsweredError):
-        client.ask(Ahead(now_ms=1), 0.01).answer(BacklogCounts)
-    answer_questions(ends[1], answer)  # the worker comes to itself
-    client.ask(Ahead(now_ms=2), 10).answer(BacklogCounts)
-    assert carried_out == [2]
+    client = client_of(mine)
+    with pytest.raises(NotAnsweredError, match="in time"):
+        ask(client, 1, 0.01)
+    answer_questions(its, answer)  # the worker comes to itself
+    assert ask(client, 2) == 2
+    assert carried_out == [Ahead(now_ms=2)]
 
 
-def test_when_a_pipe_ends_both_ends_are_closed_and_no_thread_is_left() -> None:
+def test_when_the_supervisor_ends_its_worker_closes_the_pipe() -> None:
     mine, its = Pipe()
-    answer_questions(its, lambda _: BacklogCounts(total=1))
-    assert WorkerClient(mine, "worker 0").ask(AHEAD, 10).answer(BacklogCounts).total == 1
-    hang_up(mine)
-    assert mine.closed
+    answer_questions(its, told)
+    assert ask(client_of(mine)) == 5
+    mine.close()
+    for thread in threading.enumerate():
+        if thread.name == "questions":
+            thread.join(10)
     assert its.closed
 
 
 def test_a_worker_that_ends_leaves_nobody_waiting() -> None:
     mine, its = Pipe()
-    client = WorkerClient(mine, "worker 0")
-    asked = client.ask(AHEAD, 30)
-    its.close()
-    with pytest.raises(NotAnsweredError, match="has ended"):
-        asked.answer(BacklogCounts)
-    with pytest.raises(NotAnsweredError, match="has ended"):
-        client.ask(AHEAD, 30)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, client_of(mine), timeout_s=30)
+        assert its.poll(10)
+        its.close()
+        with pytest.raises(NotAnsweredError, match="has ended"):
+            asked.result()

@@ -10,7 +10,7 @@ from delayservice.commands import dlq
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource, Filter
+from delayservice.contract.dead_letters import DeadLetter, Filter
 from delayservice.contract.entry import (
     INVALID,
     SCHEDULE,
@@ -19,6 +19,7 @@ from delayservice.contract.entry import (
     Headers,
     Original,
     PolledRecord,
+    RecordPlace,
 )
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
@@ -140,7 +141,7 @@ def test_another_due_time_replaces_whatever_said_when_and_nothing_else(
 @pytest.mark.parametrize("time", [None, ("delay-after", b"0")])
 def test_a_replay_to_a_level_topic_has_no_time_headers(time: Header | None) -> None:
     letter = refused(read(ASKED))
-    source = DeadLetterSource("delay_topic_5s", 0, 1)
+    source = RecordPlace("delay_topic_5s", 0, 1)
     headers = dead_letters.rewritten(letter, source, time, is_level=True).headers
     reader = RecordReader(source.topic, 0, Contracts([(0, LEVEL)]), ())
     entry = reader.read(9, NOW_MS, b"k", b"v", headers)
@@ -152,7 +153,7 @@ def test_an_occurrence_begins_its_schedule_again() -> None:
     every: Header = ("delay-every", b"5000")
     first = read([*ASKED, every, ("delay-times", b"4"), ("delay-id", b"id")])
     letter = refused(first)
-    assert letter.source == DeadLetterSource(TOPIC, PARTITION, 7)
+    assert letter.source == RecordPlace(TOPIC, PARTITION, 7)
     headers, second = again(letter)
     assert every in headers
     *asked, own, due_ms, meta = first[4]
@@ -208,7 +209,7 @@ def test_no_header_of_a_record_can_pose_as_what_the_service_adds() -> None:
         ("delay-replayed", b"1,2,3"),
     ]
     letter = refused(read([*posing, ("own", b"1")]))
-    assert (letter.code, letter.source) == ("time-missing", DeadLetterSource(TOPIC, PARTITION, 7))
+    assert (letter.code, letter.source) == ("time-missing", RecordPlace(TOPIC, PARTITION, 7))
     lettered = dead_letter_headers(posing, "time-missing", "", b"delay_topic_any:3:7")
     assert dead_letters.replayed_offsets((0, 0, None, None, lettered)) == []
 

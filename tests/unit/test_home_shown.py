@@ -9,9 +9,6 @@ from typing import Any, cast
 import pytest
 
 from connectors.spark.schedule.check import RowRules, ScheduleCheck
-from delayservice.admin.changing import refuse_what_would_fail
-from delayservice.admin.models import Reschedule
-from delayservice.admin.problems import Refusal
 from delayservice.commands import record as showing
 from delayservice.commands.sending import Forecast, Outgoing
 from delayservice.config.settings import load
@@ -70,16 +67,6 @@ def test_the_command_shows_what_waits_for_its_home() -> None:
     lines = dict(showing._lines({**record, "key": None, "value": None}))
     assert lines["forwarded to its home partition"] == f"{TOPIC}:1"
     assert "target" not in lines
-
-
-def test_a_record_waiting_for_its_home_is_not_rescheduled() -> None:
-    """Its target is a delay topic, which a record must not name."""
-    settings = load(None, [], {})
-    panel = SimpleNamespace(is_catching_up=lambda _: False, wall_ms=lambda: 0, settings=settings)
-    with pytest.raises(Refusal) as caught:
-        refuse_what_would_fail(cast("Any", panel), WAITS, Reschedule(id="r", after_ms=60_000))
-    assert caught.value.status == 409
-    assert "the home of its id" in caught.value.detail
 
 
 def test_a_record_is_judged_before_it_is_forwarded() -> None:

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from connectors.kafka.client.base import DeliveryCallback
 from connectors.kafka.client.producer import DelayProducer
 from connectors.kafka.clients import FORCED_CONSUMER, partitions_of
-from connectors.kafka.outcomes import ANSWER_S, Outcomes, RecordPlace, together
+from connectors.kafka.outcomes import ANSWER_S, Outcomes, place_of, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text
 
@@ -76,7 +76,7 @@ class OutcomeReader:
             if unwritten or failed:
                 why = failed[0].str() if failed else f"{unwritten} records wait for the broker"
                 raise KafkaEdgeError(f"it may not have been written: {why}")
-            written = [_place(message) for _, message in reports]
+            written = [place_of(message) for _, message in reports]
             left_s = max(deadline_s - time.monotonic(), 0.0)
             return together(written, outcomes.of(written, left_s, replaces=False))
 
@@ -88,7 +88,3 @@ class OutcomeReader:
             consumer.close()
             raise KafkaEdgeError(f"{self._topic} can't be read: {exc}") from exc
         return Outcomes(consumer, self._topic, count, threading.Event())
-
-
-def _place(message: Message) -> RecordPlace:
-    return RecordPlace(message.topic() or "", message.partition() or 0, message.offset() or 0)

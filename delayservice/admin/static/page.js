@@ -1,8 +1,6 @@
 // What the page does beyond being read: it stays fresh, times are local and tick, text is copied.
 // It never draws: the node sends the same HTML as always, and what differs is put into place.
 
-import { bringIn, openChange } from "/static/change.js";
-
 const POLL_MS = 1000;
 const ANSWER_MS = 8000;
 const root = document.documentElement;
@@ -203,8 +201,6 @@ function readBar(bar) {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
   if (button !== null) copy(button);
-  const change = event.target.closest("[data-change]");
-  if (change !== null) openChange(change, local, relative);
   const bar = event.target.closest(".bars g");
   if (bar !== null) location.assign(`/pending?from=${bar.dataset.from}&to=${bar.dataset.to}`);
 });
@@ -214,8 +210,18 @@ document.addEventListener("pointerover", (event) => {
 });
 document.addEventListener("visibilitychange", refresh);
 
+// The token is typed once. It is in this tab's memory, and in the forms of changes, nowhere else.
+const TOKEN = "delayservice-token";
+const token = document.getElementById("token");
+if (token !== null) {
+  if (token.hasAttribute("aria-invalid")) sessionStorage.removeItem(TOKEN);
+  token.value = sessionStorage.getItem(TOKEN) ?? "";
+  // What can be done by mistake is not what Enter does first.
+  if (token.value && document.activeElement === token) document.getElementById("back").focus();
+  token.form.addEventListener("submit", () => sessionStorage.setItem(TOKEN, token.value));
+}
+
 root.classList.add("scripted");
 prepare(document);
-bringIn(refresh);
 setInterval(() => { if (!document.hidden) tick(); }, 1000);
 setInterval(refresh, POLL_MS);
