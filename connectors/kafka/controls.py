@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import consumer_client, write_confirmed
+from connectors.kafka.clients import write_confirmed
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.outcomes import Outcomes, RecordPlace
@@ -21,6 +21,13 @@ from delayservice.contract.names import Header
 
 # Longest wait for the broker's confirmation of a record, in s; the client then drops it.
 CONFIRM_S: Final = 15.0
+
+
+class Written(NamedTuple):
+    """Confirmation of the broker; on a delay topic, the timestamp is the time of the append."""
+
+    place: RecordPlace
+    timestamp_ms: int
 
 
 class ControlClient:
@@ -62,10 +69,10 @@ class ControlClient:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[Header],
-    ) -> RecordPlace:
-        """Write one record, wait up to 20 s for the broker's confirmation, and return the record's
-        place. ``KafkaEdgeError``: the broker refuses it; or it does not answer, so it is unknown
-        whether the record was written.
+    ) -> Written:
+        """Write one record, and wait up to 20 s for the broker's confirmation. ``partition`` -1:
+        chosen by the key. ``KafkaEdgeError``: the broker refuses the record; or it does not answer,
+        so it is unknown whether the record was written.
         """
         to = {"topic": topic, "partition": partition}
         record = {**to, "key": key, "value": value, "headers": list(headers)}
@@ -79,10 +86,9 @@ class ControlClient:
                     "same: look at the record again before you repeat it"
                 ) from exc
             raise KafkaEdgeError(f"{where} can't be written: {error.str()}") from exc
-        return RecordPlace(topic, partition, message.offset() or 0)
+        place = RecordPlace(topic, message.partition() or 0, message.offset() or 0)
+        return Written(place, message.timestamp()[1])
 
     def listen(self) -> Outcomes:
         """Return a reader of outcomes that are written from now on; call it before ``write``."""
-        count = self.partitions(self._outcomes)
-        consumer = consumer_client(self._consumer_config)
-        return Outcomes(consumer, self._outcomes, count, self._stopping)
+        return Outcomes(self._consumer_config, self._outcomes, self._stopping)

@@ -138,7 +138,9 @@ def _control(context: ApiContext, asked: ById, operation: str) -> Done:
     headers: list[Header] = [(names.DELAY_ID, record_id), (names.DELAY_OP, operation.encode())]
     aim = aim_of(context, asked, record_id)
     with context.desk.listen() as outcomes:
-        written = [context.desk.write(*place, record_id, None, headers) for place in aim.places]
+        written = [
+            context.desk.write(*place, record_id, None, headers).place for place in aim.places
+        ]
         told = outcomes.of(written, asked.wait_ms / 1_000, replaces=False)
     outcome = together(written, told)
     if outcome is None:
@@ -227,7 +229,7 @@ def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
     refuse_what_would_fail(context, row, asked)
     with context.desk.listen() as outcomes:
         headers = _again(row, asked)
-        written = context.desk.write(row.topic, row.partition, row.key, row.value, headers)
+        written = context.desk.write(row.topic, row.partition, row.key, row.value, headers).place
         told = outcomes.of([written], asked.wait_ms / 1_000, replaces=True)
     outcome = told.get(written)
     if outcome is not None:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -107,11 +107,13 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def emit(found: object, show: Callable[[], object], *, as_json: bool) -> None:
-    """Print a result: as JSON, of which a list is one object on each line, or as ``show`` does."""
+    """Print a result: as JSON, of which a list or an iterator is one object on each line,
+    or as ``show`` does.
+    """
     if not as_json:
         show()
         return
-    for one in found if isinstance(found, list) else [found]:
+    for one in found if isinstance(found, (list, Iterator)) else [found]:
         print_json(one)
     sys.stdout.flush()  # so that a reader gets each line at once
 

@@ -171,7 +171,7 @@ def test_a_flipped_byte_is_found_with_file_due_range_and_offsets(folder: Path) -
     assert found["due_ms"] == [hour_ms, hour_ms + stored.HOUR_MS]
     assert 0 <= found["offsets"][0] < found["offsets"][1] <= 601
     assert "reads these offsets again from the log" in found["then"]
-    assert "spark repair" in found["advice"]
+    assert "--repair" in found["advice"]
 
 
 @only_wheel
