@@ -189,7 +189,8 @@ def _with_option(
     option: ParameterInfo = next(given, typer.Option())
     option.help = option.help or text
     option.rich_help_panel = panel
-    if not option.param_decls and isinstance(option, OptionInfo):
+    # Typer keeps the first of the given names as the default.
+    if option.default is ... and isinstance(option, OptionInfo):
         option.param_decls = (f"--{parameter.name.removesuffix('_ms').replace('_', '-')}",)
     if unit is not None:
         option.metavar, option.parser = unit, partial(_read, unit)

@@ -19,6 +19,7 @@ from delayservice.commands.spark_session import (
     Running,
     SessionOptions,
     TopicOptions,
+    followed_status,
     repeat,
     require_extra,
     show_counts,
@@ -144,8 +145,6 @@ def _audit(job: Running, options: AuditOptions, archived: str | None) -> AuditRe
 
 
 def _follow(job: Running, audits: Following, interval_ms: int) -> int:
-    # The exit status is that of all findings so far, or 1 if there are none and the last attempt
-    # failed.
     from connectors.spark.common.session import exit_status
 
     def step() -> None:
@@ -156,7 +155,8 @@ def _follow(job: Running, audits: Following, interval_ms: int) -> int:
     with told_to_stop() as stop:
         failed = repeat(job, interval_ms, step, stop)
     manifest = audits.manifest
-    return exit_status(len(manifest.findings), len(manifest.unjudged)) or int(failed)
+    status = exit_status(len(manifest.findings), len(manifest.unjudged))
+    return followed_status(status, failed=failed)
 
 
 @with_options

@@ -8,7 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from connectors.kafka.copies import RepairClient
-from connectors.spark.common.session import EXIT_FINDINGS, EXIT_UNJUDGED
+from connectors.spark.common.session import EXIT_UNJUDGED
 from connectors.spark.common.topics import native_options
 from connectors.spark.reconcile.follow import (
     ANSWER_TIMEOUT_S,
@@ -18,11 +18,14 @@ from connectors.spark.reconcile.follow import (
 )
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
 from connectors.spark.reconcile.repair_plan import Plan, carry_out
-from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, say
-from delayservice.commands.spark_session import Running, repeat, show_findings, told_to_stop
-
-EXIT_FAILED = 1
+from delayservice.commands.spark_session import (
+    Running,
+    followed_status,
+    repeat,
+    show_findings,
+    told_to_stop,
+)
 
 
 def follow_copies(job: Running, options: ReconcileOptions, interval_ms: int, repairs: int) -> int:
@@ -34,15 +37,13 @@ def follow_copies(job: Running, options: ReconcileOptions, interval_ms: int, rep
 
         def step() -> None:
             found = following.step()
-            if isinstance(found, str):
-                raise DelayServiceError(f"not compared: {found}")
-            if found is not None:
-                shards, made = len(found.compared), following.policy.to_json()
-                result = {**found.to_json(), "shards": shards, "repairs": made}
-                job.emit(result, partial(_show_interval, found, following.policy))
+            shards, made = len(found.compared), following.policy.to_json()
+            result = {**found.to_json(), "shards": shards, "repairs": made}
+            job.emit(result, partial(_show_interval, found, following.policy))
 
-        repeat(job, interval_ms, step, stop)
-    return status_of(following.failures, following.last)
+        failed = repeat(job, interval_ms, step, stop)
+    last = following.last
+    return followed_status(EXIT_UNJUDGED if last is None else last.status, failed=failed)
 
 
 def repair_copies(
@@ -95,10 +96,3 @@ def _show_repairs(repairs: RepairPolicy) -> None:
     if repairs.made:
         limit = ", and no more are made" if repairs.has_stopped else ""
         out.print(f"         {repairs.made} of {repairs.allowed} repairs made{limit}", markup=False)
-
-
-def status_of(failures: int, last: ReconcileResult | None) -> int:
-    # 3: the last comparison found a difference; else 1: one failed; else 4: the last one did not
-    # compare all, or none was made; else 0.
-    status = EXIT_UNJUDGED if last is None else last.status
-    return EXIT_FAILED if failures and status != EXIT_FINDINGS else status

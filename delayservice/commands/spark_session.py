@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import emit, err, out, print_error
+from delayservice.commands.console import EXIT_ERROR, EXIT_FINDINGS, emit, err, out, print_error
 from delayservice.commands.extras import how_to_install
 from delayservice.commands.options import Duration, KafkaOptions, pairs
 from delayservice.smoke.progress import stop_signals
@@ -166,11 +166,20 @@ def repeat(job: Running, interval_ms: int, step: Callable[[], None], stop: threa
         try:
             step()
         except RETRIED as exc:
+            if stop.is_set():  # it was stopped in the middle
+                break
             failed = True
             print_error(f"{reason(exc)}; it is tried again in {interval_ms // 1_000} s")
         else:
             failed = False
     return failed
+
+
+def followed_status(status: int, *, failed: bool) -> int:
+    """Return the exit status of a job that was repeated. ``status``: by what it has found;
+    ``failed``: whether its last attempt failed.
+    """
+    return EXIT_ERROR if failed and status != EXIT_FINDINGS else status
 
 
 def show_counts(title: str, counts: Mapping[str, int], style: str) -> None:
