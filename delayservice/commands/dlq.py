@@ -85,17 +85,14 @@ def show(letters: list[dict[str, Any]]) -> None:
     for one in letters:
         route = f"{one['source'] or '?'} to {one['target'] or '?'}"
         say(out, f"{one['time']}  {one['code']}  {route}", "bold")
-        facts = {
-            "id": one["id"],
-            "key": _size(one["key_bytes"]),
-            "value": _size(one["value_bytes"]),
-            "replays": one["replays"] or None,
-        }
-        told = [f"{name} {fact}" for name, fact in facts.items() if fact is not None]
-        say(out, f"  {', '.join(told)}{', replayed' if one['replayed'] else ''}", "dim")
+        sizes = ", ".join(f"{name} {_size(one[f'{name}_bytes'])}" for name in ("key", "value"))
+        record_id = "" if one["id"] is None else f"id {one['id']}, "
+        replays = f", replays {one['replays']}" if one["replays"] else ""
+        replayed = ", replayed" if one["replayed"] else ""
+        say(out, f"  {record_id}{sizes}{replays}{replayed}", "dim")
         if "value" in one:
-            key, value = ("null" if one[name] is None else one[name] for name in ("key", "value"))
-            say(out, f"  {key}  {value}"[:_CONTENT_CHARS_MAX])
+            texts = ["null" if one[name] is None else one[name] for name in ("key", "value")]
+            say(out, f"  {'  '.join(texts)}"[:_CONTENT_CHARS_MAX])
         say(out, f"  {one['detail']}")
 
 

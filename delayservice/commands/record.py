@@ -134,7 +134,7 @@ def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict
         err.print(f"there may be more than {found:,}: raise --limit", style="dim")
 
 
-def _cells(record: dict[str, Any]) -> list[str]:
+def _cells(record: dict[str, Any]) -> list[object]:
     notes = [
         f"try {record['attempt']}" if record["attempt"] > 1 else "",
         "recurs" if record["recurs"] else "",
@@ -148,21 +148,20 @@ def _cells(record: dict[str, Any]) -> list[str]:
         _target(record),
         _text(record["id"]),
         f"{record['topic']}:{record['partition']}:{record['offset']}",
-        "null" if size is None else f"{size:,}",
+        "null" if size is None else size,
         ", ".join(filter(None, notes)),
     ]
 
 
 def _show_backlog(backlog: dict[str, Any]) -> None:
-    within = [(f"within {span(one['within_ms'])}", one["count"]) for one in backlog["within"]]
     rows = [
         ("already", backlog["overdue"]),
-        *within,
+        *((f"within {span(one['within_ms'])}", one["count"]) for one in backlog["within"]),
         ("later", backlog["beyond"]),
         ("in level topics", backlog["levels"]),
         ("all", backlog["total"]),
     ]
-    show_table(("due", "records"), [(name, f"{count:,}") for name, count in rows])
+    show_table(("due", "records"), rows)
 
 
 @app.command(epilog="Exit status: 0 done, 1 an error, 2 wrong usage, 4 it does not exist.")
@@ -195,7 +194,7 @@ def _found(api: Api, record: str, *, is_id: bool) -> list[dict[str, Any]]:
     return found
 
 
-def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(record: dict[str, Any]) -> Iterator[tuple[str, object]]:
     waits = record if "due_ms" in record else record["pending"]
     yield "record", f"{record['topic']}:{record['partition']}:{record['offset']}"
     if "state" in record:
@@ -208,7 +207,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         is_home = waits["target"] == record["topic"]
         yield "forwarded to its home partition" if is_home else "target", _target(waits)
         yield "id", _text(waits["id"])
-        yield "attempt", str(waits["attempt"])
+        yield "attempt", waits["attempt"]
         if waits["expires_ms"] is not None:
             yield "expires", instant(waits["expires_ms"])
     yield "key", _text(record["key"], null="null")

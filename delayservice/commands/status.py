@@ -77,17 +77,11 @@ def _paused(pause: Pause) -> str:
     return f"{pause.kind} {pause.name} is paused since {instant(pause.at_ms, to='minutes')}{reason}"
 
 
-def _cells(row: SliceState) -> list[str]:
-    return [
-        str(row.slice),
-        str(row.worker),
-        f"{row.state} !" if row.alarm else row.state,
-        str(row.epoch or "-"),
-        f"{row.pending:,}",
-        f"{row.stored:,}",
-        f"{row.source_lag:,}",
-        "-" if row.oldest_due_ms is None else from_now(row.oldest_due_ms),
-    ]
+def _cells(row: SliceState) -> list[object]:
+    state = f"{row.state} !" if row.alarm else row.state
+    due = None if row.oldest_due_ms is None else from_now(row.oldest_due_ms)
+    counts = (row.epoch or None, row.pending, row.stored, row.source_lag)
+    return [row.slice, row.worker, state, *counts, due]
 
 
 def _lateness(ms: int | None) -> str:

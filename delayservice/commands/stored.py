@@ -177,7 +177,7 @@ def _show_content(told: dict[str, Any]) -> None:
     }
     show_facts(facts.items())
     rows = [
-        (f"{_time(hour['hour_ms'])[:16]}Z", f"{hour['records']:,}", f"{hour['bytes']:,}")
+        (f"{_time(hour['hour_ms'])[:16]}Z", hour["records"], hour["bytes"])
         for hour in hours[:_HOURS_SHOWN]
     ]
     show_table(("hour", "records", "bytes"), rows, "no records")
