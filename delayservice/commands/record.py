@@ -99,7 +99,9 @@ def show_pending(records: Iterable[dict[str, Any]], *, whole: bool = False) -> N
     if not whole:
         show_table(_COLUMNS, map(_cells, records), "no pending record matches")
         return
-    for one in records:
+    for number, one in enumerate(records):
+        if number:
+            out.print()
         show_facts(_lines(one))
 
 
@@ -208,6 +210,8 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, object]]:
         yield "forwarded to its home partition" if is_home else "target", _target(waits)
         yield "id", _text(waits["id"])
         yield "attempt", waits["attempt"]
+        if waits["marked_by"] is not None:
+            yield "cancelled or replaced by", f"offset {waits['marked_by']}"
         if waits["expires_ms"] is not None:
             yield "expires", instant(waits["expires_ms"])
     yield "key", _text(record["key"], null="null")
