@@ -153,10 +153,6 @@ def test_send_foresees_which_records_will_be_dead_lettered(
     assert doubt.is_certain is is_certain
 
 
-def test_send_foresees_nothing_of_a_cancel() -> None:
-    assert forecast([("delay-op", b"cancel"), ("delay-id", b"a")], ALLOWED).doubt(NOW_MS) is None
-
-
 @pytest.mark.parametrize(
     ("headers", "due_ms"),
     [
@@ -178,8 +174,10 @@ def test_a_record_of_a_level_topic_is_due_after_the_delay_of_the_level() -> None
     assert said.due_ms(0, NOW_MS) == NOW_MS + 5_000
 
 
-def test_a_null_value_with_an_id_is_a_cancel() -> None:
-    assert forecast([("delay-id", b"a")], value=None).is_control
+def test_a_null_value_with_an_id_is_a_cancel_of_which_nothing_is_foreseen() -> None:
+    cancel = forecast([("delay-id", b"a")], ALLOWED, value=None)
+    assert cancel.is_control
+    assert cancel.doubt(NOW_MS) is None
     assert not forecast([("delay-id", b"a"), AFTER, ORDERS], value=None).is_control
 
 
@@ -196,24 +194,28 @@ def test_a_value_comes_from_one_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "headers"),
     [
-        (RecordOptions(record_id="a", cancel=True), {"delay-op": "cancel", "delay-id": "a"}),
-        (RecordOptions(record_id="a", fire=True), {"delay-op": "fire", "delay-id": "a"}),
+        (
+            RecordOptions(record_id="a", cancel=True, header=["own=1"]),
+            {"delay-op": "cancel", "delay-id": "a", "own": "1"},
+        ),
+        (
+            RecordOptions(at_ms=5, expires_at_ms=7, target="t", target_partition=2, target_key="k"),
+            {
+                "delay-at": "5",
+                "delay-expires-at": "7",
+                "delay-target-topic": "t",
+                "delay-target-partition": "2",
+                "delay-target-key": "k",
+            },
+        ),
+        (RecordOptions(fire=True, record_id="a"), {"delay-op": "fire", "delay-id": "a"}),
+        (
+            RecordOptions(after_ms=1_000, window_ms=300_000),
+            {"delay-after": "1000", "delay-window-ms": "300000"},
+        ),
         (
             RecordOptions(every_ms=3_600_000, times=3),
             {"delay-every": "3600000", "delay-times": "3"},
-        ),
-        (
-            RecordOptions(after_ms=1_000, window_ms=300_000, target="t", target_partition=2),
-            {
-                "delay-after": "1000",
-                "delay-window-ms": "300000",
-                "delay-target-topic": "t",
-                "delay-target-partition": "2",
-            },
-        ),
-        (
-            RecordOptions(at_ms=5, expires_at_ms=7, target_key="k", header=["own=1"]),
-            {"delay-at": "5", "delay-expires-at": "7", "delay-target-key": "k", "own": "1"},
         ),
         (
             RecordOptions(cron="0 9 * * *", timezone="Europe/Berlin"),
