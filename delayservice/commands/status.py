@@ -65,11 +65,9 @@ def _notices(status: NodeState) -> Iterator[str]:
 
 def _counted(status: NodeState) -> str:
     settled = ", ".join(f"{count:,} {name}" for name, count in sorted(status.settled.items()))
-    late = [_lateness(ms) for ms in (status.lateness_ms_p50, status.lateness_ms_p99)]
-    return (
-        f"since its start: {status.ingested:,} stored; {settled or 'nothing settled'}; "
-        f"lateness p50 {late[0]}, p99 {late[1]}"
-    )
+    p50, p99 = (_lateness(ms) for ms in (status.lateness_ms_p50, status.lateness_ms_p99))
+    settled = settled or "nothing settled"
+    return f"since its start: {status.ingested:,} stored; {settled}; lateness p50 {p50}, p99 {p99}"
 
 
 def _paused(pause: Pause) -> str:
