@@ -13,6 +13,7 @@ Exit statuses:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated
@@ -34,7 +35,7 @@ from delayservice.commands import (
 )
 from delayservice.commands.api import ApiOptions
 from delayservice.commands.console import CommandLine, out
-from delayservice.commands.options import ConfigOption, SetOption, load, with_options
+from delayservice.commands.options import SettingsOptions, load, with_options
 
 # Help is read far more often than anything runs from it: what is heavy (librdkafka, RocksDB,
 # pydantic) is imported by the command that needs it.
@@ -78,23 +79,23 @@ def _options(
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions(SettingsOptions):
+    require: Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY")] = None
+    """Fail if this setting has no value; repeatable."""
+
+
 @app.command(epilog="Example: [bold]delayservice run -c delayservice.toml --set node.workers=2[/]")
-def run(
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SECTION.KEY", help="Fail if this setting has no value; repeatable."),
-    ] = None,
-) -> None:
+@with_options
+def run(*, options: RunOptions) -> None:
     """Run a node until SIGTERM or Ctrl-C."""
     from delayservice.process import fork_server
 
     fork_server.start_server()  # its imports take as long as those below
     from delayservice.config.reference import effective, require_values
 
-    loaded = load(config, sets, is_node=True)
-    require_values(effective(loaded), require or ())
+    loaded = load(options.config, options.sets, is_node=True)
+    require_values(effective(loaded), options.require or ())
     settings = loaded.settings
     settings.kafka.client_config("admin")  # fails early when no broker is named
     from delayservice.process.node import run as run_node

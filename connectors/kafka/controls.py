@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import consumer_client, write_confirmed
+from connectors.kafka.clients import write_confirmed
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.outcomes import Outcomes, place_of
@@ -21,6 +21,13 @@ from delayservice.contract.entry import NewRecord, RecordPlace
 
 # Longest wait for the broker's confirmation of a record, in s; the client then drops it.
 CONFIRM_S: Final = 15.0
+
+
+class Written(NamedTuple):
+    """Confirmation of the broker; on a delay topic, the timestamp is the time of the append."""
+
+    place: RecordPlace
+    timestamp_ms: int
 
 
 class ControlClient:
@@ -55,10 +62,10 @@ class ControlClient:
             raise KafkaEdgeError(f"the partitions of {topic} can't be asked: {exc}") from exc
         return 0 if found is None or found.error is not None else len(found.partitions)
 
-    def write(self, records: Sequence[NewRecord]) -> list[RecordPlace]:
-        """Write records, wait up to 20 s for the broker's confirmation, and return their places.
-        ``KafkaEdgeError``: the broker refuses one; or it does not answer, so it is unknown whether
-        they were written.
+    def write(self, records: Sequence[NewRecord]) -> list[Written]:
+        """Write records, and wait up to 20 s for the broker's confirmation. Partition -1: chosen by
+        the key. ``KafkaEdgeError``: the broker refuses one; or it does not answer, so it is unknown
+        whether they were written.
         """
         try:
             written = write_confirmed(
@@ -73,10 +80,8 @@ class ControlClient:
                     "same: look at the record again before you repeat it"
                 ) from exc
             raise KafkaEdgeError(f"{where} can't be written: {error.str()}") from exc
-        return [place_of(message) for message in written]
+        return [Written(place_of(message), message.timestamp()[1]) for message in written]
 
     def listen(self) -> Outcomes:
         """Return a reader of outcomes that are written from now on; call it before ``write``."""
-        count = self.partitions(self._outcomes)
-        consumer = consumer_client(self._consumer_config)
-        return Outcomes(consumer, self._outcomes, count, self._stopping)
+        return Outcomes(self._consumer_config, self._outcomes, self._stopping)

@@ -12,7 +12,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec.structs import replace
 
 from connectors.kafka.clients import (
-    KafkaAdmin,
     consumer_client,
     producer_client,
     values_of,
@@ -184,10 +183,3 @@ class RepairClient:
             f"topic {self._topic} can't be used: {exc}; digests must be enabled on the nodes, "
             "and the repairing user needs Read and Write on it"
         )
-
-
-def cluster_id(admin: KafkaAdmin) -> str:
-    try:
-        return str(admin.list_topics(timeout=ASK_TIMEOUT_S).cluster_id)
-    except KafkaException as exc:
-        raise KafkaEdgeError(f"the cluster does not say its id: {admin.explain(exc)}") from exc

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from types import TracebackType
 from typing import Final, Self, TypeAlias
 
@@ -39,7 +40,6 @@ from delayservice.contract.dead_letters import (
     replayed_offsets,
 )
 from delayservice.contract.entry import NewRecord, PolledRecord
-from delayservice.engine.ports import PolledBatch
 
 # Number of offsets of each partition that a survey reads first: few, so that the newest letters are
 # seen even if they are large.
@@ -123,7 +123,7 @@ class DeadLetterTopic:
     def replayed(self, advance: Advance) -> frozenset[LetterPosition]:
         return frozenset(
             (partition, offset)
-            for partition, row in self._rows(advance)
+            for partition, row in self._all(advance)
             for offset in replayed_offsets(row)
         )
 
@@ -134,43 +134,38 @@ class DeadLetterTopic:
         """
         letters: list[DeadLetter] = []
         replayed: set[LetterPosition] = set()
-        left, looked_at = bytes_max, 0
-        for partition, (start, stop) in self._looks():
-            found: list[DeadLetter] = []
-            markers: list[LetterPosition] = []
-            for row in (row for run in self._runs(partition, start, stop) for row in run.rows):
-                left -= bytes_of(row)
-                if left < 0:
-                    break
-                markers += [(partition, offset) for offset in replayed_offsets(row)]
+        looked_at = 0
+        for partition, offsets, rows in self._newest(bytes_max):
+            looked_at += offsets
+            for row in rows:
+                replayed.update((partition, offset) for offset in replayed_offsets(row))
                 letter = read_letter(partition, row)
                 if letter is not None and code in (None, letter.code):
-                    found.append(letter)
-            if left < 0:
-                break
-            letters += found
-            replayed.update(markers)
-            looked_at += stop - start
+                    letters.append(letter)
         letters.sort(key=lambda letter: (letter.time_ms, letter.place), reverse=True)
         return Survey(letters, frozenset(replayed), self.held, looked_at)
 
-    def _looks(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield ``(partition, (start, stop))``: ranges of offsets, of all partitions in turn, from
-        their ends to their starts. Each round has larger ranges.
+    def _newest(self, bytes_max: int) -> Iterator[tuple[int, int, list[PolledRecord]]]:
+        """Yield partition, number of offsets and records of each range that ``survey`` reads: of
+        all partitions in turn, in rounds of larger ranges.
         """
         stops = [end for _, end in self._bounds]
-        size = FIRST_LOOK
+        size, left = FIRST_LOOK, bytes_max
         while any(stop > start for stop, (start, _) in zip(stops, self._bounds, strict=True)):
             for partition, (start, _) in enumerate(self._bounds):
                 stop = stops[partition]
-                first = max(start, stop - size)
-                if first < stop:
-                    yield partition, (first, stop)
-                stops[partition] = first
+                first = stops[partition] = max(start, stop - size)
+                rows = []
+                for row in self._rows(partition, first, stop):
+                    left -= bytes_of(row)
+                    if left < 0:
+                        return
+                    rows.append(row)
+                yield partition, stop - first, rows
             size *= _MORE
 
     def letters(self, advance: Advance) -> Iterator[DeadLetter]:
-        for partition, row in self._rows(advance):
+        for partition, row in self._all(advance):
             letter = read_letter(partition, row)
             if letter is not None:
                 yield letter
@@ -178,22 +173,23 @@ class DeadLetterTopic:
     def first(self) -> tuple[DeadLetter | None, bool]:
         """Return the letter at ``since``, if there is one, and whether it was replayed."""
         letter, is_replayed = None, False
-        for partition, row in self._rows(lambda _: None):
+        for partition, row in self._all(lambda _: None):
             if (partition, row[0]) == self._since:
                 letter = read_letter(partition, row)
             marked = [(partition, offset) for offset in replayed_offsets(row)]
             is_replayed = is_replayed or self._since in marked
         return letter, is_replayed
 
-    def _rows(self, advance: Advance) -> Iterator[tuple[int, PolledRecord]]:
+    def _all(self, advance: Advance) -> Iterator[tuple[int, PolledRecord]]:
         for partition, (start, end) in enumerate(self._bounds):
-            for run in self._runs(partition, start, end):
+            for run in scan_partition(self._config, self._topic, partition, start, end):
                 for row in run.rows:
                     yield partition, row
                 advance(run.stop - run.start)
 
-    def _runs(self, partition: int, start: int, stop: int) -> Iterator[PolledBatch]:
-        return scan_partition(self._config, self._topic, partition, start, stop)
+    def _rows(self, partition: int, start: int, stop: int) -> Iterator[PolledRecord]:
+        for run in scan_partition(self._config, self._topic, partition, start, stop):
+            yield from run.rows
 
 
 class Replayer:
@@ -255,6 +251,18 @@ class Replayer:
     def _attempt(self, replays: Sequence[Replay]) -> dict[LetterPosition, str]:
         refused: dict[LetterPosition, str] = {}
         failures: list[KafkaError] = []
+
+        def note(
+            place: LetterPosition | None, error: KafkaError | None, _message: Message | None
+        ) -> None:
+            # Without ``place``, the record is a marker, which must succeed.
+            if error is None or error.code() in PURGED or error.code() == KafkaError._STATE:  # noqa: SLF001
+                return
+            if place is not None and meaning_of(error) in {Meaning.REFUSED, Meaning.UNSUITED}:
+                refused[place] = error.str()
+            else:
+                failures.append(error)
+
         failure = connection_failure(self._producer, self._log)
         if failure:  # what it has sent last may come late, and end this transaction
             raise KafkaEdgeError(
@@ -265,10 +273,11 @@ class Replayer:
             self._producer.begin_transaction()
             self._open = True
             for letter, record in replays:
-                self._produce(record, partial(_note, refused, failures, letter.place))
-            for place, offsets in _by_partition(replays).items():
-                record = NewRecord(self._topic, place, None, None, marker(offsets))
-                self._produce(record, partial(_note, refused, failures, None))
+                self._produce(record, partial(note, letter.place))
+            for partition, group in groupby(replays, lambda replay: replay[0].partition):
+                headers = marker([letter.offset for letter, _ in group])
+                record = NewRecord(self._topic, partition, None, None, headers)
+                self._produce(record, partial(note, None))
             if flush(self._producer, COMMIT_TIMEOUT_S):
                 failures.append(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
             if not refused and not failures:
@@ -323,29 +332,3 @@ class Replayer:
         if error.code() in FENCED:
             why = f": another replay has taken over (transactional id {self._id})"
         return KafkaEdgeError(what + why)
-
-
-def _note(
-    refused: dict[LetterPosition, str],
-    failures: list[KafkaError],
-    place: LetterPosition | None,
-    error: KafkaError | None,
-    _message: Message | None,
-) -> None:
-    """Keep the error in a record's delivery report: a refusal in ``refused``, any other in
-    ``failures``. ``place``: the dead letter that is replayed; None: the record is a marker, which
-    must succeed.
-    """
-    if error is None or error.code() in PURGED or error.code() == KafkaError._STATE:  # noqa: SLF001
-        return
-    if place is not None and meaning_of(error) in {Meaning.REFUSED, Meaning.UNSUITED}:
-        refused[place] = error.str()
-    else:
-        failures.append(error)
-
-
-def _by_partition(replays: Sequence[Replay]) -> dict[int, list[int]]:
-    offsets: dict[int, list[int]] = {}
-    for letter, _ in replays:
-        offsets.setdefault(letter.partition, []).append(letter.offset)
-    return offsets

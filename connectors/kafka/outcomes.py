@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
-from connectors.kafka.clients import NO_RECORDS
+from connectors.kafka.clients import NO_RECORDS, consumer_client, partitions_of
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.entry import RecordPlace
 from delayservice.contract.names import (
@@ -29,19 +29,18 @@ _NOT_PENDING: Final = "not_pending"
 
 
 class Outcomes:
-    """Reader of outcomes that are written from now on; a context that closes the consumer."""
+    """Reader of outcomes that are written from now on; a context that closes its consumer."""
 
-    def __init__(
-        self, consumer: Consumer, topic: str, partitions: int, stopping: threading.Event
-    ) -> None:
-        self._consumer = consumer
+    def __init__(self, config: Mapping[str, Any], topic: str, stopping: threading.Event) -> None:
+        self._consumer = consumer = consumer_client(config)
         self._topic = topic
         self._stopping = stopping
-        places = [TopicPartition(topic, number) for number in range(partitions)]
         try:
+            count = partitions_of(consumer, topic, ANSWER_S)
+            places = [TopicPartition(topic, number) for number in range(count)]
             for place in places:
                 _, place.offset = consumer.get_watermark_offsets(place, timeout=ANSWER_S)
-        except KafkaException as exc:
+        except (KafkaException, KafkaEdgeError) as exc:
             consumer.close()
             raise KafkaEdgeError(f"{topic} can't be read: {exc}") from exc
         consumer.assign(places)

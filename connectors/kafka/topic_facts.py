@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
@@ -56,16 +56,25 @@ class PartitionCounts:
     places: int
 
 
+class TopicProblem(NamedTuple):
+    """Why the service can't use one of its own topics, in one sentence that names it."""
+
+    topic: str
+    text: str
+    # Whether a node must not start.
+    is_fatal: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TopicsSnapshot:
     """The result of one check of the cluster's topics."""
 
     # Every delay topic, including missing ones that the settings name.
     topics: Sequence[ServedTopic]
-    # Problems of the checkpoint and claims topics, one sentence each.
-    own_problems: tuple[str, ...] = ()
-    # Reasons why dead letters and outcomes can't be written, one sentence each.
-    outlet_problems: tuple[str, ...] = ()
+    # Problems of the checkpoint and claims topics.
+    own_problems: tuple[TopicProblem, ...] = ()
+    # Reasons why dead letters and outcomes can't be written.
+    outlet_problems: tuple[TopicProblem, ...] = ()
     # Ids of the service's own topics, by name; without those that can't be described.
     own_ids: Mapping[str, str] = field(default_factory=dict)
 
@@ -176,12 +185,12 @@ def topic_ids(admin: AdminClient, topics: Collection[str]) -> dict[str, str]:
 
 def complaints(
     access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
-) -> list[str]:
+) -> list[TopicProblem]:
     """Return a text like ``give the service Read and Write on TOPIC`` for each topic with missing
     rights.
     """
     return [
-        f"give the service {' and '.join(lacking)} on {name}"
+        TopicProblem(name, f"give the service {' and '.join(lacking)} on {name}")
         for name, operations in needed.items()
         if (lacking := access[name].lacks(*operations))
     ]

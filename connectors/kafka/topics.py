@@ -43,6 +43,7 @@ from connectors.kafka.topic_facts import (
     Brokers,
     PartitionCounts,
     ServedTopic,
+    TopicProblem,
     TopicsSnapshot,
     ask_access,
     ask_configs,
@@ -100,7 +101,7 @@ class TopicKeeper:
         self._check_rights(self._specs({}))
         configs = self._configs((topics.checkpoint, topics.claims_topic))
         problems = self._own_problems(self._list(), configs, None)
-        unsafe = [problem for problem, is_fatal in problems if is_fatal]
+        unsafe = [problem.text for problem in problems if problem.is_fatal]
         if unsafe:
             raise KafkaEdgeError("; ".join(unsafe))
 
@@ -146,12 +147,12 @@ class TopicKeeper:
         needed = {name: spec.needed for name, spec in specs.items() if spec.needed}
         access = ask_access(self._admin, needed.keys())
         if lacking := complaints(access, needed):
-            raise KafkaEdgeError("; ".join(lacking))
+            raise KafkaEdgeError("; ".join(one.text for one in lacking))
         topics = self._settings.topics
         if self._settings.admin.listen:
             wanted = (topics.dead_letter, topics.outcomes, topics.pauses)
             for complaint in complaints(access, dict.fromkeys(wanted, (READ, WRITE))):
-                _log.warning("admin_right_missing", why=complaint)
+                _log.warning("admin_right_missing", why=complaint.text)
 
     def _make_again(self, name: str) -> str:
         waits = f"{name} does not exist: what would be written there waits, with its shard"
@@ -165,35 +166,40 @@ class TopicKeeper:
 
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: PartitionCounts | None
-    ) -> list[tuple[str, bool]]:
-        """Return the problems of the checkpoint and claims topics, each with True if it forbids a
-        node to start. ``layout``: partitions at the worker's start; None: not known yet.
+    ) -> list[TopicProblem]:
+        """Return the problems of the checkpoint and claims topics. ``layout``: partitions at the
+        worker's start; None: not known yet.
         """
         topics = self._settings.topics
         wanted = max((copies_of(existing[name]) for name in self._names(existing)), default=1)
-        found: list[tuple[str, bool]] = []
+        found: list[TopicProblem] = []
         for name in (topics.checkpoint, topics.claims_topic):
             brokers = existing.get(name, ())
             if not brokers or name not in configs:
-                found.append((f"{name} does not exist", False))
+                found.append(TopicProblem(name, f"{name} does not exist"))
                 continue
             config = configs[name]
             if config is None:
-                found.append((f"give the service DescribeConfigs on {name}", True))
+                why = f"give the service DescribeConfigs on {name}"
+                found.append(TopicProblem(name, why, is_fatal=True))
                 continue
-            found += [(f"{name}: {problem}", True) for problem in broken(CURSOR_RULES, config)]
+            found += [
+                TopicProblem(name, f"{name}: {why}", is_fatal=True)
+                for why in broken(CURSOR_RULES, config)
+            ]
             if copies_of(brokers) < wanted:
                 few = f"{name} has {copies_of(brokers)} replicas, and a delay topic {wanted}"
                 why = "a cursor that is lost with its broker has everything delivered again"
-                found.append((f"{few}: {why}; raise its replication factor", False))
+                found.append(TopicProblem(name, f"{few}: {why}; raise its replication factor"))
         partitions = len(existing.get(topics.checkpoint, ()))
         before = partitions if layout is None else layout.checkpoint_partitions
         if partitions not in (0, before):
             why = _GROWN if partitions > before else _SHRUNK
             changed = f"{topics.checkpoint} had {before} partitions and has {partitions}"
-            found.append((f"{changed}: {why}", False))
+            found.append(TopicProblem(topics.checkpoint, f"{changed}: {why}"))
         if len(existing.get(topics.claims_topic, ())) > 1:
-            found.append((f"{topics.claims_topic} must have one partition, for one order", True))
+            why = f"{topics.claims_topic} must have one partition, for one order"
+            found.append(TopicProblem(topics.claims_topic, why, is_fatal=True))
         return found
 
     def layout(self) -> PartitionCounts:
@@ -242,12 +248,18 @@ class TopicKeeper:
         problems = complaints(access, dict.fromkeys(outlets, (WRITE,)))
         for name in outlets:
             if name not in existing and not access[name].lacks(WRITE):
-                problems.append(self._make_again(name))
+                problems.append(TopicProblem(name, self._make_again(name)))
             # Without a configuration, a refusal shows what is refused there.
             if (config := configs.get(name)) is not None:
-                problems += [f"{name}: {problem}" for problem in broken(OUTLET_RULES, config)]
-        own = [problem for problem, _ in self._own_problems(existing, configs, layout)]
-        own += [f"{name} does not exist; create it" for name in others if name not in existing]
+                problems += [
+                    TopicProblem(name, f"{name}: {why}") for why in broken(OUTLET_RULES, config)
+                ]
+        own = self._own_problems(existing, configs, layout)
+        own += [
+            TopicProblem(name, f"{name} does not exist; create it")
+            for name in others
+            if name not in existing
+        ]
         ids = {name: access[name].topic_id for name in own_names if access[name].topic_id}
         found = self._delay_topics(existing, access, configs)
         return TopicsSnapshot(found, tuple(own), tuple(problems), ids)
@@ -267,7 +279,8 @@ class TopicKeeper:
                 _log.warning("topic_not_described", topic=name)
                 continue
             config = configs.get(name)
-            problems, risks = complaints(access, {name: (READ, WRITE)}), [_UNREADABLE]
+            lacking, risks = complaints(access, {name: (READ, WRITE)}), [_UNREADABLE]
+            problems = [one.text for one in lacking]
             if config is not None:
                 problems = broken(DELAY_RULES, config) + problems
                 risks = [*self._risks(name, config, letter_bytes, waits_ms.get(name, 0))]

@@ -177,7 +177,7 @@ def _write(
 ) -> _Written:
     """Write control records; return their places, and the outcomes that are known in time."""
     with context.desk.listen() as outcomes:
-        written = context.desk.write(records)
+        written = [one.place for one in context.desk.write(records)]
         return written, outcomes.of(written, wait_ms / 1_000, replaces=replaces)
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import NothingThereError
-from delayservice.commands.options import ConfigOption, JsonOption, SetOption, load
+from delayservice.commands.options import CommonOptions
 
 if TYPE_CHECKING:
     from httpx import Client, Response
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 _TIMEOUT_S: Final = 45.0
-
-ApiOption = Annotated[
-    str | None,
-    typer.Option(
-        "--api", metavar="HOST:PORT", help="The node's admin API; admin.listen by default."
-    ),
-]
-TokenOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        dir_okay=False,
-        help="File with the token. Default: the configured one, or the node's own.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +64,15 @@ class Api:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiOptions:
-    """Command-line options of the commands that use a node's admin API."""
+class ApiOptions(CommonOptions):
+    """Options of the commands that use a node's admin API."""
 
-    api: ApiOption = None
-    token_file: TokenOption = None
-    config: ConfigOption = None
-    sets: SetOption = None
-    as_json: JsonOption = False
+    PANEL: ClassVar = CommonOptions.PANEL
 
-    def settings(self) -> Settings:
-        return load(self.config, self.sets).settings
+    api: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None
+    """The node's admin API; admin.listen by default."""
+    token_file: Annotated[Path | None, typer.Option(dir_okay=False)] = None
+    """File with the token. Default: the configured one, or the node's own."""
 
     def connect(self) -> Api:
         return connect(self.settings(), self.api, self.token_file)

@@ -38,35 +38,27 @@ def show(*, common: ApiOptions) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
+    facts = ("node_id", "address", "rack", "broker_id")
     nodes = [
-        (
-            one["node_id"],
-            one["address"],
-            one["rack"],
-            "" if one["broker_id"] is None else str(one["broker_id"]),
-            f"{len(one['alive'])} of {one['workers']}",
-        )
-        for one in found["nodes"]
+        [*map(one.get, facts), f"{len(one['alive'])} of {one['workers']}"] for one in found["nodes"]
     ]
     show_table(("node", "host", "rack", "broker", "workers alive"), nodes)
     out.print()
     slices = [
-        (
-            str(one["slice"]),
-            one["owner"] or "none",
-            one["heir"],
-            str(one["epoch"]),
-            ", ".join(map(_copy, one["copies"])),
-        )
+        (one["slice"], one["owner"] or "none", one["heir"], one["epoch"], _copies(one["copies"]))
         for one in found["slices"]
     ]
     names = ("slice", "owner", "moves to", "epoch", "copies")
     show_table(names, slices, "no slice is known yet")
 
 
-def _copy(copy: dict[str, Any]) -> str:
-    behind = f" {copy['behind']:,} behind" if copy["behind"] else ""
-    return f"{copy['node']}{behind}{'' if copy['caught_up'] else ' (may not take over)'}"
+def _copies(copies: list[dict[str, Any]]) -> str:
+    return ", ".join(
+        one["node"]
+        + (f" {one['behind']:,} behind" if one["behind"] else "")
+        + ("" if one["caught_up"] else " (may not take over)")
+        for one in copies
+    )
 
 
 @app.command(epilog=_EPILOG)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -107,20 +107,22 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def emit(found: object, show: Callable[[], object], *, as_json: bool) -> None:
-    """Print a result: as JSON, of which a list is one object on each line, or as ``show`` does."""
+    """Print a result: as JSON, of which a list or an iterator is one object on each line,
+    or as ``show`` does.
+    """
     if not as_json:
         show()
         return
-    for one in found if isinstance(found, list) else [found]:
+    for one in found if isinstance(found, (list, Iterator)) else [found]:
         print_json(one)
     sys.stdout.flush()  # so that a reader gets each line at once
 
 
-def show_table(names: Sequence[str], rows: Iterable[Sequence[str]], empty: str = "") -> None:
-    """Print a table of texts, in which columns of numbers are aligned to the right; without rows,
-    print ``empty`` to standard error.
+def show_table(names: Sequence[str], rows: Iterable[Sequence[object]], empty: str = "") -> None:
+    """Print a table, in which columns of numbers are aligned to the right, and None is left empty;
+    without rows, print ``empty`` to standard error.
     """
-    cells = [[Text(plain(cell)) for cell in row] for row in rows]
+    cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
         err.print(empty, style="dim")
         return
@@ -133,12 +135,17 @@ def show_table(names: Sequence[str], rows: Iterable[Sequence[str]], empty: str =
     out.print(table)
 
 
-def show_facts(facts: Iterable[tuple[str, str]]) -> None:
+def _cell(value: object) -> Text:
+    text = "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return Text(plain(text))
+
+
+def show_facts(facts: Iterable[tuple[str, object]]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in facts:
-        table.add_row(name, Text(plain(text)))
+        table.add_row(name, _cell(text))
     out.print(table)
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import emit, err, instant, out, print_json, say
-from delayservice.commands.options import KafkaOptions, duration, flag, moment, with_options
+from delayservice.commands.options import Duration, KafkaOptions, Moment, with_options
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
-from delayservice.contract.dead_letters import DeadLetter, Filter
+from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.names import Header
 
 if TYPE_CHECKING:
@@ -85,17 +85,14 @@ def show(letters: list[dict[str, Any]]) -> None:
     for one in letters:
         route = f"{one['source'] or '?'} to {one['target'] or '?'}"
         say(out, f"{one['time']}  {one['code']}  {route}", "bold")
-        facts = {
-            "id": one["id"],
-            "key": _size(one["key_bytes"]),
-            "value": _size(one["value_bytes"]),
-            "replays": one["replays"] or None,
-        }
-        told = [f"{name} {fact}" for name, fact in facts.items() if fact is not None]
-        say(out, f"  {', '.join(told)}{', replayed' if one['replayed'] else ''}", "dim")
+        sizes = ", ".join(f"{name} {_size(one[f'{name}_bytes'])}" for name in ("key", "value"))
+        record_id = "" if one["id"] is None else f"id {one['id']}, "
+        replays = f", replays {one['replays']}" if one["replays"] else ""
+        replayed = ", replayed" if one["replayed"] else ""
+        say(out, f"  {record_id}{sizes}{replays}{replayed}", "dim")
         if "value" in one:
-            key, value = ("null" if one[name] is None else one[name] for name in ("key", "value"))
-            say(out, f"  {key}  {value}"[:_CONTENT_CHARS_MAX])
+            texts = ["null" if one[name] is None else one[name] for name in ("key", "value")]
+            say(out, f"  {'  '.join(texts)}"[:_CONTENT_CHARS_MAX])
         say(out, f"  {one['detail']}")
 
 
@@ -125,48 +122,95 @@ def _size(size: int | None) -> str:
     return "null" if size is None else f"{size:,} bytes"
 
 
-REPLAYS_MAX: Final = 3
 _BATCH_RECORDS_MAX: Final = 500
 _BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
-_SOURCE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})(?::(\d{1,10})(?::(\d{1,19}))?)?")
+_SOURCE: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}(:\d{1,10}(:\d{1,19})?)?")
 
 app = typer.Typer(help="List and replay dead letters.", no_args_is_help=True)
 
-_Code = Annotated[
-    list[str] | None, typer.Option("--code", metavar="CODE", help="With this code; repeatable.")
-]
-_From = Annotated[int | None, moment("--from", "Dead-lettered at or after")]
-_To = Annotated[int | None, moment("--to", "Dead-lettered before")]
-_Source = Annotated[
-    str | None,
-    typer.Option(metavar="TOPIC[:PARTITION[:OFFSET]]", help="Where the record was written."),
-]
+
+@dataclass(frozen=True, slots=True)
+class LetterOptions(KafkaOptions):
+    """Options that say which dead letters are meant."""
+
+    code: Annotated[list[str] | None, typer.Option(metavar="CODE")] = None
+    """With this code; repeatable."""
+    from_ms: Moment | None = None
+    """Dead-lettered at or after"""
+    to_ms: Moment | None = None
+    """Dead-lettered before"""
+    source: Annotated[str | None, typer.Option(metavar="TOPIC[:PARTITION[:OFFSET]]")] = None
+    """Where the record was written."""
+
+    def check(self) -> None:
+        for code in self.code or ():
+            if code not in EXPLANATIONS:
+                known = ", ".join(EXPLANATIONS)
+                raise typer.BadParameter(f"{code!r} is none: use {known}", param_hint="--code")
+        if self.source is not None and not _SOURCE.fullmatch(self.source):
+            why = f"{self.source!r} must be TOPIC[:PARTITION[:OFFSET]]"
+            raise typer.BadParameter(why, param_hint="--source")
+
+    def matches(self, letter: DeadLetter) -> bool:
+        return (
+            (not self.code or letter.code in self.code)
+            and (self.from_ms is None or letter.time_ms >= self.from_ms)
+            and (self.to_ms is None or letter.time_ms < self.to_ms)
+            and (self.source is None or f"{letter.source or ''}:".startswith(f"{self.source}:"))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions(LetterOptions):
+    limit: Annotated[int, typer.Option(min=1)] = 100
+    """Maximum number, oldest first."""
+    every: Annotated[bool, typer.Option("--all")] = False
+    """Include replayed dead letters."""
+    values: bool = False
+    """Show keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions(LetterOptions):
+    limit: Annotated[int | None, typer.Option(min=1)] = None
+    """Maximum number, oldest first."""
+    at_ms: Moment | None = None
+    """New due time"""
+    after_ms: Duration | None = None
+    """New delay from now: 0, 30s, 2h."""
+    replays_max: Annotated[int, typer.Option(min=1)] = 3
+    """Skip what was replayed so often."""
+    dry_run: bool = False
+    """Show what would be written."""
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False
+    """Don't ask."""
+
+    def time(self) -> Header | None:
+        """Return the header of the new due time; None: it stays."""
+        if self.at_ms is not None and self.after_ms is not None:
+            raise typer.BadParameter("give --at or --after, not both")
+        if self.at_ms is not None:
+            return names.DELAY_AT, b"%d" % self.at_ms
+        return None if self.after_ms is None else (names.DELAY_AFTER, b"%d" % self.after_ms)
 
 
 @app.command(
     "list", epilog="Example: [bold]delayservice dlq list --code target-unknown --from -2h[/]"
 )
 @with_options
-def list_letters(
-    *,
-    code: _Code = None,
-    from_ms: _From = None,
-    to_ms: _To = None,
-    source: _Source = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number, oldest first.")] = 100,
-    every: Annotated[bool, flag("--all", "Include replayed dead letters.")] = False,
-    values: Annotated[bool, flag("--values", "Show keys and values.")] = False,
-    common: KafkaOptions,
-) -> None:
+def list_letters(*, options: ListOptions) -> None:
     """List dead letters that were not replayed yet."""
-    wanted = _filter(code, from_ms, to_ms, source)
-    letters = _Letters(common.settings())
+    options.check()
+    limit = options.limit
+    letters = _Letters(options.settings())
     matching = (
-        one for one in letters.matching(wanted) if every or one.place not in letters.replayed
+        one
+        for one in letters.matching(options)
+        if options.every or one.place not in letters.replayed
     )
     found = list(islice(matching, limit + 1))
-    told = [described(one, letters.replayed, values=values) for one in found[:limit]]
-    emit(told, lambda: show(told), as_json=common.as_json)
+    told = [described(one, letters.replayed, values=options.values) for one in found[:limit]]
+    emit(told, lambda: show(told), as_json=options.as_json)
     if len(found) > limit:
         err.print(f"{limit} are shown of more: raise --limit, or narrow the search", style="dim")
 
@@ -176,34 +220,21 @@ def list_letters(
     "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --after 0 --yes[/]"
 )
 @with_options
-def replay(
-    *,
-    code: _Code = None,
-    from_ms: _From = None,
-    to_ms: _To = None,
-    source: _Source = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number, oldest first.")] = None,
-    at_ms: Annotated[int | None, moment("--at", "New due time")] = None,
-    after_ms: Annotated[int | None, duration("--after", "New delay from now: 0, 30s, 2h.")] = None,
-    replays_max: Annotated[int, typer.Option(min=1, help="Skip what was replayed so often.")] = 3,
-    dry_run: Annotated[bool, flag("--dry-run", "Show what would be written.")] = False,
-    yes: Annotated[bool, flag("--yes", "Don't ask.", "-y")] = False,
-    common: KafkaOptions,
-) -> None:
+def replay(*, options: ReplayOptions) -> None:
     """Write dead letters to the delay topic and partition that they came from, each once.
 
     Records dead-lettered during the run are left for the next one. A due time in the past is now.
     """
     from connectors.kafka.dead_letters import Replayer
 
-    choice = _Choice(
-        _filter(code, from_ms, to_ms, source), _new_time(at_ms, after_ms), limit, replays_max
-    )
-    if not (yes or dry_run or sys.stdin.isatty()):
+    options.check()
+    time = options.time()
+    yes, as_json = options.yes, options.as_json
+    if not (yes or options.dry_run or sys.stdin.isatty()):
         raise typer.BadParameter("stdin is not a terminal: add --yes, or --dry-run to look first")
-    settings = common.settings()
-    if dry_run:
-        tell(_survey(_Letters(settings), choice), "would be replayed", as_json=common.as_json)
+    settings = options.settings()
+    if options.dry_run:
+        tell(_survey(_Letters(settings), options, time), "would be replayed", as_json=as_json)
         return
     transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
     producer = settings.kafka.client_config("producer")
@@ -212,26 +243,16 @@ def replay(
         # Opened after fencing, so that the end of the log is above the records of an older replay.
         letters = _Letters(settings)
         if not yes:
-            survey = _survey(letters, choice)
+            survey = _survey(letters, options, time)
             tell(survey, "to be replayed", as_json=False, console=err)
             yes = bool(survey.replayed) and typer.confirm("Replay them?", err=True)
         try:
-            for batch in _batches(letters.chosen(choice, done)) if yes else ():
+            for batch in (
+                _batches(islice(letters.chosen(options, time, done), options.limit)) if yes else ()
+            ):
                 done.count(batch, replayer.replay(batch))
         finally:
-            tell(done, "replayed", as_json=common.as_json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Options of a replay. ``time``: header of the new due time; None: unchanged. ``replays_max``:
-    number of earlier replays from which a record is skipped.
-    """
-
-    wanted: Filter
-    time: Header | None
-    limit: int | None
-    replays_max: int
+            tell(done, "replayed", as_json=as_json)
 
 
 class _Letters:
@@ -252,27 +273,26 @@ class _Letters:
         with _progress(self._topic.length) as advance:
             self.replayed = self._topic.replayed(advance)
 
-    def matching(self, wanted: Filter) -> Iterator[DeadLetter]:
+    def matching(self, wanted: LetterOptions) -> Iterator[DeadLetter]:
         with _progress(self._topic.length) as advance:
             yield from filter(wanted.matches, self._topic.letters(advance))
 
-    def chosen(self, choice: _Choice, tally: ReplayTally) -> Iterator[Replay]:
-        """Yield the dead letters to replay; count the others in ``tally`` by reason."""
-        return islice(self._chosen(choice, tally), choice.limit)
-
-    def _chosen(self, choice: _Choice, tally: ReplayTally) -> Iterator[Replay]:
-        for letter in self.matching(choice.wanted):
-            reason = self._refusal(letter, choice)
+    def chosen(
+        self, options: ReplayOptions, time: Header | None, tally: ReplayTally
+    ) -> Iterator[Replay]:
+        """Yield the dead letters to replay, ``time`` being the header of a new due time; count the
+        others in ``tally`` by reason.
+        """
+        for letter in self.matching(options):
+            reason = self._refusal(letter, options.replays_max, is_retimed=time is not None)
             if reason is not None:
                 tally.skipped[reason] += 1
             elif letter.source is not None:
                 is_level = letter.source.topic in self._settings.levels.by_topic
-                again = dead_letters.rewritten(
-                    letter, letter.source, choice.time, is_level=is_level
-                )
+                again = dead_letters.rewritten(letter, letter.source, time, is_level=is_level)
                 yield letter, again
 
-    def _refusal(self, letter: DeadLetter, choice: _Choice) -> str | None:
+    def _refusal(self, letter: DeadLetter, replays_max: int, *, is_retimed: bool) -> str | None:
         from connectors.kafka.topic_configs import is_delay_topic
 
         if letter.place in self.replayed:
@@ -282,43 +302,12 @@ class _Letters:
             is_known = partition < self._counts.get(topic, 0)
             return is_known and is_delay_topic(topic, self._settings)
 
-        is_retimed = choice.time is not None
-        return dead_letters.refusal(letter, choice.replays_max, is_ours, retimed=is_retimed)
+        return dead_letters.refusal(letter, replays_max, is_ours, retimed=is_retimed)
 
 
-def _filter(
-    codes: list[str] | None, from_ms: int | None, to_ms: int | None, source: str | None
-) -> Filter:
-    for code in codes or ():
-        if code not in EXPLANATIONS:
-            known = ", ".join(EXPLANATIONS)
-            raise typer.BadParameter(f"{code!r} is none: use {known}", param_hint="--code")
-    place = _SOURCE.fullmatch(source) if source is not None else None
-    if source is not None and place is None:
-        told = f"{source!r} must be TOPIC[:PARTITION[:OFFSET]]"
-        raise typer.BadParameter(told, param_hint="--source")
-    topic, partition, offset = place.groups() if place is not None else (None, None, None)
-    return Filter(
-        codes=frozenset(codes or ()),
-        since_ms=from_ms,
-        until_ms=to_ms,
-        topic=topic,
-        partition=None if partition is None else int(partition),
-        offset=None if offset is None else int(offset),
-    )
-
-
-def _new_time(at_ms: int | None, after_ms: int | None) -> Header | None:
-    if at_ms is not None and after_ms is not None:
-        raise typer.BadParameter("give --at or --after, not both")
-    if at_ms is not None:
-        return names.DELAY_AT, b"%d" % at_ms
-    return None if after_ms is None else (names.DELAY_AFTER, b"%d" % after_ms)
-
-
-def _survey(letters: _Letters, choice: _Choice) -> ReplayTally:
+def _survey(letters: _Letters, options: ReplayOptions, time: Header | None) -> ReplayTally:
     survey = ReplayTally()
-    survey.count(letters.chosen(choice, survey))
+    survey.count(islice(letters.chosen(options, time, survey), options.limit))
     return survey
 
 

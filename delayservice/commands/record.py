@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,15 +19,14 @@ from delayservice.commands.console import (
     from_now,
     instant,
     out,
-    print_json,
     say,
     show_facts,
     show_table,
     span,
 )
-from delayservice.commands.options import duration, flag, moment, with_options
+from delayservice.commands.options import Duration, Moment, with_options
+from delayservice.contract.entry import read_place
 
-_PLACE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
 _PAGE: Final = 1_000
 _CHANGED: Final = (
     "Exit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending under the id, "
@@ -34,50 +34,74 @@ _CHANGED: Final = (
 )
 _COLUMNS: Final = ("due", "in", "target", "id", "record", "bytes", "")
 
-WaitOption = Annotated[int, duration("--wait", "How long to wait for the outcome.", "5s")]
 Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
 
 app = typer.Typer(help="List, show and change pending records.", no_args_is_help=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions(ApiOptions):
+    from_ms: Moment | None = None
+    """Due at or after"""
+    to_ms: Moment | None = None
+    """Due before"""
+    target: Annotated[str | None, typer.Option("--target", "-t")] = None
+    """Target topic; * and ? stand for any."""
+    topic: str | None = None
+    """Delay topic."""
+    limit: Annotated[int, typer.Option(min=1)] = 50
+    """Maximum number, earliest first."""
+    beyond_window: bool = False
+    """Also beyond the roll window; slower."""
+    counts: bool = False
+    """Show counts by due time only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOptions(ApiOptions):
+    wait_ms: Duration = 5_000
+    """Longest wait for the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduleOptions(ChangeOptions):
+    at_ms: Moment | None = None
+    """New due time"""
+    after_ms: Duration | None = None
+    """New delay from now: 30s, 2h."""
 
 
 @app.command(
     "list", epilog="Example: [bold]delayservice record list --target 'orders*' --to +1h[/]"
 )
 @with_options
-def list_records(
-    *,
-    from_ms: Annotated[int | None, moment("--from", "Due at or after")] = None,
-    to_ms: Annotated[int | None, moment("--to", "Due before")] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Target topic; * and ? stand for any.")
-    ] = None,
-    topic: Annotated[str | None, typer.Option(help="Delay topic.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most records, earliest first.")] = 50,
-    beyond_window: Annotated[
-        bool, flag("--beyond-window", "Also beyond the roll window; slower.")
-    ] = False,
-    counts: Annotated[bool, flag("--counts", "Show counts by due time only.")] = False,
-    common: ApiOptions,
-) -> None:
+def list_records(*, options: ListOptions) -> None:
     """List pending records stored on a node."""
-    api = common.connect()
-    if counts:
+    api = options.connect()
+    if options.counts:
         backlog = api.get("/v1/pending/horizon")
-        emit(backlog, lambda: _show_backlog(backlog), as_json=common.as_json)
+        emit(backlog, lambda: _show_backlog(backlog), as_json=options.as_json)
         return
     query = {
-        "from": from_ms,
-        "to": to_ms,
-        "target": target,
-        "topic": topic,
-        "beyond_window": beyond_window or None,
+        "from": options.from_ms,
+        "to": options.to_ms,
+        "target": options.target,
+        "topic": options.topic,
+        "beyond_window": options.beyond_window or None,
     }
-    records = _records(api, query, limit)
-    if common.as_json:
-        for record in records:
-            print_json(record)
-    else:
+    records = _records(api, query, options.limit)
+    emit(records, partial(show_pending, records), as_json=options.as_json)
+
+
+def show_pending(records: Iterable[dict[str, Any]], *, whole: bool = False) -> None:
+    """Print pending records: a table, or the ``whole`` of each."""
+    if not whole:
         show_table(_COLUMNS, map(_cells, records), "no pending record matches")
+        return
+    for number, one in enumerate(records):
+        if number:
+            out.print()
+        show_facts(_lines(one))
 
 
 def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict[str, Any]]:
@@ -111,7 +135,7 @@ def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict
         err.print(f"there may be more than {found:,}: raise --limit", style="dim")
 
 
-def _cells(record: dict[str, Any]) -> list[str]:
+def _cells(record: dict[str, Any]) -> list[object]:
     notes = [
         f"try {record['attempt']}" if record["attempt"] > 1 else "",
         "recurs" if record["recurs"] else "",
@@ -125,21 +149,20 @@ def _cells(record: dict[str, Any]) -> list[str]:
         _target(record),
         _text(record["id"]),
         f"{record['topic']}:{record['partition']}:{record['offset']}",
-        "null" if size is None else f"{size:,}",
+        "null" if size is None else size,
         ", ".join(filter(None, notes)),
     ]
 
 
 def _show_backlog(backlog: dict[str, Any]) -> None:
-    within = [(f"within {span(one['within_ms'])}", one["count"]) for one in backlog["within"]]
     rows = [
         ("already", backlog["overdue"]),
-        *within,
+        *((f"within {span(one['within_ms'])}", one["count"]) for one in backlog["within"]),
         ("later", backlog["beyond"]),
         ("in level topics", backlog["levels"]),
         ("all", backlog["total"]),
     ]
-    show_table(("due", "records"), [(name, f"{count:,}") for name, count in rows])
+    show_table(("due", "records"), rows)
 
 
 @app.command(epilog="Exit status: 0 done, 1 an error, 2 wrong usage, 4 it does not exist.")
@@ -149,32 +172,30 @@ def show(
         str, typer.Argument(metavar="ID|TOPIC:PARTITION:OFFSET", help="Which record.")
     ],
     *,
-    is_id: Annotated[bool, flag("--id", "It is an id, even if it has colons.")] = False,
+    is_id: Annotated[
+        bool, typer.Option("--id", help="It is an id, even if it has colons.")
+    ] = False,
     common: ApiOptions,
 ) -> None:
     """Show one record and its state, by id or by source offset."""
     found = _found(common.connect(), record, is_id=is_id)
 
-    def show_all() -> None:
-        for one in found:
-            show_facts(_lines(one))
-
-    emit(found, show_all, as_json=common.as_json)
+    emit(found, partial(show_pending, found, whole=True), as_json=common.as_json)
 
 
 def _found(api: Api, record: str, *, is_id: bool) -> list[dict[str, Any]]:
     # An id may look like a place.
-    place = None if is_id else _PLACE.fullmatch(record)
+    place = None if is_id else read_place(record)
     try:
         found: list[dict[str, Any]] = api.get("/v1/records", id=record)
     except NothingThereError:
         if place is None:
             raise
-        return [api.get(f"/v1/records/{'/'.join(place.groups())}")]
+        return [api.get("/v1/records/{}/{}/{}".format(*place))]
     return found
 
 
-def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(record: dict[str, Any]) -> Iterator[tuple[str, object]]:
     waits = record if "due_ms" in record else record["pending"]
     yield "record", f"{record['topic']}:{record['partition']}:{record['offset']}"
     if "state" in record:
@@ -187,7 +208,9 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         is_home = waits["target"] == record["topic"]
         yield "forwarded to its home partition" if is_home else "target", _target(waits)
         yield "id", _text(waits["id"])
-        yield "attempt", str(waits["attempt"])
+        yield "attempt", waits["attempt"]
+        if waits["marked_by"] is not None:
+            yield "cancelled or replaced by", f"offset {waits['marked_by']}"
         if waits["expires_ms"] is not None:
             yield "expires", instant(waits["expires_ms"])
     yield "key", _text(record["key"], null="null")
@@ -210,37 +233,30 @@ def _text(content: dict[str, str] | None, null: str = "") -> str:
 
 @app.command(epilog=_CHANGED)
 @with_options
-def cancel(record_id: Id, *, wait_ms: WaitOption = 5_000, common: ApiOptions) -> None:
+def cancel(record_id: Id, *, options: ChangeOptions) -> None:
     """Cancel the pending record of an id, and show the outcome."""
-    _change(common, "cancel", {"id": record_id, "wait_ms": wait_ms})
+    _change(options, "cancel", record_id)
 
 
 @app.command(epilog=_CHANGED)
 @with_options
-def fire(record_id: Id, *, wait_ms: WaitOption = 5_000, common: ApiOptions) -> None:
+def fire(record_id: Id, *, options: ChangeOptions) -> None:
     """Deliver the pending record of an id now, and show the outcome."""
-    _change(common, "fire", {"id": record_id, "wait_ms": wait_ms})
+    _change(options, "fire", record_id)
 
 
 @app.command(epilog=_CHANGED)
 @with_options
-def reschedule(
-    record_id: Id,
-    *,
-    at_ms: Annotated[int | None, moment("--at", "New due time")] = None,
-    after_ms: Annotated[int | None, duration("--after", "New delay from now: 30s, 2h.")] = None,
-    wait_ms: WaitOption = 5_000,
-    common: ApiOptions,
-) -> None:
+def reschedule(record_id: Id, *, options: RescheduleOptions) -> None:
     """Change the due time of the pending record of an id."""
-    if (at_ms is None) == (after_ms is None):
+    if (options.at_ms is None) == (options.after_ms is None):
         raise typer.BadParameter("give one of --at and --after")
-    body = {"id": record_id, "at_ms": at_ms, "after_ms": after_ms, "wait_ms": wait_ms}
-    _change(common, "reschedule", body)
+    _change(options, "reschedule", record_id, at_ms=options.at_ms, after_ms=options.after_ms)
 
 
-def _change(common: ApiOptions, verb: str, body: Mapping[str, object]) -> None:
-    api = common.connect()
+def _change(options: ChangeOptions, verb: str, record_id: str, **more: int | None) -> None:
+    api = options.connect()
+    body = {"id": record_id, "wait_ms": options.wait_ms, **more}
     with err.status("waiting for the outcome"):
         done = api.send("POST", f"/v1/records/{verb}", body)
     outcome = done["outcome"]
@@ -250,6 +266,6 @@ def _change(common: ApiOptions, verb: str, body: Mapping[str, object]) -> None:
         say(out, f"{outcome or 'not known yet'}: {done['detail']}", style)
         say(out, f"written at {', '.join(done['written'])}", "dim")
 
-    emit(done, show, as_json=common.as_json)
+    emit(done, show, as_json=options.as_json)
     if outcome in (None, "not_pending"):
         raise typer.Exit(EXIT_NOT_KNOWN if outcome is None else EXIT_NOTHING)

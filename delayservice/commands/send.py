@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -19,10 +19,9 @@ from delayservice.commands.console import (
     say,
 )
 from delayservice.commands.options import (
+    Duration,
     KafkaOptions,
-    duration,
-    flag,
-    moment,
+    Moment,
     now_ms,
     pairs,
     with_options,
@@ -46,32 +45,52 @@ EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Command-line options that describe the record to send."""
+    """Options that describe the record to send."""
 
-    value_file: Annotated[Path | None, typer.Option(help="File with the value.")] = None
-    null: Annotated[bool, flag("--null", "Send a null value.")] = False
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Key.")] = None
-    at_ms: Annotated[int | None, moment("--at", "Due time")] = None
-    after_ms: Annotated[int | None, duration("--after", "Delay: 500ms, 30s, 2h, PT30S.")] = None
-    expires_ms: Annotated[int | None, moment("--expires-at", "Not delivered after")] = None
-    target: Annotated[str | None, typer.Option("--target", "-t", help="Target topic.")] = None
-    target_partition: Annotated[int | None, typer.Option(min=0, help="Target partition.")] = None
-    target_key: Annotated[str | None, typer.Option(help="Key of the output, if not --key.")] = None
-    record_id: Annotated[str | None, typer.Option("--id", help="The delay-id.")] = None
-    cancel: Annotated[bool, flag("--cancel", "Cancel the record of --id.")] = False
-    fire: Annotated[bool, flag("--fire", "Deliver the record of --id now.")] = False
-    window_ms: Annotated[int | None, duration("--window", "Spread over: 10s, 5m.")] = None
-    every_ms: Annotated[int | None, duration("--every", "Recurring: period, such as 1h.")] = None
-    cron: Annotated[str | None, typer.Option(help="Recurring: '0 9 * * MON-FRI'.")] = None
-    timezone: Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Berlin.")] = None
-    times: Annotated[int | None, typer.Option(min=1, help="Maximum number of occurrences.")] = None
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Delivered header; repeatable."),
-    ] = None
-    partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Of the delay topic.")
-    ] = None
+    value_file: Path | None = None
+    """File with the value."""
+    null: bool = False
+    """Send a null value."""
+    key: Annotated[str | None, typer.Option("--key", "-k")] = None
+    """Key."""
+    at_ms: Moment | None = None
+    """Due time"""
+    after_ms: Duration | None = None
+    """Delay: 500ms, 30s, 2h, PT30S."""
+    expires_at_ms: Moment | None = None
+    """Not delivered after"""
+    target: Annotated[str | None, typer.Option("--target", "-t")] = None
+    """Target topic."""
+    target_partition: Annotated[int | None, typer.Option(min=0)] = None
+    """Target partition."""
+    target_key: str | None = None
+    """Key of the output, if not --key."""
+    record_id: Annotated[str | None, typer.Option("--id")] = None
+    """The delay-id."""
+    cancel: bool = False
+    """Cancel the record of --id."""
+    fire: bool = False
+    """Deliver the record of --id now."""
+    window_ms: Duration | None = None
+    """Spread over: 10s, 5m."""
+    every_ms: Duration | None = None
+    """Recurring: period, such as 1h."""
+    cron: str | None = None
+    """Recurring: '0 9 * * MON-FRI'."""
+    timezone: str | None = None
+    """Time zone of --cron: Europe/Berlin."""
+    times: Annotated[int | None, typer.Option(min=1)] = None
+    """Maximum number of occurrences."""
+    header: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE")] = None
+    """Delivered header; repeatable."""
+    topic: Annotated[str | None, typer.Option(show_default="the first configured one")] = None
+    """Delay topic."""
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0)] = None
+    """Of the delay topic."""
+    force: bool = False
+    """Write it even if it will be dead-lettered."""
+    wait_ms: Duration | None = None
+    """Longest wait for the outcome of a cancel or fire."""
 
     def headers(self) -> Headers:
         from delayservice.base.errors import InvalidRequestError
@@ -94,7 +113,7 @@ class RecordOptions:
             when = when_headers(
                 delay=self.after_ms,
                 at=self.at_ms,
-                expires_at=self.expires_ms,
+                expires_at=self.expires_at_ms,
                 window=self.window_ms,
                 every=self.every_ms,
                 cron=self.cron,
@@ -127,43 +146,37 @@ class RecordOptions:
 def send(
     value: Annotated[str | None, typer.Argument(help="Value; '-' or none: standard input.")] = None,
     *,
-    topic: Annotated[
-        str | None, typer.Option(help="Delay topic.", show_default="the first configured one")
-    ] = None,
     asked: RecordOptions,
-    wait_ms: Annotated[
-        int | None, duration("--wait", "Wait for the outcome of a cancel: 5s.")
-    ] = None,
     common: KafkaOptions,
 ) -> None:
     """Write one record to a delay topic and show its offset.
 
-    The partition is chosen as by a Java producer: by key, or by the id if it has one.
+    A record that will be dead-lettered is refused. The partition is chosen as by a Java producer:
+    by key, or by the id if it has one.
     """
     from delayservice.commands import sending
 
-    settings = common.settings()
-    record = asked.record(topic or settings.topics.delay[0], value)
+    settings, wait_ms = common.settings(), asked.wait_ms
+    record = asked.record(asked.topic or settings.topics.delay[0], value)
     forecast = sending.Forecast(settings, record)
     if wait_ms is not None and not forecast.is_control:
         raise typer.BadParameter("--wait is for a cancel or fire of --id")
     partition = sending.choose_partition(settings, record)  # fails early if no broker answers
-    if (why := forecast.doubt(now_ms())) is not None:
-        say(err, f"warning: {why}", "yellow")
-    with sending.hearing(settings, wait_ms) as outcome_of:
-        report = sending.write(settings, record, partition)
-        outcome = outcome_of(report)
-    due_ms = forecast.due_ms(report)
+    if (doubt := forecast.doubt(now_ms())) is not None:
+        if doubt.is_certain and not asked.force:
+            raise typer.BadParameter(f"{doubt.why}; --force writes it all the same")
+        say(err, f"warning: {doubt.why}", "yellow")
+    (place, written_ms), outcome = sending.write(settings, record, partition, wait_ms)
+    due_ms = forecast.due_ms(place.offset, written_ms)
     due = None if due_ms is None else instant(due_ms, "T", zone="+00:00")
     result = {"outcome": outcome} if forecast.is_control else {"due_at": due}
 
     def show() -> None:
-        place = f"{report.topic}:{report.partition}:{report.offset}"
-        out.print(plain(place), style="bold green", end="", markup=False)
+        out.print(plain(":".join(map(str, place))), style="bold green", end="", markup=False)
         unheard = "written, outcome unknown (--wait 5s waits for it)"
         done = outcome or unheard if forecast.is_control else f"due {due}" if due else "written"
         out.print(f"  {done}")
 
-    emit({**asdict(report), **result}, show, as_json=common.as_json)
+    emit({**place._asdict(), "timestamp_ms": written_ms, **result}, show, as_json=common.as_json)
     if wait_ms is not None and outcome in (None, "not_pending"):
         raise typer.Exit(EXIT_NOT_KNOWN if outcome is None else EXIT_NOTHING)

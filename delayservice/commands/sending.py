@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import KafkaException
 from pydantic import ValidationError
 
-from connectors.kafka.clients import admin_client, partitions_of, write_confirmed
-from connectors.kafka.controls import ControlClient
-from connectors.kafka.errors import error_of
+from connectors.kafka.clients import admin_client, partitions_of
+from connectors.kafka.controls import ControlClient, Written
+from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from connectors.kafka.topic_facts import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.commands.api import connect
@@ -30,13 +28,20 @@ from delayservice.contract.codes import (
 )
 from delayservice.contract.contracts import HEADER_BYTES_MAX, MAX_DELAY_MS_MAX, Contracts
 from delayservice.contract.cron import cron_time
-from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Headers, RecordPlace
+from delayservice.contract.entry import (
+    CANCEL,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    Entry,
+    Headers,
+    NewRecord,
+)
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.contract.recurrence import first_ms, recurrence_of
 from delayservice.contract.targets import Allowlist
 
-TIMEOUT_S = 15.0
 # How long to wait for the node of this machine to tell its settings.
 _ASK_S = 2.0
 # Partition number that makes librdkafka choose the partition.
@@ -60,16 +65,6 @@ class Outgoing:
     record_id: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryReport:
-    """Confirmation of the broker; on a delay topic, the timestamp is the time of the append."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-
-
 def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:
     # Without an argument and a file, or with ``-``, the value is read from standard input.
     if (value is not None) + (value_file is not None) + null > 1:
@@ -86,6 +81,13 @@ def read_value(value: str | None, value_file: Path | None, *, null: bool) -> byt
     if sys.stdin.isatty():
         raise typer.BadParameter("no value: give one, --value-file, --null, or pipe it in")
     return sys.stdin.buffer.read()
+
+
+class Doubt(NamedTuple):
+    """Why a record will not be delivered; ``is_certain``: as far as the settings are known."""
+
+    why: str
+    is_certain: bool
 
 
 class Forecast:
@@ -117,23 +119,28 @@ class Forecast:
     def is_control(self) -> bool:
         return self._entry(0, 0)[1] in (CANCEL, FIRE)
 
-    def doubt(self, now_ms: int) -> str | None:
-        """Return why the record will probably not be delivered; None: no reason is known."""
+    def doubt(self, now_ms: int) -> Doubt | None:
+        """Return why the record will not be delivered; None: no reason is known."""
         _, kind, _, _, payload, refusal = self._entry(0, now_ms)
         if kind == INVALID:
             code, detail = refusal[:2]
             unless = _UNLESS.get(code, "") if self._rules is None else ""
-            return f"it will be dead-lettered ({code}): {detail}{unless}"
+            why = f"it will be dead-lettered ({code}): {detail}{unless}"
+            return Doubt(why, is_certain=not unless)
         if kind != SCHEDULE:
             return None
         try:
             _first_ms(payload, now_ms)
         except RecordRefusedError as exc:
-            return f"it will be dead-lettered ({exc.code}): {exc.detail}"
-        denial = self._allowlist().denial(payload[0])
+            return Doubt(f"it will be dead-lettered ({exc.code}): {exc.detail}", is_certain=True)
+        target = payload[0]
+        denial = self._allowlist().denial(target)
         if denial is not None:
-            return f"it will be dead-lettered at its due time ({TARGET_DENIED}): {denial}"
-        return self._missing_target(payload[0])
+            why = f"it will be dead-lettered at its due time ({TARGET_DENIED}): {denial}"
+            return Doubt(why, is_certain=True)
+        if self._is_missing(target):
+            return Doubt(f"its target {target} does not exist (yet)", is_certain=False)
+        return None
 
     def _allowlist(self) -> Allowlist:
         topic = self._record.topic
@@ -141,21 +148,20 @@ class Forecast:
             return allowlist_for(self._rules, topic)
         return Allowlist(topic, ["*"], reserved_topics(self._settings))
 
-    def _missing_target(self, target: str) -> str | None:
+    def _is_missing(self, target: str) -> bool:
         try:
             admin = admin_client(self._settings.kafka.client_config("admin"))
-            found = topic_ids(admin, [target])
+            return not topic_ids(admin, [target])
         except (KafkaEdgeError, KafkaException):  # who may write here may have no rights there
-            return None
-        return None if found else f"its target {target} does not exist (yet)"
+            return False
 
-    def due_ms(self, report: DeliveryReport) -> int | None:
+    def due_ms(self, offset: int, written_ms: int) -> int | None:
         """Return when the written record is due, epoch ms; None: never, or that is not known."""
-        _, kind, _, _, payload, _ = self._entry(report.offset, report.timestamp_ms)
+        _, kind, _, _, payload, _ = self._entry(offset, written_ms)
         if kind != SCHEDULE:
             return None
         try:
-            return _first_ms(payload, report.timestamp_ms)
+            return _first_ms(payload, written_ms)
         except RecordRefusedError:
             return None
 
@@ -181,64 +187,37 @@ def _node_settings(settings: Settings) -> Settings | None:
         return None
 
 
-@contextmanager
-def hearing(
-    settings: Settings, wait_ms: int | None
-) -> Iterator[Callable[[DeliveryReport], str | None]]:
-    """Read new outcomes while the ``with`` block runs, which writes a control record. Yields a
-    function that takes its delivery report, and returns the name of its outcome (``cancelled``,
-    ``not_pending`` ...); None: no outcome was read in time.
+# Errors that matter are raised; warnings before them would mislead.
+_QUIET = {"log_level": "2"}
+
+
+def write(
+    settings: Settings, record: Outgoing, partition: int, wait_ms: int | None
+) -> tuple[Written, str | None]:
+    """Write a record, by the partitioner of Java where its key chooses. Return also the outcome of
+    a control record, such as ``cancelled``; None: it was not read in ``wait_ms``, or not awaited.
     """
-    if wait_ms is None:
-        yield lambda _: None
-        return
     options = settings.kafka.client_config
+    writer = {**options("producer"), **_QUIET, "partitioner": "murmur2_random"}
     admin = admin_client(options("admin"))
-    client = ControlClient(
-        options("producer"), options("consumer"), admin, settings.topics.outcomes
-    )
+    client = ControlClient(writer, options("consumer"), admin, settings.topics.outcomes)
+    sent = [NewRecord(record.topic, partition, record.key, record.value, record.headers)]
+    if wait_ms is None:
+        return client.write(sent)[0], None
     with client.listen() as outcomes:
-
-        def outcome_of(report: DeliveryReport) -> str | None:
-            place = RecordPlace(report.topic, report.partition, report.offset)
-            return outcomes.of([place], wait_ms / 1_000, replaces=False).get(place)
-
-        yield outcome_of
-
-
-def write(settings: Settings, record: Outgoing, partition: int) -> DeliveryReport:
-    """Write the record and wait for the broker to confirm it. ``KafkaEdgeError``: it refuses the
-    record, or does not answer.
-    """
-    client = {
-        **settings.kafka.client_config("producer"),
-        # Errors that matter are raised; warnings before them would mislead.
-        "log_level": "2",
-        "partitioner": "murmur2_random",
-    }
-    sent = {"topic": record.topic, "key": record.key, "value": record.value}
-    try:
-        (message,) = write_confirmed(
-            client, [{**sent, "headers": record.headers, "partition": partition}], TIMEOUT_S
-        )
-    except KafkaException as exc:
-        error = error_of(exc)
-        raise KafkaEdgeError(
-            f"{record.topic}: the record was not confirmed: {error.str()} ({error.name()})"
-        ) from exc
-    except BufferError as exc:
-        raise KafkaEdgeError(f"{record.topic}: the record does not fit into the queue") from exc
-    return _report(message)
+        (written,) = client.write(sent)
+        told = outcomes.of([written.place], wait_ms / 1_000, replaces=False)
+    return written, told.get(written.place)
 
 
 def choose_partition(settings: Settings, record: Outgoing) -> int:
     """Return the partition of the record; -1: the key chooses. ``KafkaEdgeError``: no broker
     answers, or there is no such topic or partition.
     """
-    options = {**settings.kafka.client_config("producer"), "log_level": "2"}
+    options = {**settings.kafka.client_config("producer"), **_QUIET}
     admin = admin_client(options)
     try:
-        count = partitions_of(admin, record.topic, TIMEOUT_S)
+        count = partitions_of(admin, record.topic, ASK_TIMEOUT_S)
     except KafkaException as exc:
         raise KafkaEdgeError(
             f"no broker answers at {options['bootstrap.servers']}: {admin.explain(exc)}"
@@ -248,12 +227,3 @@ def choose_partition(settings: Settings, record: Outgoing) -> int:
             raise KafkaEdgeError(f"{record.topic} has partitions 0 to {count - 1} only")
         return record.partition
     return _ANY_PARTITION if record.record_id is None else partition_for(record.record_id, count)
-
-
-def _report(message: Message) -> DeliveryReport:
-    return DeliveryReport(
-        message.topic() or "",
-        message.partition() or 0,
-        message.offset() or 0,
-        message.timestamp()[1],
-    )

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from delayservice.commands.console import print_json
-from delayservice.commands.options import KafkaOptions, duration, with_options
+from delayservice.commands.options import Duration, KafkaOptions, with_options
 
 EPILOG = (
     "Every kind of record is sent: without key or value, with headers, with a window, with ids "
@@ -32,9 +32,9 @@ def smoke(
     ],
     records: Annotated[int, typer.Option(min=1, help="Records to send.")] = 1_000,
     rate: Annotated[float, typer.Option(min=0.1, help="Records per second.")] = 200.0,
-    delay_max_ms: Annotated[int, duration("--delay-max", "Longest delay.", "10s")] = 10_000,
+    delay_max_ms: Annotated[Duration, typer.Option(help="Longest delay.")] = 10_000,
     wait_ms: Annotated[
-        int, duration("--wait", "Longest wait for brokers and delay topic.", "2m")
+        Duration, typer.Option(help="Longest wait for brokers and delay topic.")
     ] = 120_000,
     common: KafkaOptions,
 ) -> None:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from delayservice.commands import spark_audit, spark_schedule
-from delayservice.commands.console import EXIT_FINDINGS, CommandLine, out
-from delayservice.commands.options import KafkaOptions, duration, flag, moment, pairs, with_options
+from delayservice.commands.console import CommandLine, out
+from delayservice.commands.options import Duration, KafkaOptions, Moment, pairs, with_options
 from delayservice.commands.spark_audit import read_options, secrets_of
 from delayservice.commands.spark_session import (
-    STATUS,
     STATUS_JUDGED,
     FollowOptions,
     OutOption,
     SessionOptions,
-    TargetsOption,
+    TopicOptions,
     require_extra,
 )
 
@@ -40,36 +38,35 @@ app = typer.Typer(
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedOptions:
-    """Command-line options of a comparison: which copies are expected, and limits."""
+class ReconcileCommand(KafkaOptions):
+    output: OutOption = "delay-reconcile"
+    folders: Annotated[list[str] | None, typer.Option("--folder", metavar="NODE=FOLDER")] = None
+    """Compare state folders on disk instead of running nodes; repeatable."""
+    nodes: Annotated[list[str] | None, typer.Option("--node", metavar="NODE")] = None
+    """Node to compare; repeatable. Default: all."""
+    replicas: Annotated[int, typer.Option(min=0)] = 0
+    """Expected copies of each shard; 0: one on every --node, or at least one without --node."""
+    deep: bool = False
+    """Compare hours with the delay topics, too."""
+    details: Annotated[bool, typer.Option("--details/--no-details")] = True
+    """Query nodes for differences."""
+    behind_ms: Duration = 600_000
+    """A copy so old is a finding."""
+    repairs: Annotated[int, typer.Option("--repair", min=0, metavar="N")] = 0
+    """Have nodes rebuild up to N wrong copies; 0: only write the plan."""
 
-    folders: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--folder",
-            metavar="NODE=FOLDER",
-            help="Compare state folders on disk instead of running nodes; repeatable.",
-        ),
-    ] = None
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node",
-            metavar="NODE",
-            help="Node to compare; repeatable. Default: all.",
-        ),
-    ] = None
-    replicas: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Expected copies of each shard; 0: one on every --node, or at least one without "
-            "--node.",
-        ),
-    ] = 0
-    deep: Annotated[bool, flag("--deep", "Compare hours with the delay topics, too.")] = False
-    details: Annotated[bool, flag("--details/--no-details", "Query nodes for differences.")] = True
-    behind_ms: Annotated[int, duration("--behind", "A copy so old is a finding.", "10m")] = 600_000
+
+@dataclass(frozen=True, slots=True)
+class ReportCommand(TopicOptions):
+    output: OutOption = "delay-report"
+    from_ms: Moment | None = None
+    """Written at or after"""
+    to_ms: Moment | None = None
+    """Written before"""
+    horizon_ms: Duration = 86_400_000
+    """Forecast for: 6h, 7d."""
+    top: Annotated[int, typer.Option(min=1, max=200)] = 20
+    """Number of targets to show."""
 
 
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
@@ -83,95 +80,51 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
 )
 @with_options
 def reconcile(
-    *,
-    output: OutOption = "delay-reconcile",
-    compared: ComparedOptions,
-    following: FollowOptions,
-    repairs: Annotated[
-        int,
-        typer.Option(
-            "--repair",
-            min=0,
-            metavar="N",
-            help="With --follow: rebuild up to N wrong copies; 0: only plan.",
-        ),
-    ] = 0,
-    session: SessionOptions,
-    common: KafkaOptions,
+    *, asked: ReconcileCommand, following: FollowOptions, session: SessionOptions
 ) -> None:
     """Compare the nodes' copies; write findings, an HTML page and a repair plan.
 
-    With --follow, each comparison is published.
+    With --repair, the nodes then carry out the plan. With --follow, each comparison is published.
     """
     require_extra()
     from connectors.spark.reconcile.digests import Expected
     from connectors.spark.reconcile.options import ReconcileOptions
     from connectors.spark.reconcile.run import reconcile as run
-    from delayservice.commands.spark_reconcile import follow_copies, show_result
+    from delayservice.commands.spark_reconcile import follow_copies, repair_copies, show_result
 
-    if repairs and (compared.folders or not following.follow):
-        raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
-    settings = common.settings()
+    if asked.repairs and asked.folders:
+        raise typer.BadParameter("it needs running nodes, so no --folder", param_hint="--repair")
+    settings = asked.settings()
     topics = settings.topics
     options = ReconcileOptions(
         client=settings.kafka.client_config("consumer"),
-        out=output,
+        out=asked.output,
         checkpoint=topics.checkpoint,
         digests=topics.digests,
         repairs=topics.repairs,
-        folders=dict(pairs("--folder", compared.folders)),
-        expected=Expected(tuple(compared.nodes or ()), compared.replicas, compared.behind_ms),
-        deep=compared.deep,
-        details=compared.details,
+        folders=dict(pairs("--folder", asked.folders)),
+        expected=Expected(tuple(asked.nodes or ()), asked.replicas, asked.behind_ms),
+        deep=asked.deep,
+        details=asked.details,
         secrets=secrets_of(settings),
         topic=topics.audit if following.publish or following.follow else None,
     )
-    with session.running("reconcile", as_json=common.as_json) as job:
+    with session.running("reconcile", as_json=asked.as_json) as job:
         if following.follow:
-            raise typer.Exit(follow_copies(job, options, following.interval_ms, repairs))
+            raise typer.Exit(follow_copies(job, options, following.interval_ms, asked.repairs))
         found = run(job.spark, options, job.say)
-    job.emit(found.to_json(), partial(show_result, found))
-    raise typer.Exit(found.status)
-
-
-@app.command(
-    epilog="Example: [bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
-    f"\n\n{STATUS}"
-)
-@with_options
-def repair(
-    plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
-    *,
-    yes: Annotated[bool, flag("--yes", "Carry it out; else it is shown.", "-y")] = False,
-    timeout_ms: Annotated[int, duration("--timeout", "Longest wait for a step.", "10m")] = 600_000,
-    common: KafkaOptions,
-) -> None:
-    """Let nodes rebuild the copies of a repair plan; without --yes, only show the plan."""
-    require_extra()
-    from delayservice.commands.spark_reconcile import repair_copies
-
-    timeout_s = timeout_ms / 1_000
-    is_done = repair_copies(
-        common.settings(), plan, is_dry=not yes, timeout_s=timeout_s, as_json=common.as_json
+        repairs = repair_copies(job, options, found.plan, asked.repairs)
+    job.emit(
+        {**found.to_json(), "repairs": repairs.to_json()}, partial(show_result, found, repairs)
     )
-    raise typer.Exit(0 if is_done else EXIT_FINDINGS)
+    raise typer.Exit(found.status)
 
 
 @app.command(
     epilog="Example: [bold]delayservice spark report -b localhost:9092 --from -1d --horizon 7d[/]"
 )
 @with_options
-def report(
-    *,
-    output: OutOption = "delay-report",
-    targets: TargetsOption = None,
-    from_ms: Annotated[int | None, moment("--from", "Written at or after")] = None,
-    to_ms: Annotated[int | None, moment("--to", "Written before")] = None,
-    horizon_ms: Annotated[int, duration("--horizon", "Forecast for: 6h, 7d.", "1d")] = 86_400_000,
-    top: Annotated[int, typer.Option(min=1, max=200, help="Number of targets to show.")] = 20,
-    session: SessionOptions,
-    common: KafkaOptions,
-) -> None:
+def report(*, asked: ReportCommand, session: SessionOptions) -> None:
     """Report lateness, expected load, and the outcomes of all records.
 
     Writes report.html (self-contained), report.json and Parquet.
@@ -181,13 +134,13 @@ def report(
     from connectors.spark.report.run import report as run
 
     options = ReportOptions(
-        audit=read_options(common.settings(), output, targets),
-        since_ms=from_ms,
-        until_ms=to_ms,
-        horizon_ms=horizon_ms,
-        top=top,
+        audit=read_options(asked.settings(), asked.output, asked.targets),
+        since_ms=asked.from_ms,
+        until_ms=asked.to_ms,
+        horizon_ms=asked.horizon_ms,
+        top=asked.top,
     )
-    with session.running("report", as_json=common.as_json) as job:
+    with session.running("report", as_json=asked.as_json) as job:
         found = run(job.spark, options, job.say)
     path = options.audit.path("report.html")
     job.emit({**found.to_json(), "path": path}, partial(_show_report, found, path))

@@ -6,19 +6,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from delayservice.commands.console import err, out
-from delayservice.commands.options import KafkaOptions, duration, flag, with_options
+from delayservice.commands.options import Duration, with_options
 from delayservice.commands.spark_session import (
     STATUS_JUDGED,
     FollowOptions,
     OutOption,
     Running,
     SessionOptions,
-    TargetsOption,
+    TopicOptions,
+    followed_status,
     repeat,
     require_extra,
     show_counts,
@@ -48,22 +49,20 @@ ARCHIVE_EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Command-line options of an audit: largest lateness and tolerances."""
+    """Options of an audit: largest lateness and tolerances."""
 
-    late_ms: Annotated[int | None, duration("--late", "Longest lateness.", "no limit")] = None
-    early_ms: Annotated[int, duration("--early", "Tolerance for early delivery.")] = 0
-    overdue_ms: Annotated[int, duration("--overdue", "Longest time to an outcome.", "10m")] = (
-        600_000
-    )
-    lag_ms: Annotated[int, duration("--lag", "A cancel this early must win.", "30s")] = 30_000
-    grace_ms: Annotated[
-        int | None,
-        duration(
-            "--grace",
-            "At least once: outputs may be this far ahead of the checkpoint.",
-            "1m under at_least_once, else 0",
-        ),
-    ] = None
+    late_ms: Duration | None = None
+    """Longest lateness. Default: no limit."""
+    early_ms: Duration = 0
+    """Tolerance for early delivery."""
+    overdue_ms: Duration = 600_000
+    """Longest time to an outcome."""
+    lag_ms: Duration = 30_000
+    """A cancel this early must win."""
+    grace_ms: Duration | None = None
+    """At least once: outputs may be this far ahead of the checkpoint. Default: 1m under
+    at_least_once, else 0.
+    """
 
     def known(self, settings: Settings) -> dict[str, Any]:
         # At least once, outputs may be ahead of their checkpoint.
@@ -71,23 +70,34 @@ class LimitOptions:
         return asdict(self) | {"grace_ms": usual_ms if self.grace_ms is None else self.grace_ms}
 
 
+@dataclass(frozen=True, slots=True)
+class AuditCommand(TopicOptions):
+    output: OutOption = "delay-audit"
+    all_topics: bool = False
+    """Also targets that are not allowed."""
+    from_start: bool = False
+    """With --follow: from the first record."""
+    archive: str | None = None
+    """Audit this archive."""
+    format: str | None = None
+    """Findings also as csv, json, orc, delta."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveCommand(TopicOptions):
+    out: str = "delay-archive"
+    """Folder or URL of the archive."""
+    once: bool = False
+    """Stop at the end of the topics."""
+    interval_ms: Duration = 60_000
+    """Interval of batches."""
+    values: bool = False
+    """Store values, not only hashes."""
+
+
 @with_options
 def audit(
-    *,
-    output: OutOption = "delay-audit",
-    targets: TargetsOption = None,
-    all_topics: Annotated[bool, flag("--all-topics", "Also targets that are not allowed.")] = False,
-    limits: LimitOptions,
-    following: FollowOptions,
-    from_start: Annotated[
-        bool, flag("--from-start", "With --follow: from the first record.")
-    ] = False,
-    archived: Annotated[str | None, typer.Option("--archive", help="Audit this archive.")] = None,
-    kind: Annotated[
-        str | None, typer.Option("--format", help="Findings also as csv, json, orc, delta.")
-    ] = None,
-    session: SessionOptions,
-    common: KafkaOptions,
+    *, asked: AuditCommand, limits: LimitOptions, following: FollowOptions, session: SessionOptions
 ) -> None:
     """Check in the topics that every settled record has exactly one, correct outcome.
 
@@ -96,20 +106,21 @@ def audit(
     require_extra()
     from connectors.spark.audit import Following
 
-    if following.follow and (archived or kind):
+    kind = asked.format
+    if following.follow and (asked.archive or kind):
         raise typer.BadParameter("--archive and --format are for one audit, without --follow")
-    settings = common.settings()
+    settings = asked.settings()
     options = replace(
-        read_options(settings, output, targets),
-        all_topics=all_topics,
+        read_options(settings, asked.output, asked.targets),
+        all_topics=asked.all_topics,
         topic=settings.topics.audit if following.publish else None,
         **limits.known(settings),
     )
-    with session.running("audit", as_json=common.as_json) as job:
+    with session.running("audit", as_json=asked.as_json) as job:
         if following.follow:
-            audits = Following(job.spark, options, from_start=from_start)
+            audits = Following(job.spark, options, from_start=asked.from_start)
             raise typer.Exit(_follow(job, audits, following.interval_ms))
-        found = _audit(job, options, archived)
+        found = _audit(job, options, asked.archive)
         if kind is not None:
             job.say(f"writing the findings as {kind}")
             rows = job.spark.read.parquet(found.findings_path)
@@ -134,8 +145,6 @@ def _audit(job: Running, options: AuditOptions, archived: str | None) -> AuditRe
 
 
 def _follow(job: Running, audits: Following, interval_ms: int) -> int:
-    # The exit status is that of all findings so far, or 1 if there are none and the last attempt
-    # failed.
     from connectors.spark.common.session import exit_status
 
     def step() -> None:
@@ -146,22 +155,12 @@ def _follow(job: Running, audits: Following, interval_ms: int) -> int:
     with told_to_stop() as stop:
         failed = repeat(job, interval_ms, step, stop)
     manifest = audits.manifest
-    return exit_status(len(manifest.findings), len(manifest.unjudged)) or int(failed)
+    status = exit_status(len(manifest.findings), len(manifest.unjudged))
+    return followed_status(status, failed=failed)
 
 
 @with_options
-def archive(
-    *,
-    output: Annotated[str, typer.Option("--out", help="Folder or URL of the archive.")] = (
-        "delay-archive"
-    ),
-    targets: TargetsOption = None,
-    once: Annotated[bool, flag("--once", "Stop at the end of the topics.")] = False,
-    interval_ms: Annotated[int, duration("--interval", "Interval of batches.", "1m")] = 60_000,
-    values: Annotated[bool, flag("--values", "Store values, not only hashes.")] = False,
-    session: SessionOptions,
-    common: KafkaOptions,
-) -> None:
+def archive(*, asked: ArchiveCommand, session: SessionOptions) -> None:
     """Archive source records, deliveries, outcomes and dead letters as Parquet for later audits.
 
     Restarted with the same --out, it continues where it stopped.
@@ -169,20 +168,21 @@ def archive(
     require_extra()
     from connectors.spark.archive import ArchiveOptions, capture
 
-    options = ArchiveOptions(read_options(common.settings(), output, targets), values)
+    output = asked.out
+    options = ArchiveOptions(read_options(asked.settings(), output, asked.targets), asked.values)
     batches, failed = 0, False
-    with session.running("archive", as_json=common.as_json) as job:
+    with session.running("archive", as_json=asked.as_json) as job:
 
         def step() -> None:
             nonlocal batches
             job.say(f"writing to {output}")
             batches = capture(job.spark, options).number + 1
 
-        if once:
+        if asked.once:
             step()
         else:
             with told_to_stop() as stop:
-                failed = repeat(job, interval_ms, step, stop)
+                failed = repeat(job, asked.interval_ms, step, stop)
     said = f"{batches:,} batches in {output}"
     job.emit(
         {"v": 1, "kind": "archive", "batches": batches, "path": output},

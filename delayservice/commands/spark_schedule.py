@@ -13,7 +13,7 @@ from xxhash import xxh3_64_hexdigest
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.console import EXIT_FINDINGS, err, out
-from delayservice.commands.options import KafkaOptions, duration, flag, pairs, with_options
+from delayservice.commands.options import Duration, KafkaOptions, pairs, with_options
 from delayservice.commands.spark_session import (
     STATUS,
     Running,
@@ -46,36 +46,28 @@ EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """Command-line options that name the input: a file, folder, URL, table or topic."""
+    """Options that name the input: a file, folder, URL, table or topic."""
 
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="INPUT", help="A file, folder, pattern, URL or table.", show_default=False
-        ),
-    ] = None
-    from_topic: Annotated[str | None, typer.Option(help="Read this topic instead.")] = None
-    from_config: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Configuration file whose \\[kafka] names the cluster of that topic.",
-            show_default="the cluster of the delay topic",
-        ),
-    ] = None
-    schema: Annotated[str | None, typer.Option(help="Columns of JSON values: DDL, or infer.")] = (
-        None
-    )
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Folder or URL with the state of --from-topic.")
-    ] = None
-    stream: Annotated[bool, flag("--stream", "Continue until Ctrl-C.")] = False
-    interval_ms: Annotated[int, duration("--interval", "Interval of --stream.", "5s")] = 5_000
-    max_records: Annotated[int, typer.Option(min=1, help="Batch size of --from-topic.")] = 100_000
-    kind: Annotated[
-        str | None, typer.Option("--format", help="Of INPUT: parquet, csv, json, orc, table.")
-    ] = None
+    source: Annotated[str | None, typer.Argument(metavar="INPUT", show_default=False)] = None
+    """A file, folder, pattern, URL or table."""
+    from_topic: str | None = None
+    """Read this topic instead."""
+    from_config: Annotated[Path | None, typer.Option(exists=True, dir_okay=False)] = None
+    """Configuration file whose \\[kafka] names the cluster of that topic. Default: the cluster of
+    the delay topic.
+    """
+    schema: str | None = None
+    """Columns of JSON values: DDL, or infer."""
+    checkpoint: str | None = None
+    """Folder or URL with the state of --from-topic."""
+    stream: bool = False
+    """Continue until Ctrl-C."""
+    interval_ms: Duration = 5_000
+    """Interval of --stream."""
+    max_records: Annotated[int, typer.Option(min=1)] = 100_000
+    """Batch size of --from-topic, in records."""
+    kind: Annotated[str | None, typer.Option("--format")] = None
+    """Of INPUT: parquet, csv, json, orc, table."""
 
     def check(self, *, is_dry: bool) -> None:
         if (self.source is None) == (self.from_topic is None):
@@ -107,30 +99,26 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class FieldOptions:
-    """Command-line options that map columns of a row to parts of a record."""
+    """Options that map columns of a row to parts of a record."""
 
-    target: Annotated[
-        str | None,
-        typer.Option("--target", "-t", help="Target topic: a column, or fixed; =NAME: fixed."),
-    ] = None
-    at: Annotated[str | None, typer.Option(help="Due time: a column, or fixed.")] = None
-    after: Annotated[str | None, typer.Option(help="Delay: a column, or fixed: 2h.")] = None
-    value: Annotated[
-        str | None, typer.Option(help="Column of the value. Default: the row as JSON.")
-    ] = None
-    key: Annotated[
-        str | None, typer.Option("--key", "-k", help="Column of the key. Default: no key.")
-    ] = None
-    id: Annotated[str | None, typer.Option(help="Column of the id. Default: made of the row.")] = (
+    target: Annotated[str | None, typer.Option("--target", "-t")] = None
+    """Target topic: a column, or fixed; =NAME: fixed."""
+    at: str | None = None
+    """Due time: a column, or fixed."""
+    after: str | None = None
+    """Delay: a column, or fixed: 2h."""
+    value: str | None = None
+    """Column of the value. Default: the row as JSON."""
+    key: Annotated[str | None, typer.Option("--key", "-k")] = None
+    """Column of the key. Default: no key."""
+    id: str | None = None
+    """Column of the id. Default: made of the row."""
+    headers: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="NAME=COLUMN")] = (
         None
     )
-    headers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--header", "-H", metavar="NAME=COLUMN", help="Header, NAME==TEXT fixed; repeatable."
-        ),
-    ] = None
-    job: Annotated[str | None, typer.Option(help="Prefix of generated ids.")] = None
+    """Header, NAME==TEXT fixed; repeatable."""
+    job: str | None = None
+    """Prefix of generated ids."""
 
     def fields(self, given: InputOptions) -> Fields:
         # Without ``--job``, ids that are made begin with the input's name.
@@ -141,21 +129,21 @@ class FieldOptions:
         return Fields(**(asdict(self) | made))
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleCommand(KafkaOptions):
+    topic: Annotated[str | None, typer.Option(show_default="the first configured one")] = None
+    """Delay topic."""
+    rejected: str = "delay-rejected"
+    """Folder or URL of rejected rows."""
+    skip_rejected: bool = False
+    """Write the valid rows."""
+    dry_run: bool = False
+    """Check, count and show rows."""
+
+
 @with_options
 def schedule(
-    *,
-    given: InputOptions,
-    topic: Annotated[
-        str | None, typer.Option(help="Delay topic.", show_default="the first configured one")
-    ] = None,
-    row: FieldOptions,
-    rejected: Annotated[
-        str, typer.Option(help="Folder or URL of rejected rows.")
-    ] = "delay-rejected",
-    skip_rejected: Annotated[bool, flag("--skip-rejected", "Write the valid rows.")] = False,
-    dry_run: Annotated[bool, flag("--dry-run", "Check, count and show rows.")] = False,
-    session: SessionOptions,
-    common: KafkaOptions,
+    *, given: InputOptions, row: FieldOptions, asked: ScheduleCommand, session: SessionOptions
 ) -> None:
     """Write a delayed record for each row; all rows are checked before any is written.
 
@@ -167,24 +155,24 @@ def schedule(
     from connectors.spark.schedule import run
     from delayservice.config.contract import allowlist_for
 
-    given.check(is_dry=dry_run)
-    settings = common.settings()
+    given.check(is_dry=asked.dry_run)
+    settings = asked.settings()
     client = settings.kafka.client_config("consumer")
-    delay_topic = topic or settings.topics.delay[0]
+    delay_topic = asked.topic or settings.topics.delay[0]
     options = run.ScheduleOptions(
         client=client,
         writer=settings.kafka.client_config("producer"),
         topic=delay_topic,
         name=_name(settings, given.source, delay_topic, row.job),
         fields=row.fields(given),
-        rejected_path=rejected,
+        rejected_path=asked.rejected,
         allowlist=allowlist_for(settings, delay_topic) if settings.targets else None,
-        skip_rejected=skip_rejected,
-        dry_run=dry_run,
+        skip_rejected=asked.skip_rejected,
+        dry_run=asked.dry_run,
     )
     contracts = partial(_contracts, settings, client, delay_topic)
     streamed = given.streamed(settings)
-    with session.running("schedule", as_json=common.as_json, usual=run.CONF) as job:
+    with session.running("schedule", as_json=asked.as_json, usual=run.CONF) as job:
         try:
             done: Scheduled | Stream
             if given.source is None:
@@ -194,7 +182,7 @@ def schedule(
                 done = run.schedule(rows, contracts(), options, job.say)
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
-    job.emit(done.to_json(), partial(_show, done, delay_topic, is_dry=dry_run))
+    job.emit(done.to_json(), partial(_show, done, delay_topic, is_dry=asked.dry_run))
     raise typer.Exit(EXIT_FINDINGS if done.rejected else 0)
 
 

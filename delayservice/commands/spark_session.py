@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import emit, err, out, print_error
+from delayservice.commands.console import EXIT_ERROR, EXIT_FINDINGS, emit, err, out, print_error
 from delayservice.commands.extras import how_to_install
-from delayservice.commands.options import duration, flag, pairs
+from delayservice.commands.options import Duration, KafkaOptions, pairs
 from delayservice.smoke.progress import stop_signals
 
 if TYPE_CHECKING:
@@ -44,24 +44,29 @@ _JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
 _LOG_TAIL_CHARS: Final = 4_000
 
-TargetsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--target", "-t", metavar="TOPIC", help="Read this target; repeatable. Default: all."
-    ),
-]
 OutOption = Annotated[
     str, typer.Option("--out", help="Folder or URL of the results, which replace earlier ones.")
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class FollowOptions:
-    """Command-line options of the commands that can be repeated and publish what they find."""
+class TopicOptions(KafkaOptions):
+    """Options of the commands that read target topics."""
 
-    publish: Annotated[bool, flag("--publish", "Also write to the topic topics.audit.")] = False
-    follow: Annotated[bool, flag("--follow", "Go on until Ctrl-C.")] = False
-    interval_ms: Annotated[int, duration("--interval", "With --follow: interval.", "1m")] = 60_000
+    targets: Annotated[list[str] | None, typer.Option("--target", "-t", metavar="TOPIC")] = None
+    """Read this target; repeatable. Default: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowOptions:
+    """Options of the commands that can be repeated and publish what they find."""
+
+    publish: bool = False
+    """Also write to the topic topics.audit."""
+    follow: bool = False
+    """Go on until Ctrl-C."""
+    interval_ms: Duration = 60_000
+    """Interval of --follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +83,19 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Command-line options of the commands that use a Spark session; ``conf`` overrides all other
-    settings of Spark.
+    """Options of the commands that use a Spark session; ``conf`` overrides all other settings of
+    Spark.
     """
 
-    master: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="local[4], spark://host:7077 or another of Spark's masters.",
-            show_default="all cores of this machine; with spark-submit, its own",
-        ),
-    ] = None
-    conf: Annotated[
-        list[str] | None,
-        typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting; repeatable."),
-    ] = None
+    PANEL: ClassVar = "Spark"
+
+    master: Annotated[str | None, typer.Option(metavar="URL")] = None
+    """local[4], spark://host:7077 or another of Spark's masters. Default: all cores of this
+    machine;
+    with spark-submit, its own.
+    """
+    conf: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
+    """Spark setting; repeatable."""
 
     @contextmanager
     def running(
@@ -164,11 +166,20 @@ def repeat(job: Running, interval_ms: int, step: Callable[[], None], stop: threa
         try:
             step()
         except RETRIED as exc:
+            if stop.is_set():  # it was stopped in the middle
+                break
             failed = True
             print_error(f"{reason(exc)}; it is tried again in {interval_ms // 1_000} s")
         else:
             failed = False
     return failed
+
+
+def followed_status(status: int, *, failed: bool) -> int:
+    """Return the exit status of a job that was repeated. ``status``: by what it has found;
+    ``failed``: whether its last attempt failed.
+    """
+    return EXIT_ERROR if failed and status != EXIT_FINDINGS else status
 
 
 def show_counts(title: str, counts: Mapping[str, int], style: str) -> None:

@@ -65,11 +65,9 @@ def _notices(status: NodeState) -> Iterator[str]:
 
 def _counted(status: NodeState) -> str:
     settled = ", ".join(f"{count:,} {name}" for name, count in sorted(status.settled.items()))
-    late = [_lateness(ms) for ms in (status.lateness_ms_p50, status.lateness_ms_p99)]
-    return (
-        f"since its start: {status.ingested:,} stored; {settled or 'nothing settled'}; "
-        f"lateness p50 {late[0]}, p99 {late[1]}"
-    )
+    p50, p99 = (_lateness(ms) for ms in (status.lateness_ms_p50, status.lateness_ms_p99))
+    settled = settled or "nothing settled"
+    return f"since its start: {status.ingested:,} stored; {settled}; lateness p50 {p50}, p99 {p99}"
 
 
 def _paused(pause: Pause) -> str:
@@ -77,17 +75,11 @@ def _paused(pause: Pause) -> str:
     return f"{pause.kind} {pause.name} is paused since {instant(pause.at_ms, to='minutes')}{reason}"
 
 
-def _cells(row: SliceState) -> list[str]:
-    return [
-        str(row.slice),
-        str(row.worker),
-        f"{row.state} !" if row.alarm else row.state,
-        str(row.epoch or "-"),
-        f"{row.pending:,}",
-        f"{row.stored:,}",
-        f"{row.source_lag:,}",
-        "-" if row.oldest_due_ms is None else from_now(row.oldest_due_ms),
-    ]
+def _cells(row: SliceState) -> list[object]:
+    state = f"{row.state} !" if row.alarm else row.state
+    due = None if row.oldest_due_ms is None else from_now(row.oldest_due_ms)
+    counts = (row.epoch or None, row.pending, row.stored, row.source_lag)
+    return [row.slice, row.worker, state, *counts, due]
 
 
 def _lateness(ms: int | None) -> str:

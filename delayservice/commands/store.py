@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from delayservice.commands.options import JsonOption, flag, moment
+from delayservice.commands.options import JsonOption, Moment, with_options
 from delayservice.contract.times import DUE_STOP_MS
 
 # The stores' packages are imported when a command runs, so that help is shown at once.
@@ -15,7 +16,8 @@ from delayservice.contract.times import DUE_STOP_MS
 
 _INSPECT_EPILOG: Final = (
     "Example: [bold]delayservice store inspect STATE_DIR --from now --to +1h --values[/]"
-    "\n\nExit status: 0 done, 1 a store can't be read or is of another format, 2 wrong usage."
+    "\n\nExit status: 0 sound, 1 a store can't be read or is of another format, 2 wrong usage, "
+    "3 damaged."
 )
 _VERIFY_EPILOG: Final = (
     "Example: [bold]delayservice store verify STATE_DIR[/]"
@@ -31,24 +33,32 @@ _StorePath = Annotated[
     ),
 ]
 
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    records: bool = False
+    """List records; implied by the others."""
+    from_ms: Moment | None = None
+    """Due at or after"""
+    to_ms: Moment | None = None
+    """Due before"""
+    record_id: Annotated[str | None, typer.Option("--id")] = None
+    """With this delay-id."""
+    target: Annotated[str | None, typer.Option("--target", "-t")] = None
+    """For this target topic."""
+    limit: Annotated[int | None, typer.Option(min=1)] = None
+    """Maximum number of each shard. Default: 100."""
+    values: bool = False
+    """Show values and headers."""
+    as_json: JsonOption = False
+
+
 app = typer.Typer(help="Inspect and check store folders.", no_args_is_help=True)
 
 
 @app.command(epilog=_INSPECT_EPILOG)
-def inspect(
-    path: _StorePath,
-    *,
-    records: Annotated[bool, flag("--records", "List records; implied by the others.")] = False,
-    from_ms: Annotated[int | None, moment("--from", "Due at or after")] = None,
-    to_ms: Annotated[int | None, moment("--to", "Due before")] = None,
-    record_id: Annotated[str | None, typer.Option("--id", help="With this delay-id.")] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "-t", help="For this target topic.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Of each shard. Default: 100.")] = None,
-    values: Annotated[bool, flag("--values", "Show values and headers.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+@with_options
+def inspect(path: _StorePath, *, options: InspectOptions) -> None:
     """Show the content of a store folder, read-only and without a lock: a node may be running.
 
     With --json, facts are one object, and records one object on a line each.
@@ -56,13 +66,16 @@ def inspect(
     from delayservice.commands import stored
     from delayservice.store.offline import ReadBounds
 
-    asked = (from_ms, to_ms, record_id, target, limit)
-    if not (records or values or any(option is not None for option in asked)):
-        raise typer.Exit(stored.inspect(path, as_json=as_json))
-    bounds = ReadBounds(from_ms or 0, DUE_STOP_MS if to_ms is None else to_ms)
-    wanted = stored.RecordFilter(bounds, record_id.encode() if record_id else None, target)
-    limit = limit or _LIMIT
-    raise typer.Exit(stored.show_records(path, wanted, limit, values=values, as_json=as_json))
+    record_id, until_ms = options.record_id, options.to_ms
+    asked = (options.from_ms, until_ms, record_id, options.target, options.limit)
+    if not (options.records or options.values or any(one is not None for one in asked)):
+        raise typer.Exit(stored.show_stores(path, checked=False, as_json=options.as_json))
+    bounds = ReadBounds(options.from_ms or 0, DUE_STOP_MS if until_ms is None else until_ms)
+    wanted = stored.RecordFilter(bounds, record_id.encode() if record_id else None, options.target)
+    limit, values = options.limit or _LIMIT, options.values
+    raise typer.Exit(
+        stored.show_records(path, wanted, limit, values=values, as_json=options.as_json)
+    )
 
 
 @app.command(epilog=_VERIFY_EPILOG)
@@ -74,4 +87,4 @@ def verify(path: _StorePath, *, as_json: JsonOption = False) -> None:
     """
     from delayservice.commands import stored
 
-    raise typer.Exit(stored.verify(path, as_json=as_json))
+    raise typer.Exit(stored.show_stores(path, checked=True, as_json=as_json))

@@ -83,6 +83,6 @@ def _differences(keeper: TopicKeeper, checkpoint: str) -> Iterator[tuple[str, st
         if topic.name not in missing:
             yield from (("problem", f"{topic.name}: {why}") for why in topic.problems)
             yield from (("risk", f"{topic.name}: {why}") for why in topic.risks)
-    for why in (*seen.own_problems, *seen.outlet_problems):
-        if not why.startswith(tuple(f"{name} " for name in missing)):
-            yield "problem", why
+    for problem in (*seen.own_problems, *seen.outlet_problems):
+        if problem.topic not in missing:
+            yield "problem", problem.text

@@ -106,37 +106,6 @@ class DeadLetter:
         return bytes_of((self.offset, self.time_ms, self.key, self.value, self.headers))
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Selection of dead letters by code, append time and source. Empty and None do not restrict;
-    ``partition`` and ``offset`` count only with ``topic``.
-    """
-
-    codes: frozenset[str] = frozenset()
-    since_ms: int | None = None
-    until_ms: int | None = None
-    """Exclusive, epoch ms; ``since_ms`` is inclusive."""
-    topic: str | None = None
-    partition: int | None = None
-    offset: int | None = None
-
-    def matches(self, letter: DeadLetter) -> bool:
-        return (
-            (not self.codes or letter.code in self.codes)
-            and (self.since_ms is None or letter.time_ms >= self.since_ms)
-            and (self.until_ms is None or letter.time_ms < self.until_ms)
-            and self._is_from(letter.source)
-        )
-
-    def _is_from(self, source: RecordPlace | None) -> bool:
-        if self.topic is None:
-            return True
-        asked = (self.topic, self.partition, self.offset)
-        return source is not None and all(
-            wanted is None or wanted == found for wanted, found in zip(asked, source, strict=True)
-        )
-
-
 # --- read ----------------------------------------------------------------------------------------
 
 

@@ -105,7 +105,7 @@ def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
         record_id = payload[6][0] if payload[6] is not None else None
         if record_id is None or not _is_like(record_id.decode(errors="replace"), asked.id):
             return None
-    return _pending(lane, (key_ms, offset), mark, payload, whole=False)
+    return pending_of(lane.place, (key_ms, offset), mark, payload, whole=False)
 
 
 def _is_like(text: str, pattern: str) -> bool:
@@ -122,7 +122,7 @@ def _at(lane: Lane, key: Key) -> Pending | None:
     frame = next(at, None)
     if frame is None or lane.shard.committed.has_settled(key, frame[2]):
         return None
-    return _pending(lane, key, frame[2], decode_payload(frame[3]), whole=True)
+    return pending_of(lane.place, key, frame[2], decode_payload(frame[3]), whole=True)
 
 
 def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> Iterator[Frame]:
@@ -133,12 +133,15 @@ def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> It
         yield from frames
 
 
-def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:
+def pending_of(
+    place: tuple[str, int], key: Key, mark: int, payload: Payload, *, whole: bool
+) -> Pending:
+    topic, number = place
     target, target_partition, record_key, value, headers, due_ms, meta = payload
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else (None, None, 1, None)
     return Pending(
-        topic=lane.topic,
-        partition=lane.partition,
+        topic=topic,
+        partition=number,
         offset=key[1],
         next_ms=key[0],
         due_ms=due_ms,
@@ -149,7 +152,7 @@ def _pending(lane: Lane, key: Key, mark: int, payload: Payload, *, whole: bool) 
         value=value if whole else None,
         value_bytes=None if value is None else len(value),
         headers=headers if whole else [],
-        source=(source or b"%s:%d:%d" % (lane.topic.encode(), lane.partition, key[1])).decode(),
+        source=source.decode() if source else f"{topic}:{number}:{key[1]}",
         attempt=attempt,
         expires_ms=expires_ms,
         recurs=packed_recurrence(meta) is not None,
@@ -163,7 +166,7 @@ def locate(lane: Lane, asked: Locate) -> RecordStatus:
         return _locate_other(lane, entry)
     offset, _, key_ms, _, payload, _ = entry
     is_settled = offset < lane.shard.committed.offset
-    row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+    row = pending_of(lane.place, (key_ms, offset), NO_MARK, payload, whole=True)
     if lane.window is not None and not is_settled:
         return RecordStatus(state="pending", detail="it waits in its level topic", record=row)
     with suppress(SlotDamagedError):
@@ -194,7 +197,7 @@ def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
         offset, kind, key_ms, _, payload, _ = lane.reader.read_arrived(entry[0], written_ms, sent)
         row = None
         if kind == SCHEDULE:
-            row = _pending(lane, (key_ms, offset), NO_MARK, payload, whole=True)
+            row = pending_of(lane.place, (key_ms, offset), NO_MARK, payload, whole=True)
         return RecordStatus(state="settled", detail=f"{_SENT} {home}", record=row)
     if is_passed:
         return RecordStatus(state="settled", detail=_SETTLED)

@@ -20,7 +20,7 @@ from connectors.kafka.control_topics import PauseWatcher
 from connectors.kafka.reach import CONNECTION, KafkaReach
 from connectors.kafka.target_limits import compresses
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_facts import ServedTopic, TopicsSnapshot
+from connectors.kafka.topic_facts import ServedTopic, TopicProblem, TopicsSnapshot
 from connectors.kafka.topics import MADE_AGAIN
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
@@ -167,7 +167,7 @@ class TopicWatcher:
         return found
 
     def _own_problems(self) -> tuple[str, ...]:
-        found = [*self.seen.own_problems, *self.seen.outlet_problems]
+        found = [one.text for one in (*self.seen.own_problems, *self.seen.outlet_problems)]
         now_s = self._monotonic_s()
         again = [n for n, s in self._made_again_s.items() if now_s - s < _TOLD_AGAIN_S]
         return tuple(dict.fromkeys([*found, *(f"{name} {MADE_AGAIN}" for name in again)]))
@@ -180,7 +180,8 @@ class TopicWatcher:
                 if name in before:
                     self._made_again_s[name] = now_s
                 again.append(MadeAgain(name, name not in before))
-        made = (n for n in self._ids if f"{n} {MADE_AGAIN}" in seen.outlet_problems)
+        again_now = (TopicProblem(name, f"{name} {MADE_AGAIN}") for name in self._ids)
+        made = [one.topic for one in again_now if one in seen.outlet_problems]
         self._made_again_s.update(dict.fromkeys(made, now_s))
         return again
 

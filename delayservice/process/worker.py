@@ -329,7 +329,9 @@ class Worker:
             return
         for one in made_again:
             self._renew_clients(one)
-        self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
+        self._checkpoints.policy_problem = "; ".join(
+            one.text for one in self._topics.seen.own_problems
+        )
         self._slices_there = max((t.partitions for t in self._topics.served), default=0)
         self._facts = self._make_facts(self._topics.topics)
         try:

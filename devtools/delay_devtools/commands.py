@@ -12,7 +12,7 @@ import typer
 
 from delay_devtools.bench import Bench
 from delayservice.commands.console import EXIT_FINDINGS
-from delayservice.commands.options import JsonOption, duration, with_options
+from delayservice.commands.options import Duration, JsonOption, with_options
 from delayservice.commands.spark_session import (
     STATUS,
     SessionOptions,
@@ -218,9 +218,10 @@ def up(
     keep_up(brokers, zookeepers, folder, kafka=kafka, keep=keep, as_json=as_json)
 
 
+@with_options
 def first_record(
     *,
-    after_ms: Annotated[int, duration("--after", "Delay of the first record.", "5s")] = 5_000,
+    after_ms: Annotated[Duration, typer.Option(help="Delay of the first record.")] = 5_000,
     once: Annotated[
         bool, typer.Option("--once", help="End when the first record has arrived.")
     ] = False,

@@ -159,7 +159,7 @@ BEFORE: Final = {
     ),
     "docs/operations.md": (
         # A dead letter, a quota, a pause: what the run-books find and take away.
-        "delayservice send lost --after 0 --target refused",
+        "delayservice send lost --after 0 --target refused --force",
         QUOTA,
         "delayservice pause add topic delay_topic_any --reason tried",
     ),

@@ -506,7 +506,7 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     assert "is not this node's" in refused.stderr
 
 
-def test_send_says_what_will_not_arrive_and_waits_for_what_a_cancel_did(stand: Stand) -> None:
+def test_send_refuses_what_will_not_arrive_and_waits_for_what_a_cancel_did(stand: Stand) -> None:
     bench = stand.bench
     node = [value for one in bench.settings() if "=" in one for value in ("--set", one)]
 
@@ -519,8 +519,9 @@ def test_send_says_what_will_not_arrive_and_waits_for_what_a_cancel_did(stand: S
         0,
         f"warning: its target {missing} does not exist (yet)\n",
     )
-    denied = send("x", "--after", "1h", "--target", "delay_outcomes")
-    assert "(target-denied)" in denied.stderr
+    denied = ["x", "--after", "1h", "--target", "delay_outcomes"]
+    assert send(*denied).exit_code == 2
+    assert "(target-denied)" in send(*denied, "--force").stderr
     heard = send("--id", "by send", "--cancel", "--wait", "20s")
     assert (heard.exit_code, json.loads(heard.stdout)["outcome"]) == (0, "cancelled")
     again = send("--id", "by send", "--cancel", "--wait", "20s")

@@ -16,6 +16,7 @@ from connectors.kafka.dead_letters import DeadLetterTopic, Replayer
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract import dead_letters
+from delayservice.contract.entry import RecordPlace
 from tests.integration.bench import Bench, Header, Seen, now_ms
 
 PARK_MS = 200
@@ -228,10 +229,9 @@ def test_of_two_replays_at_once_the_later_one_counts(bench: Bench) -> None:
     offset, _ = lettered(bench, [("delay-target-topic", target)], value=b"once")
     client = {"bootstrap.servers": bench.bootstrap}
     topic = DeadLetterTopic(bench.dead_letter, 1, client, admin_client(client))
-    wanted = dead_letters.Filter(topic=bench.any, partition=0, offset=offset)
-    (letter,) = filter(wanted.matches, topic.letters(lambda _: None))
-    assert letter.source is not None
-    record = dead_letters.rewritten(letter, letter.source, ("delay-after", b"0"))
+    source = RecordPlace(bench.any, 0, offset)
+    (letter,) = (one for one in topic.letters(lambda _: None) if one.source == source)
+    record = dead_letters.rewritten(letter, source, ("delay-after", b"0"))
     transactional_id = f"tx-{bench.run}-dlq-replay"
     with (
         Replayer(bench.dead_letter, transactional_id, client) as earlier,

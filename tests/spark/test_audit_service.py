@@ -220,7 +220,7 @@ def test_deliveries_that_a_target_lost_with_the_end_of_its_log_are_named_lost(
     ):
         service = bench.serve()
         history = History(bench)
-        sent = []
+        sent: list[int] = []
         for wave in (kept, count):  # transactions of their own
             while len(sent) < wave:
                 sent.append(bench.send(bench.to(history.target, 0), key=b"one")[1])

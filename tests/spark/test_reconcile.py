@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
-from connectors.spark.reconcile.repair_plan import RepairStep, decode_plan
+from connectors.spark.reconcile.repair_plan import Plan, RepairStep
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.copies import flip_byte
@@ -102,7 +103,7 @@ def test_copies_on_disks_are_held_against_the_log(
     pending = sum(len(world.pending(partition)) for partition in range(2))
     assert (result.counts.records, result.counts.pending) == (pending, pending)
     assert result.counts.log_offsets == 2 * (RECORDS - AGED)
-    plan = decode_plan((tmp_path / "out" / "plan.json").read_text())
+    plan = msgspec.json.decode((tmp_path / "out" / "plan.json").read_bytes(), type=Plan)
     assert plan == result.plan
     assert [(step.node, step.partition, step.why) for step in plan.steps] == [
         ("n2", 0, "1 missing, 1 extra, 1 different"),

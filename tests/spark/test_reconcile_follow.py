@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka.cimpl import NewTopic
-from typer.testing import CliRunner
 
 from connectors.kafka.clients import admin_client
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.commands.spark import app
 from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
 from tests.spark.conftest import QUICK_JAVA
@@ -94,10 +92,3 @@ def test_an_audit_whose_last_attempt_failed_does_not_end_as_clean(
         await_true(lambda: failures(tmp_path) >= 1, "an attempt fails", 120)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 1
-
-
-def test_repairs_are_for_running_nodes_that_are_followed() -> None:
-    for words in (["--repair", "1"], ["--follow", "--repair", "1", "--folder", "n1=/tmp"]):
-        done = CliRunner().invoke(app, ["reconcile", *words])
-        assert done.exit_code == 2
-        assert "--follow, and no --folder" in done.output

@@ -14,7 +14,6 @@ from delayservice.config.settings import Settings, load
 
 MADE = "the token that the node has made"
 HOSTILE = "a\x1b]0;owned\x07\x9b31m\N{RIGHT-TO-LEFT OVERRIDE}\N{RIGHT-TO-LEFT ISOLATE}\r\nb [bold]"
-SHOWN = "a\ufffd]0;owned\ufffd\ufffd31m\ufffd\ufffd\ufffd\ufffdb [bold]"
 
 
 def settings_in(folder: Path, *sets: str) -> Settings:

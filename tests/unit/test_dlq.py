@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from delayservice.commands import dlq
+from delayservice.commands.dlq import LetterOptions
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.dead_letters import DeadLetter, Filter
+from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import (
     INVALID,
     SCHEDULE,
@@ -231,9 +232,12 @@ def test_foreign_replay_markers_are_ignored(text: bytes | None) -> None:
 
 def test_a_filter_includes_its_start_and_no_dead_letter_without_a_source() -> None:
     letter = refused(read([("own", b"1")]))
-    assert Filter(since_ms=NOW_MS, until_ms=NOW_MS + 1).matches(letter)
-    assert not Filter(until_ms=NOW_MS).matches(letter)
-    assert not Filter(topic=TOPIC).matches(replace(letter, source=None))
+    assert LetterOptions(from_ms=NOW_MS, to_ms=NOW_MS + 1).matches(letter)
+    assert not LetterOptions(to_ms=NOW_MS).matches(letter)
+    assert not LetterOptions(source="None").matches(replace(letter, source=None))
+    sources = (TOPIC, f"{TOPIC}:3", f"{TOPIC}:3:7", "delay_topic", f"{TOPIC}:3:70")
+    matched = [LetterOptions(source=source).matches(letter) for source in sources]
+    assert matched == [True, True, True, False, False]
 
 
 def test_every_code_can_be_asked_for() -> None:

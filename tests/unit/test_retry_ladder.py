@@ -11,7 +11,6 @@ from connectors.kafka.client import (
     LruSeen,
     RetryLadder,
     own_headers,
-    source_of,
 )
 from connectors.kafka.client.received import Received
 
@@ -26,23 +25,6 @@ def test_the_default_steps_are_rocketmqs_sixteen() -> None:
     minutes = [*range(1, 11), 20, 30, 60, 120]
     assert list(RETRY_DELAYS_MS) == [10_000, 30_000, *(m * 60_000 for m in minutes)]
     assert len(RETRY_DELAYS_MS) == 16
-
-
-def test_a_record_climbs_step_by_step_and_then_goes_to_the_dead_letter_topic() -> None:
-    client = DelayProducer(NOWHERE)
-    ladder = RetryLadder("g", client, delays=["PT1S", 5_000])
-    error = ValueError("no")
-    steps = [ladder.failed(message("orders"), error)]
-    for attempt in (b"1", b"2"):
-        record = message("retry_g", [("retry-attempt", attempt)])
-        steps.append(ladder.failed(record, error))
-    assert steps == [
-        (1, "retry_g", 1_000),
-        (2, "retry_g", 5_000),
-        (3, "dead_letter_g", None),
-    ]
-    assert len(client) == 3
-    client.producer.purge()
 
 
 def test_attempts_are_counted_in_the_groups_own_retry_topic_only() -> None:
@@ -69,14 +51,6 @@ def test_a_ladder_that_can_not_be_climbed_is_refused(wrong: dict[str, object]) -
         RetryLadder("g", DelayProducer(NOWHERE), **wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="no legal topic"):
         RetryLadder("a group", DelayProducer(NOWHERE))
-
-
-def test_a_record_keeps_the_identity_of_its_first_delivery() -> None:
-    assert source_of(message("orders")) == "orders:1:7"
-    first: Received = [("trace", b"1"), ("delay-source", b"delay_topic_any:0:5#2")]
-    assert source_of(message("orders", first)) == "delay_topic_any:0:5#2"
-    again: Received = [("retry-source", b"orders:1:7"), ("delay-source", b"delay_topic_any:3:9")]
-    assert source_of(message("retry_g", again)) == "orders:1:7"
 
 
 def test_own_headers_are_those_that_the_service_delivers_as_they_are() -> None:

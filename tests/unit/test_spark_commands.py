@@ -56,7 +56,7 @@ def test_help_of_every_command_needs_nothing_of_the_extra() -> None:
     )
     done = called("-c", program)
     assert done.returncode == 0, done.stderr
-    for name in ("audit", "reconcile", "repair", "report", "schedule"):
+    for name in ("audit", "reconcile", "report", "schedule"):
         assert f"Usage: python -c {name}" in done.stdout or f" {name} " in done.stdout
 
 
@@ -69,9 +69,9 @@ def test_the_job_for_clusters_has_the_same_commands(start: list[str]) -> None:
     done = called(*start, "schedule", "--help")
     assert done.returncode == 0, done.stderr
     assert "job.py schedule" in done.stdout
-    done = called(*start, "repair", "/nowhere/plan.json", "-b", "localhost:1")
+    done = called(*start, "report", "--set", "kafka.nonsense=1")
     assert done.returncode == 1
-    assert "/nowhere/plan.json can't be read" in done.stderr
+    assert "kafka.nonsense" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -96,6 +96,7 @@ def test_an_option_without_a_name_is_refused(text: str) -> None:
         (["schedule", "--from-topic", "t", "--checkpoint", "c", "--dry-run"], "are for INPUT"),
         (["audit", "--archive", "a", "--follow"], "for one audit, without --follow"),
         (["audit", "--format", "csv", "--follow"], "for one audit, without --follow"),
+        (["reconcile", "--repair", "1", "--folder", "n1=/tmp"], "so no --folder"),
     ],
 )
 def test_contradicting_options_are_wrong_usage(arguments: list[str], words: str) -> None:

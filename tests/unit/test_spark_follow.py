@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,10 +11,7 @@ from pyspark.errors import PythonException
 
 from connectors.spark.audit import AuditOptions, Following, OffsetRange
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
-from delayservice.commands.spark_reconcile import status_of
-from delayservice.commands.spark_session import Running, repeat, told_to_stop
-
-CLEAN, WRONG, PART = (SimpleNamespace(status=status) for status in (0, 3, 4))
+from delayservice.commands.spark_session import Running, followed_status, repeat, told_to_stop
 
 
 def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
@@ -25,20 +21,13 @@ def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "last", "status"),
-    [
-        (0, CLEAN, 0),
-        (0, None, 4),
-        (0, PART, 4),
-        (1, None, 1),
-        (1, PART, 1),
-        (1, WRONG, 3),
-    ],
+    ("found", "failed", "status"),
+    [(0, False, 0), (4, False, 4), (0, True, 1), (4, True, 1), (3, True, 3)],
 )
 def test_the_exit_status_shows_the_last_findings_or_a_failure(
-    failed: int, last: object, status: int
+    found: int, status: int, *, failed: bool
 ) -> None:
-    assert status_of(failed, cast("Any", last)) == status
+    assert followed_status(found, failed=failed) == status
 
 
 @pytest.mark.parametrize(
@@ -51,14 +40,15 @@ def test_a_following_job_goes_on_after_a_failure_of_kafka_or_spark(
 
     def step() -> None:
         failure = calls.pop(0)
-        if not calls:
-            os.kill(os.getpid(), signal.SIGTERM)
         if failure is not None:
             raise failure
 
-    job = Running(cast("Any", None), lambda _: None)
+    def say(_: str) -> None:
+        if not calls:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     with told_to_stop() as stop:
-        assert repeat(job, 10, step, stop) is has_failed
+        assert repeat(Running(cast("Any", None), say), 10, step, stop) is has_failed
     told = capsys.readouterr().err
     assert "no broker; it is tried again in 0 s" in told
     assert "a worker died; it is tried again in 0 s" in told

@@ -1,32 +1,24 @@
-"""A repair plan is what it was after it was written, and is carried out where it was made for."""
+"""A repair plan is carried out by one node after another, as far as is allowed."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from connectors.kafka.copies import RepairClient
-from connectors.spark.reconcile.repair_plan import (
-    AGE_MAX_MS,
-    Plan,
-    PlanError,
-    RepairStep,
-    carry_out,
-    decode_plan,
-)
+from connectors.spark.reconcile.follow import IS_OVER_LIMIT
+from connectors.spark.reconcile.options import ReconcileOptions
+from connectors.spark.reconcile.repair_plan import Plan, RepairStep, carry_out
 from delayservice.commands import spark_reconcile
 from delayservice.commands.spark_reconcile import repair_copies
-from delayservice.config.settings import Settings
+from delayservice.commands.spark_session import Running
 from delayservice.replicas.commands import Command, Report, report_on
 
 STEP = RepairStep(node="n1", topic="any", topic_id="id", partition=3, why="1 missing")
-NOW_MS = 1_000
-PLAN = Plan(id="p", cluster="c", made_ms=NOW_MS, steps=(STEP,) * 70)
+PLAN = Plan(id="p", made_ms=1_000, steps=(STEP,) * 70)
 
 
 class Nodes(RepairClient):
@@ -44,22 +36,6 @@ class Nodes(RepairClient):
                 yield report_on(command, "disk" if command.step in self._failing else "", 0)
 
 
-def test_a_plan_is_read_as_it_was_written() -> None:
-    assert decode_plan(PLAN.encode()) == PLAN
-    assert decode_plan(Plan(id="p", cluster="c", made_ms=1).encode()).steps == ()
-
-
-@pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", PLAN.encode().replace(": 3", ": null")])
-def test_an_unreadable_plan_is_refused(data: bytes | str) -> None:
-    with pytest.raises(PlanError, match="no repair plan"):
-        decode_plan(data)
-
-
-def test_a_plan_of_another_version_is_refused() -> None:
-    with pytest.raises(PlanError, match="version 9"):
-        decode_plan(Plan(id="p", cluster="c", made_ms=1, v=9).encode())
-
-
 def test_every_step_is_sent_to_one_node_at_a_time_and_every_report_yielded() -> None:
     nodes, steps = Nodes(), [replace(STEP, node=f"n{number % 2}") for number in range(80)]
     reports = carry_out(replace(PLAN, steps=tuple(steps)), nodes)
@@ -73,29 +49,17 @@ def test_every_step_is_sent_to_one_node_at_a_time_and_every_report_yielded() -> 
     assert (first.topic, first.topic_id) == ("any", "id")
 
 
-def test_a_plan_is_good_for_its_cluster_until_it_is_a_day_old() -> None:
-    PLAN.check("c", NOW_MS + AGE_MAX_MS)
-    with pytest.raises(PlanError, match="made for cluster c"):
-        PLAN.check("other", NOW_MS)
-    with pytest.raises(PlanError, match="24 hours old"):
-        PLAN.check("c", NOW_MS + AGE_MAX_MS + 1)
-
-
-@pytest.mark.parametrize("nodes", [Nodes(), Nodes([4], [33])])
-def test_steps_that_failed_or_had_no_report_are_told(
-    nodes: Nodes,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+def test_a_repair_makes_no_more_steps_than_allowed_and_tells_those_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings.model_validate({"kafka": {"bootstrap": "b:1"}})
-    path = tmp_path / "plan.json"
-    path.write_text(replace(PLAN, made_ms=time.time_ns() // 1_000_000).encode())
-    monkeypatch.setattr(spark_reconcile, "admin_client", lambda _: None)
-    monkeypatch.setattr(spark_reconcile, "cluster_id", lambda _: "c")
+    nodes = Nodes(silent=[4], failing=[33])
     monkeypatch.setattr(spark_reconcile, "RepairClient", lambda *_: nodes)
-    is_done = repair_copies(settings, path, is_dry=False, timeout_s=1, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert is_done is (told["done"] == 70)
-    if not is_done:
-        assert (told["done"], told["failed"], told["silent"]) == (68, {"33": "disk"}, [4])
+    job = Running(cast("Any", None), lambda _: None)
+    options = ReconcileOptions(client={}, out="out")
+    done = repair_copies(job, options, PLAN, 60)
+    assert (done.made, done.failed, done.left) == (60, 2, {IS_OVER_LIMIT: 10})
+    told = capsys.readouterr().err
+    assert "n1 did not rebuild any:3: it did not report in time" in told
+    assert "n1 did not rebuild any:3: disk" in told
+    assert repair_copies(job, options, PLAN, 0).made == 0
+    assert sum(map(len, nodes.at_once)) == 60

@@ -38,5 +38,5 @@ def test_a_topic_that_a_broker_does_not_know_yet_is_not_taken_for_a_missing_righ
     keeper = TopicKeeper(cast("Any", Broker(code)), settings)
     existing = dict.fromkeys(own, ((1, (1, 2, 3)),))
     problems = keeper._own_problems(existing, keeper._configs(own), None)
-    assert [fatal for _, fatal in problems] == [is_fatal] * 2
-    assert all(("DescribeConfigs" in text) == is_fatal for text, _ in problems)
+    assert [one.is_fatal for one in problems] == [is_fatal] * 2
+    assert all(("DescribeConfigs" in one.text) == is_fatal for one in problems)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import structlog
 
-from connectors.kafka.topic_facts import ServedTopic, TopicsSnapshot
+from connectors.kafka.topic_facts import ServedTopic, TopicProblem, TopicsSnapshot
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.process.watches import MadeAgain, TopicWatcher
 
@@ -23,8 +23,8 @@ class Cluster:
     now_s: float = 100.0
     answer: Sequence[ServedTopic] | Exception = (GOOD,)
     checkpointed: set[str] = field(default_factory=set)
-    own: tuple[str, ...] = ()
-    outlets: tuple[str, ...] = ()
+    own: tuple[TopicProblem, ...] = ()
+    outlets: tuple[TopicProblem, ...] = ()
     ids: dict[str, str] = field(default_factory=dict)
 
     def look(self) -> TopicsSnapshot:
@@ -122,7 +122,7 @@ def test_another_topic_of_the_same_name_is_a_new_one(
 def test_a_wrong_own_topic_is_a_problem_until_it_is_corrected(
     cluster: Cluster, watcher: TopicWatcher, problem: str
 ) -> None:
-    told = (problem,)
+    told = (TopicProblem("", problem),)
     if "outcomes" in problem:
         cluster.outlets = told
     else:
@@ -130,7 +130,7 @@ def test_a_wrong_own_topic_is_a_problem_until_it_is_corrected(
     with structlog.testing.capture_logs() as logs:
         watcher.refresh()
         watcher.refresh()
-    assert [one["problems"] for one in logs] == [told], "once"
+    assert [one["problems"] for one in logs] == [(problem,)], "once"
     assert watcher.problems() == [problem]
     assert watcher.seen.own_problems == cluster.own, "letters are no doubt about cursors"
     assert watcher.served == [GOOD]

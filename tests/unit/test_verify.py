@@ -156,115 +156,102 @@ def test_files_that_were_settled_since_the_last_sync_are_no_damage(
     check_sound(tmp_path)
 
 
-# --- slots ---------------------------------------------------------------------------------------
+# --- damage ------------------------------------------------------------------------------------
 
 
-@only_wheel
-def test_a_flipped_byte_is_found_with_file_due_range_and_offsets(folder: Path) -> None:
-    victim = stored.slot_files(folder.parents[1])[-1]
-    stored.flip(victim, -1)
-    found = damage(folder)
-    hour_ms = stored.DUE_MS + 2 * stored.HOUR_MS
-    assert found["case"] == "slot"
-    assert str(victim.relative_to(folder)) in found["what"]
-    assert "checksum" in found["what"]
-    assert found["due_ms"] == [hour_ms, hour_ms + stored.HOUR_MS]
-    assert 0 <= found["offsets"][0] < found["offsets"][1] <= 601
-    assert "reads these offsets again from the log" in found["then"]
-    assert "spark repair" in found["advice"]
+def slot(folder: Path, number: int = -1) -> Path:
+    return stored.slot_files(folder.parents[1])[number]
 
 
-@only_wheel
-def test_a_flipped_byte_of_a_header_and_a_truncated_file_are_found(folder: Path) -> None:
-    first, *_, last = stored.slot_files(folder.parents[1])
-    stored.flip(first, 20)
-    last.write_bytes(last.read_bytes()[:-1])
-    found = verified(folder, 3)["findings"]
-    for path, finding in zip((first, last), found, strict=True):
-        assert str(path.relative_to(folder)) in finding["what"]
-    assert {finding["case"] for finding in found} == {"slot"}
+def table(folder: Path) -> Path:
+    """The largest file of a database whose log was written into tables."""
+    stored.opened(folder.parents[1], "rocksdb").close()
+    return max(folder.glob("db/*.sst"), key=lambda path: path.stat().st_size)
 
 
-@only_wheel
-def test_a_missing_file_that_is_not_due_yet_is_damage(folder: Path) -> None:
-    victim = stored.slot_files(folder.parents[1])[0]
-    victim.unlink()
-    found = damage(folder)
-    assert found["case"] == "slot"
-    assert f"{victim.relative_to(folder)}: the file is missing" in found["what"]
+def truncate(path: Path, size: int = -1) -> None:
+    path.write_bytes(path.read_bytes()[:size])
 
 
-@only_wheel
-def test_a_slot_that_the_node_found_itself_waits_to_be_read_again(
-    folder: Path, tmp_path: Path, kind: str
-) -> None:
-    stored.flip(stored.slot_files(tmp_path)[-1], -1)
-    store = stored.opened(tmp_path, kind)
+def read_by_its_node(folder: Path) -> None:
+    stored.flip(slot(folder), -1)
+    store = stored.opened(folder.parents[1], "wheel")
     with pytest.raises(SlotDamagedError):
         list(store.scanner().frames((0, -1), 10**15))
     store.close()
-    assert "is not read again yet" in damage(folder)["what"]
 
 
-@only_wheel
-def test_a_slot_file_taken_from_elsewhere_is_found_though_each_checksum_is_right(
-    folder: Path,
-) -> None:
-    first, second, _ = stored.slot_files(folder.parents[1])
-    shutil.copy(first, second)
-    assert str(second.relative_to(folder)) in damage(folder)["what"]
-
-
-# --- horizon, ids, database --------------------------------------------------------------------
-
-
-def _flip_horizon(folder: Path) -> None:
-    stored.flip(folder / "horizon", 20)
-
-
-def _flip_label(folder: Path) -> None:
-    stored.flip(folder / "horizon", -1)
-
-
-def _lose_horizon(folder: Path) -> None:
-    (folder / "horizon").unlink()
-
-
-def _lose_ids(folder: Path) -> None:
-    shutil.rmtree(folder / "ids")
-
-
-def _spoil_ids(folder: Path) -> None:
-    next((folder / "ids").glob("MANIFEST-*")).write_bytes(b"garbage")
-
-
-@only_wheel
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (_flip_horizon, "horizon fails its checksum"),
-        (_flip_label, "horizon fails its checksum"),
-        (_lose_horizon, "missing"),
-        (_lose_ids, "ids"),
-        (_spoil_ids, "ids"),
-    ],
-)
-def test_damage_that_makes_a_node_start_over_is_named(
-    folder: Path, tmp_path: Path, kind: str, spoil: Callable[[Path], None], said: str
-) -> None:
-    spoil(folder)
-    found = damage(folder)
-    assert found["case"] == "start-over"
-    assert said in found["what"]
-    store = stored.opened(tmp_path, kind)
-    assert store.sync() == 0  # and so it does
+def lose_record(folder: Path) -> None:
+    store = stored.opened(folder.parents[1], "rocksdb")
+    assert isinstance(store, LoneRocks)
+    store._db.delete(store._pack_key(stored.DUE_MS, 0))
     store.abandon()
 
 
-@both_kinds
-def test_a_folder_without_version_is_started_over(folder: Path) -> None:
-    (folder / "VERSION").unlink()
-    assert damage(folder.parents[1])["case"] == "start-over"
+def lose_id(folder: Path) -> None:
+    ids = folder / "ids"
+    database = open_database(ids if ids.exists() else folder / "db", IDS_OPTIONS)
+    (lost,) = read_keys(database, prefix_of(1) + b"d", prefix_of(1) + b"e", 1)
+    database.delete(lost)
+    database.close()
+
+
+def spoil_ids(folder: Path) -> None:
+    next((folder / "ids").glob("MANIFEST-*")).write_bytes(b"garbage")
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "spoil", "said"),
+    [
+        ("wheel", "slot", lambda folder: stored.flip(slot(folder, 0), 20), "checksum"),
+        ("wheel", "slot", lambda folder: truncate(slot(folder)), "{slot}"),
+        ("wheel", "slot", lambda folder: slot(folder).unlink(), "{slot}: the file is missing"),
+        ("wheel", "slot", lambda folder: shutil.copy(slot(folder, 0), slot(folder)), "{slot}"),
+        ("wheel", "slot", read_by_its_node, "is not read again yet"),
+        ("wheel", "start-over", lambda folder: stored.flip(folder / "horizon", 20), "checksum"),
+        ("wheel", "start-over", lambda folder: stored.flip(folder / "horizon", -1), "checksum"),
+        ("wheel", "start-over", lambda folder: (folder / "horizon").unlink(), "missing"),
+        ("wheel", "start-over", lambda folder: shutil.rmtree(folder / "ids"), "ids"),
+        ("wheel", "start-over", spoil_ids, "ids"),
+        ("wheel", "start-over", lose_id, ""),
+        ("wheel", "start-over", lambda folder: (folder / "VERSION").unlink(), ""),
+        ("rocksdb", "start-over", lambda folder: (folder / "VERSION").unlink(), ""),
+        ("rocksdb", "start-over", lambda folder: truncate(table(folder), 1_000), ""),
+        ("rocksdb", "start-over", lambda folder: table(folder).unlink(), ""),
+        ("rocksdb", "start-over", lambda folder: shutil.rmtree(folder / "db"), ""),
+        ("rocksdb", "start-over", lambda folder: (folder / "db/DAMAGED").touch(), "found damaged"),
+        ("rocksdb", "start-over", lose_record, "rows, which is not what it had"),
+        ("rocksdb", "start-over", lose_id, ""),
+    ],
+)
+def test_each_damage_is_found_and_a_node_does_what_is_said(
+    folder: Path, kind: str, case: str, spoil: Callable[[Path], None], said: str
+) -> None:
+    name = str(slot(folder).relative_to(folder)) if "{slot}" in said else ""
+    spoil(folder)
+    found = damage(folder.parents[1])
+    assert found["case"] == case
+    assert said.replace("{slot}", name) in found["what"]
+    store = stored.opened(folder.parents[1], kind)
+    assert store.sync() == (601 if case == "slot" else 0)
+    store.abandon()
+
+
+@only_wheel
+def test_the_due_range_and_the_offsets_of_a_damaged_file_are_told(folder: Path) -> None:
+    victim = slot(folder)
+    stored.flip(victim, -1)
+    found = damage(folder)
+    hour_ms = stored.DUE_MS + 2 * stored.HOUR_MS
+    assert found["due_ms"] == [hour_ms, hour_ms + stored.HOUR_MS]
+    assert 0 <= found["offsets"][0] < found["offsets"][1] <= 601
+    done = CliRunner().invoke(app, ["store", "verify", str(folder)])
+    assert done.exit_code == 3
+    assert done.stdout.startswith("damaged  ")
+    assert str(victim.relative_to(folder)) in done.stdout
+    assert "(due 2100-01-01T02:00:00.000Z to 2100" in done.stdout.replace("\n", " ")
+    assert "What happens: a node that reads it moves it to quarantine" in done.stdout
+    assert "What to do: No action needed." in done.stdout
 
 
 @both_kinds
@@ -290,62 +277,7 @@ def test_a_database_with_a_flipped_byte_is_found_wherever_it_is(
     check_sound(folder)
 
 
-@only_rocks
-def test_a_database_that_lacks_a_file_or_has_a_short_one_is_found(
-    folder: Path, tmp_path: Path, kind: str
-) -> None:
-    stored.opened(tmp_path, kind).close()
-    table = max(folder.glob("db/*.sst"), key=lambda path: path.stat().st_size)
-    whole = table.read_bytes()
-    table.write_bytes(whole[: len(whole) // 2])
-    assert damage(folder)["case"] == "start-over"
-    table.unlink()
-    assert damage(folder)["case"] == "start-over"
-    shutil.rmtree(folder / "db")
-    assert damage(folder)["case"] == "start-over"
-
-
-@only_rocks
-def test_a_database_that_its_node_found_damaged_is_found(folder: Path) -> None:
-    (folder / "db" / "DAMAGED").touch()
-    assert "was found damaged" in damage(folder)["what"]
-
-
-@only_rocks
-def test_a_database_that_lost_a_row_is_found_though_each_checksum_is_right(
-    folder: Path, tmp_path: Path, kind: str
-) -> None:
-    frame = stored.fill(stored.opened(tmp_path / "other", kind))[5]
-    store = stored.opened(tmp_path, kind)
-    assert isinstance(store, LoneRocks)
-    store._db.delete(store._pack_key(*frame[:2]))
-    store.abandon()
-    assert "rows, which is not what it had" in damage(folder)["what"]
-
-
-@both_kinds
-def test_ids_that_lost_a_row_are_found(folder: Path, kind: str) -> None:
-    database = open_database(folder / ("ids" if kind == "wheel" else "db"), IDS_OPTIONS)
-    (lost,) = read_keys(database, prefix_of(1) + b"d", prefix_of(1) + b"e", 1)
-    database.delete(lost)
-    database.close()
-    assert damage(folder)["case"] == "start-over"
-
-
 # --- what is told --------------------------------------------------------------------------------
-
-
-@only_wheel
-def test_a_person_is_told_what_where_what_happens_and_what_to_do(folder: Path) -> None:
-    victim = stored.slot_files(folder.parents[1])[-1]
-    stored.flip(victim, -1)
-    done = CliRunner().invoke(app, ["store", "verify", str(folder)])
-    assert done.exit_code == 3
-    assert done.stdout.startswith("damaged  ")
-    assert str(victim.relative_to(folder)) in done.stdout
-    assert "(due 2100-01-01T02:00:00.000Z to 2100" in done.stdout.replace("\n", " ")
-    assert "What happens: a node that reads it moves it to quarantine" in done.stdout
-    assert "What to do: No action needed." in done.stdout
 
 
 @both_kinds

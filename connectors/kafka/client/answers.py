@@ -8,11 +8,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, Message
 
 from connectors.kafka.client.base import DeliveryCallback
 from connectors.kafka.client.producer import DelayProducer
-from connectors.kafka.clients import FORCED_CONSUMER, partitions_of
 from connectors.kafka.outcomes import ANSWER_S, Outcomes, place_of, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text
@@ -35,7 +34,6 @@ class OutcomeReader:
             "group.id": f"outcome-reader-{uuid.uuid4().hex}",  # required, and never joined
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
-            **FORCED_CONSUMER,
         }
         self._topic = outcomes_topic
 
@@ -69,7 +67,7 @@ class OutcomeReader:
     ) -> str | None:
         deadline_s = time.monotonic() + timeout_s
         reports: list[tuple[KafkaError | None, Message]] = []
-        with self._listen() as outcomes:
+        with Outcomes(self._config, self._topic, threading.Event()) as outcomes:
             ask(lambda error, message: reports.append((error, message)))
             unwritten = producer.flush(max(timeout_s, ANSWER_S))
             failed = [error for error, _ in reports if error is not None]
@@ -79,12 +77,3 @@ class OutcomeReader:
             written = [place_of(message) for _, message in reports]
             left_s = max(deadline_s - time.monotonic(), 0.0)
             return together(written, outcomes.of(written, left_s, replaces=False))
-
-    def _listen(self) -> Outcomes:
-        consumer = Consumer(self._config)
-        try:
-            count = partitions_of(consumer, self._topic, ANSWER_S)
-        except (KafkaException, KafkaEdgeError) as exc:
-            consumer.close()
-            raise KafkaEdgeError(f"{self._topic} can't be read: {exc}") from exc
-        return Outcomes(consumer, self._topic, count, threading.Event())

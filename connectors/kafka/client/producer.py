@@ -27,6 +27,15 @@ ID_BYTES_MAX: Final = 512
 """Largest size of an id, in bytes; default of the service's setting ``delivery.id_bytes_max``."""
 
 
+class RecordParts(When, total=False):
+    """Keyword arguments of ``DelayProducer.reschedule``, as ``send`` explains them."""
+
+    key: Text | None
+    partition: int | None
+    target_key: TargetKey
+    headers: OwnHeaders
+
+
 class DelayProducer(ProducerClient):
     """Writes records to a delay topic, to be delivered later.
 
@@ -143,12 +152,8 @@ class DelayProducer(ProducerClient):
         topic: str,
         value: Text | None,
         *,
-        key: Text | None = None,
-        partition: int | None = None,
-        target_key: TargetKey = None,
-        headers: OwnHeaders = (),
         on_delivery: DeliveryCallback | None = None,
-        **when: Unpack[When],
+        **record: Unpack[RecordParts],
     ) -> None:
         """Replace the pending record of an id by another record.
 
@@ -156,17 +161,7 @@ class DelayProducer(ProducerClient):
         partition count is cancelled after the new one was written: if the client ends between these
         writes, both records are delivered. ``on_delivery`` is called for each write.
         """
-        self.send(
-            topic,
-            value,
-            key=key,
-            id=id,
-            partition=partition,
-            target_key=target_key,
-            headers=headers,
-            on_delivery=on_delivery,
-            **when,
-        )
+        self.send(topic, value, id=id, on_delivery=on_delivery, **record)
         self._control(CANCEL_OP, id, on_delivery, is_replaced=True)
 
     def _control(

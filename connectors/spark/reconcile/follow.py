@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.copies import RepairClient
 from connectors.spark.common.progress import Say
-from connectors.spark.common.session import RETRIED, reason
 from connectors.spark.common.topics import native_options
 from connectors.spark.reconcile.digests import Comparison
 from connectors.spark.reconcile.options import ReconcileOptions, ReconcileResult
@@ -110,8 +109,8 @@ class RepairPolicy:
 
 
 class Following:
-    """Comparisons that are repeated, with repairs by ``policy``. ``failures`` counts failed
-    comparisons; ``last`` is the result of the newest one that did not fail.
+    """Comparisons that are repeated, with repairs by ``policy``. ``last``: result of the newest one
+    that did not fail.
     """
 
     def __init__(
@@ -128,22 +127,15 @@ class Following:
         self._say = say
         self._nodes = RepairClient(native_options(options.client), options.repairs, stop)
         self.policy = RepairPolicy(repairs_max)
-        self.failures = 0
         self.last: ReconcileResult | None = None
 
-    def step(self) -> ReconcileResult | str | None:
-        """Compare once; return the reason if that failed, None if it was stopped."""
-        try:
-            result = self._compare()
-            self.policy.left = {}
-            if self.policy.allowed and result.plan.steps:
-                result = self._repair(result)
-            conclude(self._spark, self._options, result, self.policy.to_json())
-        except RETRIED as exc:
-            if self._stop.is_set():
-                return None
-            self.failures += 1
-            return reason(exc)
+    def step(self) -> ReconcileResult:
+        """Compare once, and repair what may be repaired. Raises one of ``session.RETRIED``."""
+        result = self._compare()
+        self.policy.left = {}
+        if self.policy.allowed and result.plan.steps:
+            result = self._repair(result)
+        conclude(self._spark, self._options, result, self.policy.to_json())
         self.last = result
         return result
 

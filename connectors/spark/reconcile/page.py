@@ -22,8 +22,8 @@ _HEADINGS: Final = {
 }
 _DIFFER: Final = "Which copy is right is what the delay topics say, not what most copies hold."
 _REPAIR: Final = (
-    "The plan has {} copies rebuilt from their delay topics. Look at it first: delayservice spark "
-    "repair {} shows what it would do, and does it with --yes."
+    "The plan, {1}, has {0} copies rebuilt from their delay topics. delayservice spark reconcile "
+    "--repair {0} compares again and carries it out."
 )
 
 
@@ -37,7 +37,7 @@ def page(result: ReconcileResult, found: DataFrame) -> str:
             title="Copies compared",
             heading=_HEADINGS[result.status],
             lead=f"{result.extent} in {result.seconds:,.1f} s, at {moment(result.plan.made_ms)} "
-            f"UTC, in the cluster {result.plan.cluster}.",
+            "UTC.",
             facts=[(name.replace("_", " "), count) for name, count in counts.items()],
             warnings=[_DIFFER] if result.findings else [],
             notes=[*repair, *(f"Not compared: {note}." for note in result.notes)],

@@ -12,22 +12,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 from connectors.kafka.copies import RepairClient
-from delayservice.base.errors import DelayServiceError
-from delayservice.config.units import DAY_MS
 from delayservice.replicas.commands import Command, Report
-from delayservice.replicas.digest import HOUR_MS
 
 Copy: TypeAlias = tuple[str, str, int]
 """Node, topic and partition: the copy of one shard on one node."""
 
 VERSION: Final = 1
 STEPS_AT_ONCE: Final = 32
-# Age above which a plan is refused, in ms, as copies may have changed since.
-AGE_MAX_MS: Final = DAY_MS
-
-
-class PlanError(DelayServiceError):
-    """A plan that can't be read, or must not be carried out."""
 
 
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,48 +41,17 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Repair steps by node, for the cluster that was compared at ``made_ms``. ``id`` is the random
-    name of the plan in the repair topic.
+    """Repair steps by node, from a comparison at ``made_ms``. ``id`` is the random name of the plan
+    in the repair topic.
     """
 
     id: str
-    cluster: str
     made_ms: int
     steps: tuple[RepairStep, ...] = ()
     v: int = VERSION
 
     def encode(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
-
-    def check(self, cluster: str, now_ms: int) -> None:
-        """Raise ``PlanError`` if the plan was made for another cluster, or is too old."""
-        if cluster != self.cluster:
-            raise PlanError(
-                f"the plan was made for cluster {self.cluster}, and this is {cluster}: offsets of "
-                "one mean nothing in the other"
-            )
-        age_ms = now_ms - self.made_ms
-        if age_ms > AGE_MAX_MS:
-            raise PlanError(
-                f"the plan is {age_ms // HOUR_MS} hours old, and copies change: compare again"
-            )
-
-
-def decode_plan(data: bytes | str) -> Plan:
-    """Return the plan from the content of ``plan.json``.
-
-    Raises:
-        PlanError: the content is no plan, or of another version.
-    """
-    try:
-        plan = msgspec.json.decode(data, type=Plan)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise PlanError(
-            f"this is no repair plan ({exc}); give the plan.json that reconcile wrote"
-        ) from exc
-    if plan.v != VERSION:
-        raise PlanError(f"the plan is of version {plan.v}, and this reads {VERSION}: upgrade it")
-    return plan
 
 
 def carry_out(plan: Plan, nodes: RepairClient, timeout_s: float = 600.0) -> Iterator[Report]:

@@ -21,7 +21,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from connectors.kafka.copies import cluster_id
 from connectors.kafka.log_ends import offsets_since
 from connectors.spark.common.clients import admin_of
 from connectors.spark.common.cut import Cut, ShardCut, take_cut
@@ -133,7 +132,6 @@ def compare_copies(
         paths={name: options.path(file) for name, file in _FILES.items()},
         plan=Plan(
             id=uuid.uuid4().hex,
-            cluster=cluster_id(admin_of(options.client)),
             made_ms=cut.taken_ms,
             steps=_steps(by_copy, {shard.place: shard.topic_id for shard in cut.shards}),
         ),
