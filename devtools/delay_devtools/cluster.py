@@ -4,16 +4,16 @@
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
 
 All servers listen on 127.0.0.1 (or one other address) only, without encryption or passwords;
-brokers can have a second listener with both. When this process ends for any reason, ``reaper``
-kills the servers and, unless they are to be kept, removes the files.
+brokers can have a second listener with both. When this process ends for any reason, the servers
+end, and the files are removed unless they are to be kept.
 """
 
 import base64
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Self, TypeVar
 
 from delay_devtools import servers
-from delay_devtools.child import Child, Reaper
+from delay_devtools.child import Child, remover
 from delay_devtools.jars import ensure_jars, read_lock
 from delay_devtools.servers import (
     LOOPBACK,
@@ -59,7 +59,7 @@ def forget_settings() -> list[str]:
 class _Running:
     folder: Path
     jvm: Jvm
-    reaper: Reaper
+    remover: subprocess.Popen[bytes] | None
 
 
 class EmbeddedCluster:
@@ -161,7 +161,7 @@ class EmbeddedCluster:
         java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
         folder = self._open_folder()
         jvm = Jvm(java, class_path, folder / "log4j2.properties", lasts=self._for_bench)
-        self._running = _Running(folder, jvm, Reaper(None if self._is_kept else folder))
+        self._running = _Running(folder, jvm, None if self._is_kept else remover(folder))
         try:
             servers.write_log4j(jvm.log4j_path)
             self._start_all()
@@ -174,9 +174,10 @@ class EmbeddedCluster:
             return
         # Data that is deleted needs no orderly shutdown.
         self._stop_children(kill=not self._is_kept)
-        if not self._is_kept:
+        if self._running.remover is not None:
             shutil.rmtree(self._running.folder, ignore_errors=True)
-        self._running.reaper.dismiss()
+            self._running.remover.kill()
+            self._running.remover.wait()
         self._running = None
 
     def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
@@ -188,7 +189,7 @@ class EmbeddedCluster:
         without a leader, takes it for deleted and skips the marker ("Couldn't find leader endpoint"
         in the broker's log), and read_committed consumers hang there for ever.
         """
-        self._child(f"broker {broker_id}").stop(kill=kill)
+        self._child(f"broker {broker_id}").end(kill=kill)
 
     def start_broker(self, broker_id: int) -> None:
         self._restart(f"broker {broker_id}")
@@ -197,7 +198,7 @@ class EmbeddedCluster:
         self._child(f"broker {broker_id}").signal(number)
 
     def stop_zookeeper(self, server_id: int = 1, *, kill: bool = False) -> None:
-        self._child(f"zookeeper {server_id}").stop(kill=kill)
+        self._child(f"zookeeper {server_id}").end(kill=kill)
 
     def start_zookeeper(self, server_id: int = 1) -> None:
         self._restart(f"zookeeper {server_id}")
@@ -274,12 +275,12 @@ class EmbeddedCluster:
         self._launch(name, server.command(self._started().jvm), server.log_path)
 
     def _launch(self, name: str, command: Sequence[str], log_path: Path) -> Child:
-        self._children[name] = Child(name, command, log_path, self._started().reaper)
+        self._children[name] = Child(name, command, log_path)
         return self._children[name]
 
     def _await_server(self, name: str, expected: frozenset[int]) -> None:
         probe = self._servers[name].probe(self._cluster_id(), expected)
-        self._child(name).wait_until(probe, time.monotonic() + _START_SECONDS_MAX)
+        self._child(name).wait_until(probe, _START_SECONDS_MAX)
 
     def _cluster_id(self) -> str:
         path = self.folder / "cluster-id"
@@ -308,12 +309,11 @@ class EmbeddedCluster:
         # Signalled in reverse order of their start, brokers first.
         children = list(reversed(self._children.values()))
         for child in children:
-            if child.running:
-                # A frozen process would not handle SIGTERM.
-                child.signal(signal.SIGCONT)
-                child.signal(signal.SIGKILL if kill else signal.SIGTERM)
+            # A frozen process would not handle SIGTERM.
+            child.signal(signal.SIGCONT)
+            child.signal(signal.SIGKILL if kill else signal.SIGTERM)
         for child in children:
-            child.stop(kill=kill)
+            child.end(kill=kill)
         self._children.clear()
 
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
-from delay_devtools.service import START_TIMEOUT_S, NodeLog, ServiceProcess, tail
+from delay_devtools.child import START_S, tail
+from delay_devtools.service import NodeLog, ServiceProcess
 from delayservice.base.errors import ClusterError
 
 TOOK_OVER: Final = "took_over"
@@ -269,7 +270,7 @@ class NodeGroup:
         condition: Callable[[], bool],
         what: str,
         resting: Collection[LocalNode] = (),
-        timeout_s: float = START_TIMEOUT_S,
+        timeout_s: float = START_S,
     ) -> None:
         # Nodes in resting are stopped or frozen, and need not run.
         deadline_s = time.monotonic() + timeout_s

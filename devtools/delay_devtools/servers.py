@@ -111,36 +111,6 @@ def _bind(host: str, port: int) -> socket.socket | None:
 _ANSWER_SECONDS_MAX = 1.0
 
 
-def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe for a broker that has a controller and knows all ``broker_ids`` as alive.
-
-    It checks the server's identity: when two clusters choose the same port at the same time, the
-    loser must not take the winner's server for its own.
-    """
-    client = AdminClient(
-        {
-            "bootstrap.servers": address,
-            "broker.address.family": "v4",
-            "reconnect.backoff.ms": 20,
-            "reconnect.backoff.max.ms": 100,
-            # Refused connections are expected here: no log lines. (The stub lacks callbacks.)
-            "log_level": 0,
-            "error_cb": lambda _error: None,  # type: ignore[dict-item]
-        }
-    )
-
-    def ready() -> bool:
-        try:
-            metadata = client.list_topics(timeout=_ANSWER_SECONDS_MAX)
-        except KafkaException:
-            return False
-        has_controller = metadata.controller_id >= 0
-        is_ours = metadata.cluster_id == cluster_id
-        return is_ours and has_controller and broker_ids <= metadata.brokers.keys()
-
-    return ready
-
-
 # Name of the environment variable with the largest heap of each broker, in Java's notation (default
 # 512m).
 HEAP_VARIABLE = "DELAY_DEV_HEAP"
@@ -304,7 +274,29 @@ class Broker(Server):
         )
 
     def probe(self, cluster_id: str, expected: frozenset[int]) -> Callable[[], bool]:
-        return kafka_probe(self.address, cluster_id, expected)
+        client = AdminClient(
+            {
+                "bootstrap.servers": self.address,
+                "broker.address.family": "v4",
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 100,
+                # Refused connections are expected here: no log lines. (The stub lacks callbacks.)
+                "log_level": 0,
+                "error_cb": lambda _error: None,  # type: ignore[dict-item]
+            }
+        )
+
+        def ready() -> bool:
+            try:
+                found = client.list_topics(timeout=_ANSWER_SECONDS_MAX)
+            except KafkaException:
+                return False
+            # When two clusters choose the same port at the same time, the loser must not take the
+            # winner's server for its own.
+            is_ours = found.cluster_id == cluster_id
+            return is_ours and found.controller_id >= 0 and expected <= found.brokers.keys()
+
+        return ready
 
 
 @dataclass(frozen=True, slots=True)

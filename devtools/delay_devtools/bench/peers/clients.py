@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -25,9 +23,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 
-from delay_devtools import guard
+from delay_devtools.child import start, tail
 from delay_devtools.servers import LOOPBACK
-from delay_devtools.service import tail
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.judge import JudgePlan, Source
 from delayservice.smoke.load import Headers, LoadPlan
@@ -186,11 +183,8 @@ class _Program:
     """Java program that reads lines of words from standard input, and writes such lines."""
 
     def __init__(self, command: Sequence[str], log_path: str) -> None:
-        words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
         with Path(log_path).open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 (our own program)
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
+            self._process = start(command, log, pipe=subprocess.PIPE)
         if self._process.stdout is None or self._process.stdout.readline() != b"ready\n":
             raise DelayServiceError(
                 f"the client of RocketMQ did not start; its log ends:\n{tail(Path(log_path))}"

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from delay_devtools.child import Child, Reaper
+from delay_devtools.child import Child
 from delay_devtools.jars import cache_folder, ensure_jars, parse_lock
 from delay_devtools.servers import HEAP_VARIABLE, LOOPBACK, find_java, free_ports
 from delayservice.base.errors import ClusterError
 
-_START_S: Final = 60.0
 _READY: Final = re.compile("boot success|Server is ready")
 _BUILD_TIMEOUT_S: Final = 540.0
 _HERE: Final = resources.files(__package__)
@@ -152,7 +150,6 @@ class _Servers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._reaper = Reaper(None)
         self._children: dict[str, Child] = {}
 
     def __call__(
@@ -167,11 +164,10 @@ class _Servers:
 
         def restart() -> None:
             if name in self._children:
-                self._children[name].stop(kill=True)
-            child = Child(name, words, self._folder / f"{name}.log", self._reaper)
+                self._children[name].end(kill=True)
+            child = Child(name, words, self._folder / f"{name}.log")
             self._children[name] = child
-            deadline_s = time.monotonic() + _START_S
-            child.wait_until(lambda: _READY.search(child.log_tail()) is not None, deadline_s)
+            child.wait_until(lambda: _READY.search(child.log_tail()) is not None)
 
         restart()
         return restart
@@ -181,8 +177,7 @@ class _Servers:
 
     def stop(self) -> None:
         for child in self._children.values():
-            child.stop(kill=True)
-        self._reaper.dismiss()
+            child.end(kill=True)
 
 
 @contextmanager
