@@ -91,7 +91,7 @@ def _send_and_judge(smoke: Smoke, shown: Steps) -> Verdict:
         span_ms=smoke.delay_ms_max,
         per_s=smoke.per_s,
     )
-    with Helper(judge, judging, receiving.at) as judge_, Helper(load, loading, sending.at) as load_:
+    with Helper(judge, judging, receiving) as judge_, Helper(load, loading, sending) as load_:
         load_.tell()
         judge_.tell(load_.expect(Loaded))
         return judge_.expect(Verdict)

@@ -6,13 +6,13 @@ import contextlib
 import io
 import sys
 from pathlib import Path
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import typer
 
-from delay_devtools.bench import Bench
+from delay_devtools.bench.options import Options
 from delayservice.commands.console import EXIT_FINDINGS
-from delayservice.commands.options import JsonOption, duration, with_options
+from delayservice.commands.options import JsonOption, duration, flag, with_options
 from delayservice.commands.spark_session import (
     STATUS,
     SessionOptions,
@@ -31,90 +31,16 @@ BENCH_EPILOG = (
     "service)."
 )
 
-# Defaults of options that depend on the bench.
-_N: Final = {"whole": 400_000, "restart": 1_000_000, "peers": 2_000}
-_RATE_PER_S: Final = {"peers": 200}
-_ROUNDS: Final = {"failover": 10}
 
-
-def bench(
-    name: Annotated[Bench, typer.Argument(metavar="NAME", help=", ".join(get_args(Bench)))],
-    *,
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n",
-            min=1,
-            help="Records of a round (whole, restart, peers).",
-            show_default="400000; restart: 1000000; peers: 2000",
-        ),
-    ] = None,
-    rate: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Records a second (steady, failover, peers); 0: steady measures an idle node.",
-            show_default="2000; peers: 200",
-        ),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Duration in seconds (steady).")] = 30,
-    delay_ms: Annotated[
-        tuple[int, int],
-        typer.Option(metavar="MIN MAX", help="Delays in ms (steady, failover, peers)."),
-    ] = (1_000, 10_000),
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Repetitions (whole), kills of a node (failover).",
-            show_default="3; failover: 10",
-        ),
-    ] = None,
-    partitions: Annotated[
-        int, typer.Option(min=1, help="Partitions of the delay topic and the target.")
-    ] = 4,
-    size: Annotated[int, typer.Option(min=1, help="Bytes of a value, 24 at least.")] = 100,
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full",
-            help="Turn on ids, expiries, level topics, and limits that are never reached.",
-        ),
-    ] = False,
-    warm_up: Annotated[
-        bool, typer.Option(help="Make an unmeasured run first, as a new broker is slow.")
-    ] = True,
-    bootstrap: Annotated[
-        str, typer.Option("--bootstrap", "-b", help="Use this cluster instead of an embedded one.")
-    ] = "",
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A setting of the service."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+@with_options
+def bench(*, options: Options) -> None:
     """Measure rate, CPU, memory, lateness and failover of the service, and check every record.
 
     It starts a Kafka cluster, or uses the one that --bootstrap names.
     """
     from delay_devtools.bench.run import run
-    from delay_devtools.bench.stand import Options
 
-    options = Options(
-        bench=name,
-        n=n or _N.get(name, 1),
-        rounds=rounds or _ROUNDS.get(name, 3),
-        rate_per_s=_RATE_PER_S.get(name, 2_000) if rate is None else rate,
-        seconds=seconds,
-        delay_ms=delay_ms,
-        partitions=partitions,
-        size=size,
-        warm_up=warm_up,
-        full=full,
-        sets=tuple(sets or ()),
-        bootstrap=bootstrap,
-    )
-    raise typer.Exit(run(options, as_json=as_json))
+    raise typer.Exit(run(options))
 
 
 def demo(
@@ -167,11 +93,11 @@ def drill(
     ] = 1_000_000,
     defects: Annotated[int, typer.Option(min=0, help="Number of defects of all kinds.")] = 300,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Also judge the records by an audit that follows.")
+        bool, flag("--follow", "Also judge the records by an audit that follows.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of stories and defects.")] = 20_260_101,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep archive and stores, and print where they are.")
+        bool, flag("--keep", "Keep archive and stores, and print where they are.")
     ] = False,
     session: SessionOptions,
     as_json: JsonOption = False,
@@ -194,6 +120,7 @@ def drill(
 
 
 def up(
+    *,
     brokers: Annotated[int, typer.Option(min=1, help="Number of Kafka brokers.")] = 1,
     zookeepers: Annotated[int, typer.Option(min=0, help="Number of ZooKeeper servers.")] = 1,
     folder: Annotated[
@@ -205,12 +132,8 @@ def up(
             envvar="DELAY_DEV_KAFKA", help="Version of Kafka: 4.3 or 3.9.", show_default="4.3"
         ),
     ] = None,
-    keep: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--keep", help="Keep the temporary folder at the end.")
-    ] = False,
-    as_json: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--json", help="Print one JSON object instead of a panel.")
-    ] = False,
+    keep: Annotated[bool, flag("--keep", "Keep the temporary folder at the end.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start Kafka and ZooKeeper, print their addresses, and stop them at Ctrl-C."""
     from delay_devtools.dev import keep_up

@@ -82,7 +82,6 @@ class Director:
     def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
         # A fault that fails is added to missed, and the next one is caused, so that the records are
         # checked in any case.
-        bar = steps.bar("Troubling the nodes", len(deeds))
         for number, (deed, is_inside) in enumerate(deeds):
             if number:
                 self._go_on()
@@ -91,14 +90,12 @@ class Director:
             node, how = self._group.owner(slice_no), _ANY_TIME
             if is_inside:
                 node, how = self._stop_inside(slice_no)
-            bar.say(f"{node.node_id} is being {deed}")
-            try:
-                self._deeds[deed](node, how)
-            except ClusterError as exc:
-                self.missed.append(Missed(f"{node.node_id} was to be {deed}", str(exc)))
-                self._set_right()
-            bar.at(number + 1)
-        bar.say("Troubled the nodes")
+            with steps.doing(f"{node.node_id} is being {deed}"):
+                try:
+                    self._deeds[deed](node, how)
+                except ClusterError as exc:
+                    self.missed.append(Missed(f"{node.node_id} was to be {deed}", str(exc)))
+                    self._set_right()
 
     def stop(self) -> None:
         for node in self._group.nodes.values():

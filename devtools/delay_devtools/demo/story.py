@@ -111,8 +111,8 @@ class _Story:
         receiving = self._steps.bar("Receiving with read_committed", batch.wanted)
         sending = self._steps.bar("Sending", batch.n)
         with (
-            Helper(judge, judging, receiving.at) as judge_,
-            Helper(load, self._load(batch, len(deeds)), sending.at) as load_,
+            Helper(judge, judging, receiving) as judge_,
+            Helper(load, self._load(batch, len(deeds)), sending) as load_,
         ):
             started_ms = time.time() * 1_000
             load_.tell()
@@ -148,7 +148,7 @@ class _Story:
         loading = LoadPlan(self._client, DELAY_TOPIC, targets, batch, span_ms=WARM_UP_DELAY_MS_MAX)
         bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
         with (
-            Helper(judge, JudgePlan(self._client, targets, batch), bar.at) as judge_,
+            Helper(judge, JudgePlan(self._client, targets, batch), bar) as judge_,
             Helper(load, loading) as load_,
         ):
             load_.tell()
