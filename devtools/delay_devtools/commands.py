@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 
 from delay_devtools.bench.options import Options
+from delay_devtools.demo.options import DemoOptions
 from delayservice.commands.console import EXIT_FINDINGS
 from delayservice.commands.options import JsonOption, duration, flag, with_options
 from delayservice.commands.spark_session import (
@@ -43,39 +41,15 @@ def bench(*, options: Options) -> None:
     raise typer.Exit(run(options))
 
 
-def demo(
-    *,
-    records: Annotated[int, typer.Option(min=1, help="Number of records to send.")] = 20_000,
-    kills: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of kills of a node.", show_default="3; of one node 5"),
-    ] = None,
-    nodes: Annotated[
-        int,
-        typer.Option(min=1, max=6, help="Nodes, each beside a broker; one alone has no ZooKeeper."),
-    ] = 3,
-    store: Annotated[
-        Literal["wheel", "rocksdb", "memory"],
-        typer.Option(help="Where pending records are kept."),
-    ] = "wheel",
-    delivery: Annotated[
-        Literal["exactly_once", "at_least_once"], typer.Option(help="Guarantee for deliveries.")
-    ] = "exactly_once",
-    as_json: JsonOption = False,
-) -> None:
+@with_options
+def demo(*, options: DemoOptions) -> None:
     """Start Kafka and the service, kill and freeze nodes, and check every record.
 
     The last line is one JSON object with the result; with --json it is the only one.
     """
-    from delay_devtools.demo.choices import Choices
-    from delay_devtools.demo.story import run as run_demo
+    from delay_devtools.demo.story import run
 
-    shown = io.StringIO() if as_json else sys.stdout
-    with contextlib.redirect_stdout(shown):
-        exit_status = run_demo(Choices(records, kills, nodes, store, delivery))
-    if isinstance(shown, io.StringIO):
-        print(*shown.getvalue().splitlines()[-1:])  # noqa: T201 (JSON as it is)
-    raise typer.Exit(exit_status)
+    raise typer.Exit(run(options))
 
 
 DRILL_EPILOG: Final = (

@@ -42,7 +42,8 @@ def verdict(**changes: Any) -> Verdict:
 
 
 def arrivals(*times_ms: tuple[int, int]) -> list[Arrival]:
-    return [Arrival(3, 0, 0, produced_ms, seen_ms) for produced_ms, seen_ms in times_ms]
+    arrival = Arrival(0, 0, "", False, 3, 0, 0, 0, 0)  # noqa: FBT003
+    return [arrival._replace(produced_ms=made_ms, seen_ms=seen_ms) for made_ms, seen_ms in times_ms]
 
 
 def test_outputs_of_a_dead_owner_are_not_counted_for_its_successor() -> None:

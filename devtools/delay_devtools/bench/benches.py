@@ -24,6 +24,7 @@ from delayservice.contract.provenance import Provenance
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import Verdict, judge, lateness
 from delayservice.smoke.load import Batch, Loaded, load
+from delayservice.smoke.run import send_and_judge
 
 _MEASURED: Final = "measured"
 _WARM: Final = "warm"
@@ -147,15 +148,8 @@ def _keep_rate(
     plan = replace(stand.load(names, target, batch), per_s=rate)
     if burst_ms:
         plan = replace(plan, due_from_ms=burst_ms, after_ms=0, span_ms=_A_SECOND_MS)
-    receiving = stand.steps.bar(f"Receiving ({target})", batch.n)
-    with (
-        Helper(load, plan, stand.steps.bar(f"Sending ({target})", batch.n)) as loader,
-        Helper(judge, stand.judge(names, target, batch), receiving) as judging,
-    ):
-        loader.tell()
-        loaded = loader.expect(Loaded)
-        judging.tell(loaded)
-        return judging.expect(Verdict), loaded.n / loaded.seconds
+    loaded, verdict = send_and_judge(plan, stand.judge(names, target, batch), stand.steps)
+    return verdict, loaded.n / loaded.seconds
 
 
 # --- whole ---------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from delay_devtools.bench.stand import Stand
 from delay_devtools.nodes import NodeGroup, hand_overs
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.helper import Helper
-from delayservice.smoke.judge import Arrival, Verdict, judge, lateness
-from delayservice.smoke.load import Loaded, load
+from delayservice.smoke.judge import Arrival, lateness
+from delayservice.smoke.run import send_and_judge
 
 _ALL: Final = "all"
 # Time without a change of owner before the kills begin, in s; longer than an owner waits before it
@@ -51,20 +51,20 @@ def failover(stand: Stand) -> Measured:
         group = stack.enter_context(stand.group(names, stand.create(names, (_ALL,))))
         with stand.steps.doing("Starting the nodes"):
             group.start()
+        kills: list[Kill] = []
+        changes: list[tuple[int, float]] = []
+
+        def trouble(loader: Helper, _judge: Helper) -> None:
+            with stand.steps.doing("Waiting until they agree"):
+                group.await_calm(_CALM_S)
+            calm_ms = time.time() * 1_000
+            kills.extend(_kill_again_and_again(stand, group))
+            changes.extend(one for one in hand_overs(group.slice_events()) if one[1] > calm_ms)
+            loader.tell()
+
         judging = replace(stand.judge(names, _ALL, batch), has_arrivals=True)
         loading = replace(stand.load(names, _ALL, batch), per_s=options.per_s)
-        judge_process = stack.enter_context(Helper(judge, judging))
-        loader = stack.enter_context(Helper(load, loading))
-        loader.tell()
-        with stand.steps.doing("Waiting until they agree"):
-            group.await_calm(_CALM_S)
-        calm_ms = time.time() * 1_000
-        kills = _kill_again_and_again(stand, group)
-        changes = [change for change in hand_overs(group.slice_events()) if change[1] > calm_ms]
-        loader.tell()
-        loaded = loader.expect(Loaded)
-        judge_process.tell(loaded)
-        verdict = judge_process.expect(Verdict)
+        loaded, verdict = send_and_judge(loading, judging, stand.steps, trouble)
     # Of a trial, the longest of the killed node's slices counts.
     waited = Counter(
         max(waited_ms(verdict.arrivals, kill, slice_no) for slice_no in kill.slices)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from delay_devtools.demo.choices import Choices
+from delay_devtools.demo.options import DemoOptions
 from delay_devtools.demo.timeline import (
     Act,
     Deed,
@@ -33,12 +34,12 @@ AROUND_FAILOVER_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    choices: Choices
+    options: DemoOptions
     verdict: Verdict
     started_ms: float
-    acts: tuple[Act, ...]
-    missed: tuple[Missed, ...]
-    events: tuple[SliceEvent, ...]
+    acts: Sequence[Act]
+    missed: Sequence[Missed]
+    events: Sequence[SliceEvent]
 
     @property
     def is_good(self) -> bool:
@@ -74,7 +75,7 @@ class DemoReport:
         kills = [act for act in acts if act.deed is Deed.KILL]
         return {
             **counts(verdict),
-            "nodes": self.choices.nodes,
+            "nodes": self.options.nodes,
             "kills": len(kills),
             "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
             "freezes": sum(act.deed is Deed.FREEZE for act in acts),
@@ -104,7 +105,7 @@ class DemoReport:
 
 def show(console: Console, report: DemoReport, seconds: float) -> None:
     _show_histogram(console, report)
-    if report.choices.has_several:
+    if report.options.has_several:
         _show_strips(console, report)
     _show_acts(console, report)
     _show_missed(console, report)
@@ -123,7 +124,7 @@ def _show_histogram(console: Console, report: DemoReport) -> None:
         if at_work or late
     ]
     show_lateness(console, bars)
-    what = "failover" if report.choices.has_several else "restart"
+    what = "failover" if report.options.has_several else "restart"
     console.print(f"[green]█[/] at work   [yellow]█[/] due around a {what}\n", highlight=False)
 
 
@@ -203,8 +204,8 @@ def _show_missed(console: Console, report: DemoReport) -> None:
 
 
 def _show_verdict(console: Console, report: DemoReport, seconds: float) -> None:
-    choices = report.choices
+    options = report.options
     found = {**report.numbers(), "seconds": round(seconds, 1)}
-    show_numbers(console, f"{choices.delivery}, {choices.store} store", found)
+    show_numbers(console, f"{options.delivery}, {options.store} store", found)
     for what, examples in report.verdict.examples.items():
         console.print(f"[bold red]{what}:[/] {'; '.join(examples)}", highlight=False)

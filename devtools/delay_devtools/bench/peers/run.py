@@ -26,9 +26,10 @@ from delay_devtools.shown import WRONG
 from delayservice import __version__
 from delayservice.commands.console import out, print_json
 from delayservice.smoke.helper import Helper
-from delayservice.smoke.judge import Verdict, judge, lateness
-from delayservice.smoke.load import Loaded, load
+from delayservice.smoke.judge import Verdict, lateness
+from delayservice.smoke.load import Loaded
 from delayservice.smoke.progress import Steps
+from delayservice.smoke.run import send_and_judge
 
 _COLUMNS: Final = (
     *("system", "round", "n", "sent_per_s", "lost", "duplicated", "early", "altered", "resent"),
@@ -137,23 +138,22 @@ def _round(stand: Stand, names: Names, peer: Peer, round_: str, n: int) -> Figur
         topic = f"bench_{round_}"
         loading = replace(loading, client=peer.client, topic=topic, connect=clients.sink)
         judging = replace(judging, client=peer.client, topics=(topic,), connect=clients.source)
-    receiving = stand.steps.bar(f"{peer.name}, {round_}", n)
-    with Helper(load, loading) as loader, Helper(judge, judging, receiving) as judge_process:
-        loader.tell()
-        restart_s = None
+    restart_s: list[float] = []
+
+    def kill(_load: Helper, _judge: Helper) -> None:
         if round_ == _KILLED:
             time.sleep(n / rate / 2)
             killed_s = time.monotonic()
             peer.restart()
-            restart_s = round(time.monotonic() - killed_s, 1)
-        loaded = loader.expect(Loaded)
-        judge_process.tell(loaded)
-        verdict = judge_process.expect(Verdict)
+            restart_s.append(round(time.monotonic() - killed_s, 1))
+
+    with stand.steps.doing(f"{peer.name}, {round_}"):
+        loaded, verdict = send_and_judge(loading, judging, stand.steps, kill)
     found = result(peer.name, peer.setup, round_, verdict, loaded)
     if round_ == _BURST:
         found["drained_per_s"] = round(verdict.delivered / (verdict.last_seen_s - due_ms / 1_000))
         found["rss_mib"] = round(rss_mib(map(psutil.Process, peer.pids())))
-    return found | {"restart_s": restart_s}
+    return found | {"restart_s": restart_s[0] if restart_s else None}
 
 
 def result(system: str, setup: str, round_: str, verdict: Verdict, loaded: Loaded) -> Figures:
