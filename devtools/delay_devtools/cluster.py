@@ -15,12 +15,13 @@ import signal
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Self
 
 from delay_devtools import servers
 from delay_devtools.child import Child, remover
@@ -43,7 +44,6 @@ _START_ATTEMPTS = 3
 _START_SECONDS_MAX = 120
 _FORMAT_SECONDS_MAX = 60
 _CLASH_WORDS = ("Address already in use", "BindException")
-_Server = TypeVar("_Server", bound=Server)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -111,7 +111,8 @@ class EmbeddedCluster:
         self._secure = secure
         self._for_bench = for_bench
         self._running: _Running | None = None
-        self._servers: dict[str, Server] = {}
+        self._brokers: list[Broker] = []
+        self._zookeepers: list[ZooKeeper] = []
         self._children: dict[str, Child] = {}
 
     def __enter__(self) -> Self:
@@ -126,24 +127,21 @@ class EmbeddedCluster:
         kinds = ("Kafka", "ZooKeeper")
         return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
-    def _of(self, kind: type[_Server]) -> list[_Server]:
-        return [server for server in self._servers.values() if isinstance(server, kind)]
-
     @property
     def bootstrap(self) -> str:
-        return ",".join(broker.address for broker in self._of(Broker))
+        return ",".join(broker.address for broker in self._brokers)
 
     @property
     def secure_bootstrap(self) -> str:
-        return ",".join(broker.secure_address for broker in self._of(Broker))
+        return ",".join(broker.secure_address for broker in self._brokers)
 
     @property
     def zookeeper(self) -> str:
-        return ",".join(server.address for server in self._of(ZooKeeper))
+        return ",".join(server.address for server in self._zookeepers)
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        return tuple(broker.number for broker in self._of(Broker))
+        return tuple(broker.number for broker in self._brokers)
 
     @property
     def folder(self) -> Path:
@@ -238,49 +236,44 @@ class EmbeddedCluster:
 
     def _plan(self) -> None:
         brokers, zookeepers = self._sizes
-        ports = free_ports((brokers + zookeepers) * PORTS, self._host)
-        self._servers = {}
-        for index, number in enumerate((*range(1, brokers + 1), *range(1, zookeepers + 1))):
-            name = f"{'broker' if index < brokers else 'zookeeper'} {number}"
-            mine = ports[index * PORTS : (index + 1) * PORTS]
-            folder = self.folder / name.replace(" ", "-")
-            self._servers[name] = (
-                Broker(number, self._host, mine, folder, self._secure)
-                if index < brokers
-                else ZooKeeper(number, self._host, mine, folder)
-            )
-        for broker in self._of(Broker):
-            broker.write(self._of(Broker), self._broker_properties)
-        for server in self._of(ZooKeeper):
-            server.write(self._of(ZooKeeper), self._zookeeper_properties)
+        ports = iter(free_ports((brokers + zookeepers) * PORTS, self._host))
+        self._brokers = [
+            Broker(number, self._host, list(islice(ports, PORTS)), self.folder, self._secure)
+            for number in range(1, brokers + 1)
+        ]
+        self._zookeepers = [
+            ZooKeeper(number, self._host, list(islice(ports, PORTS)), self.folder)
+            for number in range(1, zookeepers + 1)
+        ]
+        for broker in self._brokers:
+            broker.write(self._brokers, self._broker_properties)
+        for server in self._zookeepers:
+            server.write(self._zookeepers, self._zookeeper_properties)
 
     def _launch_all(self) -> None:
         # ZooKeeper starts, and brokers' data folders are formatted, at the same time; each broker
         # starts as soon as its folder is formatted.
-        formats = {}
-        for name, server in reversed(self._servers.items()):
-            if isinstance(server, Broker):
-                command = server.format_command(self._started().jvm, self._cluster_id())
-                formats[name] = self._launch(f"format of {name}", command, server.log_path)
-            else:
-                self._launch_server(name)
-        for name, formatting in reversed(formats.items()):
+        for server in self._zookeepers:
+            self._launch(server)
+        formats = []
+        for broker in self._brokers:
+            name = f"format of {broker.name}"
+            command = broker.format_command(self._started().jvm, self._cluster_id())
+            self._children[name] = Child(name, command, broker.log_path)
+            formats.append(self._children[name])
+        for broker, formatting in zip(self._brokers, formats, strict=True):
             formatting.wait_exit(_FORMAT_SECONDS_MAX)
-            self._launch_server(name)
-        for name in self._servers:
-            self._await_server(name, frozenset(self.broker_ids))
+            self._launch(broker)
+        for one in (*self._brokers, *self._zookeepers):
+            self._await(one, frozenset(self.broker_ids))
 
-    def _launch_server(self, name: str) -> None:
-        server = self._servers[name]
-        self._launch(name, server.command(self._started().jvm), server.log_path)
+    def _launch(self, server: Server) -> None:
+        command = server.command(self._started().jvm)
+        self._children[server.name] = Child(server.name, command, server.log_path)
 
-    def _launch(self, name: str, command: Sequence[str], log_path: Path) -> Child:
-        self._children[name] = Child(name, command, log_path)
-        return self._children[name]
-
-    def _await_server(self, name: str, expected: frozenset[int]) -> None:
-        probe = self._servers[name].probe(self._cluster_id(), expected)
-        self._child(name).wait_until(probe, _START_SECONDS_MAX)
+    def _await(self, server: Server, expected: frozenset[int]) -> None:
+        probe = server.probe(self._cluster_id(), expected)
+        self._child(server.name).wait_until(probe, _START_SECONDS_MAX)
 
     def _cluster_id(self) -> str:
         path = self.folder / "cluster-id"
@@ -302,8 +295,10 @@ class EmbeddedCluster:
     def _restart(self, name: str) -> None:
         if self._child(name).running:
             raise ClusterError(f"{name} is running. Stop it before starting it again.")
-        self._launch_server(name)
-        self._await_server(name, frozenset({self._servers[name].number}))
+        every = (*self._brokers, *self._zookeepers)
+        server = next(one for one in every if one.name == name)
+        self._launch(server)
+        self._await(server, frozenset({server.number}))
 
     def _stop_children(self, *, kill: bool) -> None:
         # Signalled in reverse order of their start, brokers first.

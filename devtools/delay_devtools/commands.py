@@ -9,13 +9,10 @@ import typer
 
 from delay_devtools.bench.options import Options
 from delay_devtools.demo.options import DemoOptions
+from delay_devtools.drill.options import DrillOptions
 from delayservice.commands.console import EXIT_FINDINGS
 from delayservice.commands.options import JsonOption, duration, flag, with_options
-from delayservice.commands.spark_session import (
-    STATUS,
-    SessionOptions,
-    require_extra,
-)
+from delayservice.commands.spark_session import STATUS, SessionOptions, require_extra
 
 # Heavy modules are imported when the command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
@@ -60,30 +57,14 @@ DRILL_EPILOG: Final = (
 
 
 @with_options
-def drill(
-    *,
-    records: Annotated[
-        int, typer.Option(min=0, help="Number of plain records beside those of the stories.")
-    ] = 1_000_000,
-    defects: Annotated[int, typer.Option(min=0, help="Number of defects of all kinds.")] = 300,
-    follow: Annotated[
-        bool, flag("--follow", "Also judge the records by an audit that follows.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of stories and defects.")] = 20_260_101,
-    keep: Annotated[
-        bool, flag("--keep", "Keep archive and stores, and print where they are.")
-    ] = False,
-    session: SessionOptions,
-    as_json: JsonOption = False,
-) -> None:
+def drill(*, options: DrillOptions, session: SessionOptions, as_json: JsonOption = False) -> None:
     """Spoil what the service did and its stores, and check that audit and comparison find it.
 
     Exit status 0 only if each defect was found at its place, and nothing else.
     """
     require_extra()
-    from delay_devtools.drill.run import DrillOptions, judged, prepared, show
+    from delay_devtools.drill.run import judged, prepared, show
 
-    options = DrillOptions(records, defects, seed, keep, follow)
     with (
         session.running("drill", as_json=as_json) as job,
         prepared(options, job.spark, job.say) as made,

@@ -166,12 +166,23 @@ PORTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Server(ABC):
-    """Server of a cluster: its ports, of which clients use the first, its files and command."""
+    """Server of a cluster: its ports, of which clients use the first, its files and command.
+
+    ``root`` is the folder of the cluster.
+    """
 
     number: int
     host: str
     ports: Sequence[int]
-    folder: Path
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__.lower()} {self.number}"
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name.replace(" ", "-")
 
     @property
     def address(self) -> str:

@@ -28,7 +28,7 @@ class ProxiedCluster(EmbeddedCluster):
 
     def _plan(self) -> None:
         super()._plan()
-        (broker,) = self._of(Broker)
+        (broker,) = self._brokers
         self.upstream_port, self.proxy_port = free_ports(2)
         pairs = (line.split("=", 1) for line in broker.config_path.read_text().splitlines())
         lines = dict(pairs)
