@@ -149,10 +149,8 @@ class LocalNode:
         try:
             status = self.stop()
         except subprocess.TimeoutExpired as exc:
-            raise ClusterError(
-                f"{self.node_id} did not end within {exc.timeout:.0f} s of SIGTERM, its log ends:\n"
-                f"{self.log_tail()}"
-            ) from exc
+            late = f"did not end within {exc.timeout:.0f} s of SIGTERM"
+            raise ClusterError(self.service.explain(late)) from exc
         if status:
             raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
 

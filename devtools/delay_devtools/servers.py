@@ -8,6 +8,7 @@ import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -80,32 +81,20 @@ _TRIES_MAX = 2_000
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     # Another process may bind a port before the server does: the cluster then starts over.
     chooser = random.SystemRandom()  # seeded by the system: parallel test workers must differ
-    held: dict[int, socket.socket] = {}
-    try:
+    held: set[int] = set()
+    with ExitStack() as stack:
         for _ in range(_TRIES_MAX):
             if len(held) == count:
                 return list(held)
+            bound = stack.enter_context(socket.socket())
             port = chooser.randrange(_PORT_MIN, _PORT_STOP)
-            bound = _bind(host, port) if port not in held else None
-            if bound is not None:
-                held[port] = bound
-    finally:
-        for bound in held.values():
-            bound.close()
+            with suppress(OSError):
+                bound.bind((host, port))
+                held.add(port)
     raise ClusterError(
         f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {host}. "
         "Stop what listens there."
     )
-
-
-def _bind(host: str, port: int) -> socket.socket | None:
-    candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        candidate.bind((host, port))
-    except OSError:
-        candidate.close()
-        return None
-    return candidate
 
 
 _ANSWER_SECONDS_MAX = 1.0

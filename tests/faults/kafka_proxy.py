@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.servers import LOOPBACK, Broker, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 
 ADD_PARTITIONS: Final = 24
 END_TXN: Final = 26

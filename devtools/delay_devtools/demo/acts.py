@@ -13,7 +13,7 @@ from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.log_ends import LATEST, offsets_of
-from delay_devtools.demo.timeline import Act, Deed, Missed, has_let_go
+from delay_devtools.demo.timeline import Act, Deed, has_let_go
 from delay_devtools.nodes import LocalNode, NodeGroup
 from delayservice.base.errors import ClusterError
 from delayservice.engine.ports import Place
@@ -61,7 +61,7 @@ class Director:
         self._has_several = len(group.nodes) > 1
         self._rng = random.Random(_SEED)  # noqa: S311  # kill times that replay from a seed
         self.acts: list[Act] = []
-        self.missed: list[Missed] = []
+        self.missed: list[str] = []
 
     def play(
         self, deeds: Sequence[tuple[Deed, bool]], steps: Steps, load_: Helper, judge_: Helper
@@ -80,7 +80,7 @@ class Director:
                 try:
                     self._cause(deed, node, how, load_, judge_)
                 except ClusterError as exc:
-                    self.missed.append(Missed(f"{node.node_id} was to be {deed}", str(exc)))
+                    self.missed.append(f"{node.node_id} was to be {deed}: {exc}")
                     self._set_right()
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ class Director:
             try:
                 node.stop_in_order()
             except ClusterError as exc:
-                self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
+                self.missed.append(f"{node.node_id} was to be stopped: {exc}")
 
     def _stop_inside(self, slice_no: int) -> tuple[LocalNode, str]:
         for _ in range(_OWNERS_ASKED):

@@ -16,7 +16,6 @@ from delay_devtools.demo.timeline import (
     Act,
     Deed,
     Ending,
-    Missed,
     ending,
     fences,
     strip,
@@ -38,7 +37,7 @@ class DemoReport:
     verdict: Verdict
     started_ms: float
     acts: Sequence[Act]
-    missed: Sequence[Missed]
+    missed: Sequence[str]
     events: Sequence[SliceEvent]
 
     @property
@@ -108,8 +107,12 @@ def show(console: Console, report: DemoReport, seconds: float) -> None:
     if report.options.has_several:
         _show_strips(console, report)
     _show_acts(console, report)
-    _show_missed(console, report)
-    _show_verdict(console, report, seconds)
+    for what in report.missed:
+        console.print(f"[yellow]did not come off:[/] {escape(what)}", highlight=False)
+    found = {**report.numbers(), "seconds": round(seconds, 1)}
+    show_numbers(console, f"{report.options.delivery}, {report.options.store} store", found)
+    for what, examples in report.verdict.examples.items():
+        console.print(f"[bold red]{what}:[/] {'; '.join(examples)}", highlight=False)
 
 
 # --- lateness ------------------------------------------------------------------------------------
@@ -191,21 +194,3 @@ def _show_acts(console: Console, report: DemoReport) -> None:
             ending(report.events, act).value if act.deed is Deed.FREEZE else "",
         )
     console.print(table)
-
-
-def _show_missed(console: Console, report: DemoReport) -> None:
-    for one in report.missed:
-        console.print(
-            f"[yellow]did not come off:[/] {one.what}; {escape(one.why)}", highlight=False
-        )
-
-
-# --- verdict -------------------------------------------------------------------------------------
-
-
-def _show_verdict(console: Console, report: DemoReport, seconds: float) -> None:
-    options = report.options
-    found = {**report.numbers(), "seconds": round(seconds, 1)}
-    show_numbers(console, f"{options.delivery}, {options.store} store", found)
-    for what, examples in report.verdict.examples.items():
-        console.print(f"[bold red]{what}:[/] {'; '.join(examples)}", highlight=False)

@@ -48,19 +48,13 @@ class Act:
         return self.deed is not Deed.RESTART
 
 
-@dataclass(frozen=True, slots=True)
-class Missed:
-    what: str
-    why: str
-
-
 def fences(events: Sequence[SliceEvent], act: Act) -> int:
-    return sum(_is_fence(one, act) for one in events)
+    return sum(one.what == LOST and FENCED in one.why for one in _of_woken(events, act))
 
 
 def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
     # A loss, a hand-over or a new take-over each show that the old ownership has ended.
-    return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
+    return {one.slice_no for one in _of_woken(events, act)} >= set(act.slices)
 
 
 def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
@@ -71,12 +65,10 @@ def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
     return Ending.STEPPED_DOWN if has_let_go(events, act) else Ending.SILENT
 
 
-def _is_of_woken(one: SliceEvent, act: Act) -> bool:
-    return act.woken_ms is not None and one.node_id == act.node_id and one.at_ms >= act.woken_ms
-
-
-def _is_fence(one: SliceEvent, act: Act) -> bool:
-    return one.what == LOST and FENCED in one.why and _is_of_woken(one, act)
+def _of_woken(events: Sequence[SliceEvent], act: Act) -> list[SliceEvent]:
+    if act.woken_ms is None:
+        return []
+    return [one for one in events if one.node_id == act.node_id and one.at_ms >= act.woken_ms]
 
 
 def strip(

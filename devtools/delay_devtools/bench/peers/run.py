@@ -84,7 +84,7 @@ def table(results: Sequence[Figures]) -> Table:
         made.add_column(name, justify="left" if name in _COLUMNS[:2] else "right")
     for one in results:
         late = " / ".join(_cell(name, one[name]) for name in lateness({}))
-        made.add_row(*(_cell(name, one[name]) for name in _COLUMNS), late)
+        made.add_row(*(_cell(name, one.get(name)) for name in _COLUMNS), late)
     return made
 
 
@@ -153,7 +153,7 @@ def _round(stand: Stand, names: Names, peer: Peer, round_: str, n: int) -> Figur
     if round_ == _BURST:
         found["drained_per_s"] = round(verdict.delivered / (verdict.last_seen_s - due_ms / 1_000))
         found["rss_mib"] = round(rss_mib(map(psutil.Process, peer.pids())))
-    return found | {"restart_s": restart_s[0] if restart_s else None}
+    return found | ({"restart_s": restart_s[0]} if restart_s else {})
 
 
 def result(system: str, setup: str, round_: str, verdict: Verdict, loaded: Loaded) -> Figures:
@@ -170,8 +170,5 @@ def result(system: str, setup: str, round_: str, verdict: Verdict, loaded: Loade
         **{name: getattr(verdict, name) for name in sorted(WRONG)},
         "early_ms_max": max(0, -min(late, default=0)),
         "resent": loaded.resent,
-        "restart_s": None,
         **lateness(late),
-        "drained_per_s": None,
-        "rss_mib": None,
     }
