@@ -9,14 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from confluent_kafka import IsolationLevel
-from confluent_kafka.admin import AdminClient
-
-from connectors.kafka.log_ends import LATEST, offsets_of
-from delay_devtools.demo.timeline import Act, Deed, has_let_go
+from delay_devtools.demo.timeline import INSIDE, Act, Deed, has_let_go
 from delay_devtools.nodes import LocalNode, NodeGroup
 from delayservice.base.errors import ClusterError
-from delayservice.engine.ports import Place
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.progress import Steps
 
@@ -33,12 +28,9 @@ _TRANSACTION_S_MAX: Final = 5.0
 _OWNERS_ASKED: Final = 4
 # Shortest and longest pause before a fault, in s; the key is whether there are several nodes.
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
-_LOOKS: Final = 4
-_BETWEEN_LOOKS_S: Final = 0.05
 # Numbers, modulo 5, of the kills that happen in an open transaction; the first kill is 0.
 _INSIDE: Final = frozenset({0, 2, 3})
 
-INSIDE: Final = "in an open transaction"
 _NO_TRANSACTION: Final = "no transaction came"
 _ANY_TIME: Final = "at a random moment"
 
@@ -54,10 +46,8 @@ def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
 class Director:
     """Causes the demo's faults at the owners of slices; ``missed`` has those that failed."""
 
-    def __init__(self, group: NodeGroup, admin: AdminClient, targets: Sequence[Place]) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self._group = group
-        self._admin = admin
-        self._targets = targets
         self._has_several = len(group.nodes) > 1
         self._rng = random.Random(_SEED)  # noqa: S311  # kill times that replay from a seed
         self.acts: list[Act] = []
@@ -112,7 +102,6 @@ class Director:
             Deed.RESTART: node.stop_in_order,
         }
         causes[deed]()
-        held_back = 0 if deed is Deed.RESTART else self._held_back()
         if not self._has_several:
             node.start()
         group.await_successors(before, [node] if self._has_several else [])
@@ -124,7 +113,7 @@ class Director:
         owners = group.owners()
         served_ms = max((owners[slice_no].from_ms for slice_no in before), default=at_ms)
         woken_ms = _now_ms() if deed is Deed.FREEZE else None
-        act = Act(deed, node.node_id, tuple(before), at_ms, how, held_back, served_ms, woken_ms)
+        act = Act(deed, node.node_id, tuple(before), at_ms, how, served_ms, woken_ms)
         self.acts.append(act)
         if deed is Deed.FREEZE:
             node.service.thaw()
@@ -136,25 +125,6 @@ class Director:
             node.start()
         if self._has_several:
             group.await_home()
-
-    # --- uncommitted offsets ---------------------------------------------------------------------
-
-    def _held_back(self) -> int:
-        # The least of some readings: transactions of other nodes end between them, while that of a
-        # killed or frozen node stays open.
-        found = [self._held_back_now()]
-        while self._has_several and len(found) < _LOOKS:
-            time.sleep(_BETWEEN_LOOKS_S)
-            found.append(self._held_back_now())
-        return min(found)
-
-    def _held_back_now(self) -> int:
-        # In this order: records that are committed between the two queries must not count.
-        high = self._ends(IsolationLevel.READ_UNCOMMITTED)
-        return max(high - self._ends(IsolationLevel.READ_COMMITTED), 0)
-
-    def _ends(self, isolation: IsolationLevel) -> int:
-        return sum(offsets_of(self._admin, self._targets, LATEST, isolation).values())
 
 
 def _now_ms() -> float:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from delay_devtools.demo.options import DemoOptions
 from delay_devtools.demo.timeline import (
+    INSIDE,
     Act,
     Deed,
     Ending,
@@ -76,7 +77,7 @@ class DemoReport:
             **counts(verdict),
             "nodes": self.options.nodes,
             "kills": len(kills),
-            "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
+            "kills_in_open_transaction": sum(act.how == INSIDE for act in kills),
             "freezes": sum(act.deed is Deed.FREEZE for act in acts),
             "fenced": sum(fences(self.events, act) for act in acts),
             "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
@@ -180,16 +181,13 @@ def _marks(report: DemoReport, cell_ms: float) -> str:
 def _show_acts(console: Console, report: DemoReport) -> None:
     if not report.acts:
         return
-    table = Table(
-        "at", "node", "what", "when", "outputs at the broker, uncommitted", "served in", "woken"
-    )
+    table = Table("at", "node", "what", "when", "served in", "woken")
     for act in report.acts:
         table.add_row(
             f"{report.seconds_in(act.at_ms):.1f} s",
             act.node_id,
             act.deed.value,
             act.how,
-            f"{act.held_back:,}" if act.held_back else "-",
             f"{(act.served_ms - act.at_ms) / 1_000:.1f} s",
             ending(report.events, act).value if act.deed is Deed.FREEZE else "",
         )

@@ -36,9 +36,9 @@ from delayservice.smoke.progress import Steps, steps, stop_signals
 from delayservice.smoke.run import send_and_judge
 
 SLICES: Final = 4
-TARGETS: Final = ("demo_orders", "demo_payments", "demo_reminders")
+_TARGETS: Final = ("demo_orders", "demo_payments", "demo_reminders")
 # Each partition of a transaction costs the brokers, which share the processors with all the rest.
-TARGET_PARTITIONS: Final = 1
+_TARGET_PARTITIONS: Final = 1
 _DELAY_TOPIC: Final = "delay_topic_any"
 _DELAY_MS_MAX: Final = 8_000
 _SEND_PER_S: Final = 1_000
@@ -114,7 +114,6 @@ class _Story:
         self._client = {"bootstrap.servers": cluster.bootstrap}
         self._folder = folder
         self._steps = steps
-        self._admin = AdminClient({**self._client}, logger=QUIET)
 
     def play(self) -> DemoReport:
         options = self._options
@@ -140,12 +139,11 @@ class _Story:
         per_s = float(_SEND_PER_S)
         if options.has_several:
             per_s = min(per_s, batch.n / max(len(deeds) * _DEED_S, 1.0))
-        places = [(topic, p) for topic in TARGETS for p in range(TARGET_PARTITIONS)]
-        director = Director(group, self._admin, places)
+        director = Director(group)
         started_ms = time.time() * 1_000
         verdict = self._send(
             batch,
-            TARGETS,
+            _TARGETS,
             partial(director.play, deeds, self._steps),
             span_ms=_DELAY_MS_MAX,
             per_s=per_s,
@@ -169,7 +167,8 @@ class _Story:
 
     def _create_topics(self) -> None:
         replication = min(self._options.nodes, _REPLICATION_MAX)
-        names = (*TARGETS, _WARM_UP_TOPIC)
-        new = [NewTopic(name, TARGET_PARTITIONS, replication) for name in names]
-        for future in self._admin.create_topics(new, operation_timeout=30).values():
+        names = (*_TARGETS, _WARM_UP_TOPIC)
+        new = [NewTopic(name, _TARGET_PARTITIONS, replication) for name in names]
+        admin = AdminClient({**self._client}, logger=QUIET)
+        for future in admin.create_topics(new, operation_timeout=30).values():
             future.result(30)

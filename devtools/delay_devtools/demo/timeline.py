@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from delay_devtools.nodes import FENCED, LOST, SliceEvent, SliceOwnership
+
+INSIDE: Final = "in an open transaction"
 
 
 class Deed(StrEnum):
@@ -27,10 +30,9 @@ class Ending(StrEnum):
 class Act:
     """Fault that was caused at a node. Times are epoch milliseconds.
 
-    ``held_back`` is the number of offsets in the target topics between the last stable offset and
-    the high watermark right after it: uncommitted outputs, and all records behind them.
-    ``served_ms`` is the time when the last of the node's slices had a new owner, ``woken_ms`` that
-    of a resumption.
+    ``how`` tells the moment; ``INSIDE``: a worker had stopped itself in a transaction whose outputs
+    were at the broker. ``served_ms`` is the time when the last of the node's slices had a new
+    owner, ``woken_ms`` that of a resumption.
     """
 
     deed: Deed
@@ -38,7 +40,6 @@ class Act:
     slices: tuple[int, ...]
     at_ms: float
     how: str
-    held_back: int
     served_ms: float
     woken_ms: float | None = None
 
