@@ -17,7 +17,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -53,13 +52,6 @@ def forget_settings() -> list[str]:
     for name in names:
         del os.environ[name]
     return names
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    folder: Path
-    jvm: Jvm
-    remover: subprocess.Popen[bytes] | None
 
 
 class EmbeddedCluster:
@@ -110,7 +102,9 @@ class EmbeddedCluster:
         self._kafka = kafka
         self._secure = secure
         self._for_bench = for_bench
-        self._running: _Running | None = None
+        # While it runs.
+        self._folder: Path | None = None
+        self._remover: subprocess.Popen[bytes] | None = None
         self._brokers: list[Broker] = []
         self._zookeepers: list[ZooKeeper] = []
         self._children: dict[str, Child] = {}
@@ -145,38 +139,36 @@ class EmbeddedCluster:
 
     @property
     def folder(self) -> Path:
-        return self._started().folder
-
-    def _started(self) -> _Running:
-        if self._running is None:
+        if self._folder is None:
             raise ClusterError("The cluster is not started. Call start().")
-        return self._running
+        return self._folder
 
     def start(self) -> None:
-        if self._running is not None:
+        if self._folder is not None:
             raise ClusterError("The cluster is already started. Stop it before starting it again.")
         forget_settings()
         java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
-        folder = self._open_folder()
-        jvm = Jvm(java, class_path, folder / "log4j2.properties", lasts=self._for_bench)
-        self._running = _Running(folder, jvm, None if self._is_kept else remover(folder))
+        self._folder = self._open_folder()
+        self._remover = None if self._is_kept else remover(self._folder)
+        log4j_path = self._folder / "log4j2.properties"
+        self._jvm = Jvm(java, class_path, log4j_path, lasts=self._for_bench)
         try:
-            servers.write_log4j(jvm.log4j_path)
+            servers.write_log4j(log4j_path)
             self._start_all()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        if self._running is None:
+        if self._folder is None:
             return
         # Data that is deleted needs no orderly shutdown.
         self._stop_children(kill=not self._is_kept)
-        if self._running.remover is not None:
-            shutil.rmtree(self._running.folder, ignore_errors=True)
-            self._running.remover.kill()
-            self._running.remover.wait()
-        self._running = None
+        if self._remover is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remover.kill()
+            self._remover.wait()
+        self._folder = self._remover = None
 
     def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
         """Stop a broker; its ports and data stay reserved for it.
@@ -258,7 +250,7 @@ class EmbeddedCluster:
         formats = []
         for broker in self._brokers:
             name = f"format of {broker.name}"
-            command = broker.format_command(self._started().jvm, self._cluster_id())
+            command = broker.format_command(self._jvm, self._cluster_id())
             self._children[name] = Child(name, command, broker.log_path)
             formats.append(self._children[name])
         for broker, formatting in zip(self._brokers, formats, strict=True):
@@ -268,7 +260,7 @@ class EmbeddedCluster:
             self._await(one, frozenset(self.broker_ids))
 
     def _launch(self, server: Server) -> None:
-        command = server.command(self._started().jvm)
+        command = server.command(self._jvm)
         self._children[server.name] = Child(server.name, command, server.log_path)
 
     def _await(self, server: Server, expected: frozenset[int]) -> None:

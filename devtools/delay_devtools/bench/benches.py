@@ -16,10 +16,10 @@ from delay_devtools.bench.stand import (
     ServiceCounters,
     Serving,
     Stand,
-    now_ms,
     settings_of,
 )
 from delayservice.base.errors import DelayServiceError
+from delayservice.commands.options import now_ms
 from delayservice.contract.provenance import Provenance
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import Verdict, judge, lateness

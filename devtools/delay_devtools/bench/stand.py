@@ -198,8 +198,6 @@ class Stand:
         self._folder = folder
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
-        # Names of created topics, each once: the Kafka client crashes if a list has a name twice.
-        self._created: set[str] = set()
         settings = settings_of(options, servers.bootstrap)
         self.is_exactly_once = settings.delivery.mode == "exactly_once"
         self.session_timeout_s = float(settings.zookeeper.session_timeout_s)
@@ -225,9 +223,6 @@ class Stand:
     def create(self, names: Names, targets: Sequence[str]) -> list[str]:
         sets = names.sets(self.options.partitions)
         settings = settings_of(self.options, self._bootstrap, *sets)
-        made = settings.topics
-        own = (made.checkpoint, made.claims_topic, made.dead_letter, made.outcomes)
-        self._created |= {names.delay, *settings.levels.by_topic, *own, *map(names.target, targets)}
         replication = settings.topics.replication_factor
         new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
         try:
@@ -243,10 +238,12 @@ class Stand:
 
     def clean_up(self) -> None:
         # What can't be deleted from the user's cluster is left there.
-        topics = sorted(self._created)
-        for future in self._admin.delete_topics(topics).values() if topics else ():
-            with suppress(KafkaException, TimeoutError):  # it was never made, or there is no answer
-                future.result(_TIMEOUT_S)
+        with suppress(KafkaException):
+            found = self._admin.list_topics(timeout=_ASK_TIMEOUT_S).topics
+            own = [name for name in found if name.startswith(f"bench_{self._run}_")]
+            for future in self._admin.delete_topics(own).values() if own else ():
+                with suppress(KafkaException, TimeoutError):
+                    future.result(_TIMEOUT_S)
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -299,7 +296,3 @@ class Stand:
 
     def judge(self, names: Names, target: str, batch: Batch) -> JudgePlan:
         return JudgePlan(self.client("consumer"), (names.target(target),), batch)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

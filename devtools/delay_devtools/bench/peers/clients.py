@@ -37,8 +37,9 @@ _Value = TypeVar("_Value")
 class _Source:
     """Log whose messages another thread of the client puts into a queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, *client: Any) -> None:  # noqa: ANN401 (arguments of the client)
         self._queue: SimpleQueue[Message] = SimpleQueue()
+        super().__init__(*client)
 
     def put(self, key: bytes, value: bytes) -> None:
         self._queue.put(Message(key=key, value=value))
@@ -57,8 +58,7 @@ class _Source:
 class _Sink:
     """Sender whose client repeats failed attempts by itself; they are counted."""
 
-    def __init__(self) -> None:
-        self._sent = self._acked = self.resent = 0
+    _sent = _acked = resent = 0
 
     def poll(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
@@ -108,8 +108,7 @@ class _NatsSink(_Sink, _NatsLink):
     """
 
     def __init__(self, port: int, stream: str) -> None:
-        _Sink.__init__(self)
-        _NatsLink.__init__(self, port)
+        super().__init__(port)
         config = StreamConfig(
             name=stream,
             subjects=[f"{stream}.at.*", f"{stream}.out"],
@@ -145,11 +144,10 @@ class _NatsSink(_Sink, _NatsLink):
 class _NatsSource(_Source, _NatsLink):
     # It counts its position itself, so that only a message that was stored twice arrives twice.
     def __init__(self, port: int, stream: str) -> None:
-        _Source.__init__(self)
+        super().__init__(port)
         self._stream = stream
         # Stream sequence number after the last received message.
         self._next = 1
-        _NatsLink.__init__(self, port)
         self._run(self._subscribe()).result(_TIMEOUT_S)
 
     async def _take(self, message: Msg) -> None:
@@ -205,10 +203,6 @@ class _Program:
 
 
 class _RocketSink(_Sink, _Program):
-    def __init__(self, command: Sequence[str], log_path: str) -> None:
-        _Sink.__init__(self)
-        _Program.__init__(self, command, log_path)
-
     def heard(self, words: list[bytes]) -> None:
         if words[0] == b"acked":
             self._acked += 1
@@ -222,10 +216,6 @@ class _RocketSink(_Sink, _Program):
 
 
 class _RocketSource(_Source, _Program):
-    def __init__(self, command: Sequence[str], log_path: str) -> None:
-        _Source.__init__(self)
-        _Program.__init__(self, command, log_path)
-
     def heard(self, words: list[bytes]) -> None:
         key, value = words
         self.put(key, bytes.fromhex(value.decode()))

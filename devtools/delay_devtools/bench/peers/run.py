@@ -20,11 +20,12 @@ from delay_devtools.bench.options import Options
 from delay_devtools.bench.peers import clients, servers
 from delay_devtools.bench.peers.servers import Peer
 from delay_devtools.bench.sampling import rss_mib
-from delay_devtools.bench.stand import Names, Servers, Stand, now_ms
+from delay_devtools.bench.stand import Names, Servers, Stand
 from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.shown import WRONG
 from delayservice import __version__
 from delayservice.commands.console import out, print_json
+from delayservice.commands.options import now_ms
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import Verdict, lateness
 from delayservice.smoke.load import Loaded
