@@ -58,7 +58,8 @@ def send_and_judge(
     batch, to = loading.batch, ", ".join(judging.topics)
     sending = shown.bar(f"Sending to {to}", batch.n)
     receiving = shown.bar(f"Receiving from {to}", batch.wanted)
-    with Helper(judge, judging, receiving) as judge_, Helper(load, loading, sending) as load_:
+    # In this order: the client of some systems makes the topic.
+    with Helper(load, loading, sending) as load_, Helper(judge, judging, receiving) as judge_:
         load_.tell()
         meanwhile(load_, judge_)
         loaded = load_.expect(Loaded)
