@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import secrets
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from delayservice.commands.console import print_json
 from delayservice.commands.options import Duration, KafkaOptions, with_options
+
+_SIZE: Final = 200
 
 EPILOG = (
     "Every kind of record is sent: without key or value, with headers, with a window, with ids "
@@ -39,25 +42,25 @@ def smoke(
     common: KafkaOptions,
 ) -> None:
     """Send delayed records to a running service, and check what arrives."""
-    from delayservice.smoke.judge import counts, lateness  # noqa: PLC0415  # help is read more often
-    from delayservice.smoke.run import Smoke, run  # noqa: PLC0415  # as above
+    # Help is read more often.
+    from delayservice.smoke.judge import JudgePlan, counts, lateness  # noqa: PLC0415
+    from delayservice.smoke.load import Batch, LoadPlan  # noqa: PLC0415
+    from delayservice.smoke.progress import steps, stop_signals  # noqa: PLC0415
+    from delayservice.smoke.run import await_topics, send_and_judge  # noqa: PLC0415
 
     kafka = common.settings().kafka
     console = Console(stderr=common.as_json)
-    verdict = run(
-        Smoke(
-            admin=kafka.client_config("admin"),
-            producer=kafka.client_config("producer"),
-            consumer=kafka.client_config("consumer"),
-            records=records,
-            per_s=rate,
-            delay_ms_max=delay_max_ms,
-            delay_topic=topic,
-            target=target,
-            wait_ms=wait_ms,
-        ),
-        console,
+    # A new tag and seed for every run, so that no record is mistaken for one of an earlier run.
+    tag, seed = secrets.token_hex(4).encode(), secrets.randbits(48)
+    batch, targets = Batch(tag, records, _SIZE, seed, is_mixed=True), (target,)
+    loading = LoadPlan(
+        kafka.client_config("producer"), topic, targets, batch, span_ms=delay_max_ms, per_s=rate
     )
+    judging = JudgePlan(kafka.client_config("consumer"), targets, batch, from_end=True)
+    with stop_signals(), steps(console, is_shown=console.is_terminal) as shown:
+        with shown.doing(f"Waiting for {topic}"):
+            await_topics(kafka.client_config("admin"), topic, target, wait_ms)
+        _, verdict = send_and_judge(loading, judging, shown)
     found = counts(verdict) | lateness(verdict.lateness_ms)
     if common.as_json:
         print_json(found)

@@ -53,10 +53,19 @@ _SEEN_MAX: Final = 255
 
 
 class Arrival(NamedTuple):
-    """One received record: its place in the delay topic, and times in epoch milliseconds: due, of
-    its timestamp when the service wrote it, and received.
+    """One received record. Times are epoch milliseconds.
+
+    Attributes:
+        number: its number in the load; ``time_ms`` as in its head.
+        place: its place in the target topic.
+        slice_no, offset: its place in the delay topic.
+        produced_ms: its timestamp when the service wrote it.
     """
 
+    number: int
+    time_ms: int
+    place: str
+    is_altered: bool
     slice_no: int
     offset: int
     due_ms: int
@@ -78,7 +87,8 @@ class Verdict:
         strangers: records that this load did not send.
         last_seen_s: time of the last new record, epoch seconds.
         lateness_ms: number of arrivals by time of receipt minus due time.
-        arrivals: all of them, if they were asked for or the load is mixed.
+        arrivals: all of them, if they were asked for or the load is mixed; else those that are
+            not as they should be.
         examples: some records for each kind of fault.
     """
 
@@ -123,15 +133,6 @@ def lateness(histogram: Mapping[int, int], name: str = "lateness_ms") -> dict[st
     return {f"{name}_{part}": quantile(histogram, size) for part, size in parts.items()}
 
 
-class _Judged(NamedTuple):
-    number: int
-    # As in the record's head.
-    time_ms: int
-    message: Any
-    arrival: Arrival
-    is_altered: bool
-
-
 class Tally:
     """Compares received records with one load, which may end before the end of its ``Batch``."""
 
@@ -142,7 +143,6 @@ class Tally:
         self._batch = batch
         self._targets = targets
         self._is_plain = not (batch.is_mixed or has_arrivals)
-        self._held: list[_Judged] = []
         self._counts = bytearray(batch.n)
         self._loaded = Loaded()
         # Number of records that arrived and were to arrive.
@@ -164,7 +164,7 @@ class Tally:
             except (struct.error, TypeError):  # too short, or nothing
                 number, time_ms, tag = n, 0, b""
             if tag != batch.tag or number >= n:
-                self._note("strangers", message)
+                self._note("strangers", _place_of(message))
                 continue
             own_records += 1
             expected_key, expected_value, own = batch.record(number, time_ms)
@@ -180,14 +180,20 @@ class Tally:
                 continue
             if batch.is_mixed:
                 is_altered |= self._is_changed(number, message, own)
-            self._count(number, message)
-            arrival = self._arrival(message, time_ms, seen_ms)
-            one = _Judged(number, time_ms, message, arrival, is_altered)
-            if batch.is_mixed:
-                # Append times are known when the load has ended.
-                self._held.append(one)
-            else:
-                self._judge(one)
+            place = _place_of(message)
+            self._count(number, place)
+            named = dict(message.headers() or ())
+            source = (named.get("delay-source") or b"::-1:-1").rsplit(b":", 2)
+            due_ms = time_ms if self._is_plain else int(named.get("delay-due-at") or 0)
+            if message.timestamp()[0] == TIMESTAMP_NOT_AVAILABLE:
+                made_ms = seen_ms
+            # They are judged at the end, as append times are known when the load has ended.
+            self.verdict.arrivals.append(
+                Arrival(
+                    *(number, time_ms, place, is_altered, int(source[1]), int(source[2])),
+                    *(due_ms, made_ms, seen_ms),
+                )
+            )
         if self.distinct > before:
             self.verdict.last_seen_s = seen_s
         return own_records
@@ -198,40 +204,27 @@ class Tally:
         target = self._targets[number % len(self._targets)]
         return arrived != own or message.topic() != target
 
-    def _arrival(self, message: Any, due_ms: int, seen_ms: int) -> Arrival:  # noqa: ANN401 (the client's)
-        timestamp_type, produced_ms = message.timestamp()
-        if timestamp_type == TIMESTAMP_NOT_AVAILABLE:
-            produced_ms = seen_ms
-        if self._is_plain:
-            return Arrival(0, 0, due_ms, produced_ms, seen_ms)
-        named = dict(message.headers() or ())
-        source = (named.get("delay-source") or b"::-1:-1").rsplit(b":", 2)
-        due_ms = int(named.get("delay-due-at") or 0)
-        arrival = Arrival(int(source[1]), int(source[2]), due_ms, produced_ms, seen_ms)
-        self.verdict.arrivals.append(arrival)
-        return arrival
-
-    def _count(self, number: int, message: Any) -> None:  # noqa: ANN401 (the client's)
+    def _count(self, number: int, place: str) -> None:
         count = self._counts[number]
         self._counts[number] = min(count + 1, _SEEN_MAX)
         if count == 1:
-            self._note("duplicated", message, number)
+            self._note("duplicated", place, number)
         elif count == 0 and self._batch.kind(number) not in WITHDRAWN:
             self.distinct += 1
 
-    def _judge(self, one: _Judged) -> None:
-        kind, arrival = self._batch.kind(one.number), one.arrival
+    def _judge(self, one: Arrival) -> None:
+        kind = self._batch.kind(one.number)
         due_ms, moved_ms = one.time_ms, WINDOW_MS if kind is Kind.WINDOW else 0
         if kind in AFTER:
             due_ms += self._loaded.appended_ms.get(one.number, 0)
-        if min(arrival.produced_ms, arrival.seen_ms) < due_ms:
-            self._note("early", one.message, one.number)
-        if one.is_altered or not due_ms <= arrival.due_ms <= due_ms + moved_ms:
-            self._note("altered", one.message, one.number)
-        if kind in WITHDRAWN and self._was_taken_back(arrival):
-            self._note("unwanted", one.message, one.number)
+        if min(one.produced_ms, one.seen_ms) < due_ms:
+            self._note("early", one.place, one.number)
+        if one.is_altered or not due_ms <= one.due_ms <= due_ms + moved_ms:
+            self._note("altered", one.place, one.number)
+        if kind in WITHDRAWN and self._was_taken_back(one):
+            self._note("unwanted", one.place, one.number)
         if one.number >= self._batch.warm_up:
-            self.verdict.lateness_ms[arrival.seen_ms - arrival.due_ms] += 1
+            self.verdict.lateness_ms[one.seen_ms - one.due_ms] += 1
 
     def _was_taken_back(self, arrival: Arrival) -> bool:
         # The record that takes it back is the next one, so the service had read that as well.
@@ -242,12 +235,12 @@ class Tally:
             for one in self.verdict.arrivals
         )
 
-    def _note(self, what: str, message: Any, number: int | None = None) -> None:  # noqa: ANN401
+    def _note(self, what: str, place: str, number: int | None = None) -> None:
         setattr(self.verdict, what, getattr(self.verdict, what) + 1)
         shown = self.verdict.examples.setdefault(what, [])
         if len(shown) < _EXAMPLES:
             of = "" if number is None else f"record {number}, a {self._batch.kind(number).name}, "
-            shown.append(f"{of}at {message.topic()}:{message.partition()}:{message.offset()}")
+            shown.append(f"{of}at {place}")
 
     def close(self, loaded: Loaded) -> None:
         """Note how many records were sent; what came beyond them was not."""
@@ -268,9 +261,13 @@ class Tally:
             if not count and kind(number) not in WITHDRAWN
         )
         verdict.examples |= {"lost": list(islice(lost, _EXAMPLES))} if verdict.lost else {}
-        for one in self._held:
+        for one in verdict.arrivals:
             self._judge(one)
         return verdict
+
+
+def _place_of(message: Any) -> str:  # noqa: ANN401 (the client's)
+    return f"{message.topic()}:{message.partition()}:{message.offset()}"
 
 
 class Source(Protocol):

@@ -14,22 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class Bar:
-    """Progress bar with a text. Thread-safe."""
-
-    def __init__(self, progress: Progress, what: str, total: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task(what, total=total)
-
-    def at(self, completed: int) -> None:
-        self._progress.update(self._task, completed=completed)
-
-    def say(self, what: str) -> None:
-        self._progress.update(self._task, description=what)
-
-
 class Steps:
-    """Display of the steps of a program on a terminal."""
+    """Display of the steps of a program on a terminal. Thread-safe."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -40,8 +26,10 @@ class Steps:
         yield
         self._progress.update(task, total=1, completed=1)
 
-    def bar(self, what: str, total: int) -> Bar:
-        return Bar(self._progress, what, total)
+    def bar(self, what: str, total: int) -> Callable[[int], None]:
+        """Return a function that shows how many of ``total`` are done."""
+        task = self._progress.add_task(what, total=total)
+        return lambda completed: self._progress.update(task, completed=completed)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Child processes, killed by a reaper process when this process, their owner, dies."""
+"""Child processes, which end with this process, however it ends."""
 
 import contextlib
 import os
@@ -6,75 +6,74 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Final
 
-from delay_devtools import reaper
-from delay_devtools.service import tail
+from delay_devtools import guard, reaper
 from delayservice.base.errors import ClusterError
 
+START_S: Final = 60.0
+STOP_S: Final = 30.0
 _TAIL_LINES = 25
-_POLL_SECONDS = 0.05
+_TAIL_BYTES = 64 * 1024
+_POLL_S = 0.02
+# The kernel kills guarded processes when the thread that started them ends: this one lasts.
+_STARTER = ThreadPoolExecutor(1, "starter")
 
 
-class Reaper:
-    """Starts a process that kills the children and removes ``folder`` when this process dies."""
+def start(
+    command: Sequence[str | Path],
+    log: IO[bytes],
+    *,
+    pipe: int = subprocess.DEVNULL,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, so that on Ctrl-C this process decides about it.
+    ``pipe``: ``PIPE`` to talk with it over its standard input and output.
+    """
+    words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *map(str, command)]
 
-    def __init__(self, folder: Path | None) -> None:
-        command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid())]
-        # A session of its own: Ctrl-C and a killed process group must not reach it.
-        self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [*command, str(folder) if folder else ""],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
+    def popen() -> subprocess.Popen[bytes]:
+        out = log if pipe == subprocess.DEVNULL else pipe
+        return subprocess.Popen(  # noqa: S603 - our own program
+            words, stdin=pipe, stdout=out, stderr=log, env=env, start_new_session=True
         )
 
-    def watch(self, pid: int) -> None:
-        self._send(f"watch {pid} {reaper.start_time(pid) or 'gone'}")
+    return _STARTER.submit(popen).result()
 
-    def forget(self, pid: int) -> None:
-        self._send(f"forget {pid}")
 
-    def dismiss(self) -> None:
-        # To be called when all children have stopped: the reaper kills nothing then, and leaves the
-        # folder.
-        self._send("dismiss")
-        with contextlib.suppress(OSError):
-            if self._process.stdin:
-                self._process.stdin.close()
-        self._process.wait()
+def remover(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that removes ``folder`` when this one dies; kill it to keep the folder."""
+    words = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), str(folder)]
+    return subprocess.Popen(words, start_new_session=True)  # noqa: S603 - our own program
 
-    def _send(self, line: str) -> None:
-        if self._process.stdin is None:
-            return
-        try:
-            self._process.stdin.write(f"{line}\n".encode())
-            self._process.stdin.flush()
-        except OSError as exc:
-            raise ClusterError(
-                f"The reaper of the embedded cluster (process {self._process.pid}) is gone: {exc}. "
-                "Stop the cluster; its processes may have to be stopped by hand."
-            ) from exc
+
+def tail(path: Path, lines: int = _TAIL_LINES, start: int = 0) -> str:
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - _TAIL_BYTES))
+            found = file.read().decode(errors="replace").splitlines()
+    except OSError as exc:
+        return f"(unreadable: {exc})"
+    return "\n".join(found[-lines:]) or "(empty)"
 
 
 class Child:
     def __init__(
-        self, name: str, command: Sequence[str | Path], log_path: Path, reaper_: Reaper
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        log_path: Path,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.log_path = log_path
-        self._reaper = reaper_
         with log_path.open("ab") as log:
             self._log_start = log.tell()
-            # A session of its own: on Ctrl-C the owner decides the order of the stop.
-            self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        reaper_.watch(self.pid)
+            self._process = start(command, log, env=env)
 
     @property
     def pid(self) -> int:
@@ -85,44 +84,43 @@ class Child:
         # A frozen process (SIGSTOP) counts as running.
         return self._process.poll() is None
 
-    def stop(self, *, kill: bool, timeout_seconds: float = 30) -> None:
-        if self.running:
-            self.signal(signal.SIGKILL if kill else signal.SIGTERM)
-            try:
-                self._process.wait(timeout_seconds)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        self._process.wait()
-        self._reaper.forget(self.pid)
-
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def wait_exit(self, timeout_seconds: float) -> None:
+    def end(self, *, kill: bool) -> None:
+        self.signal(signal.SIGKILL if kill else signal.SIGTERM)
         try:
-            status = self._process.wait(timeout_seconds)
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def wait_exit(self, timeout_s: float) -> None:
+        try:
+            status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as exc:
-            self.stop(kill=True)
-            raise ClusterError(self.explain(f"took longer than {timeout_seconds:g} s")) from exc
-        self._reaper.forget(self.pid)
+            self.end(kill=True)
+            raise ClusterError(self.explain(f"took longer than {timeout_s:g} s")) from exc
         if status:
             raise ClusterError(self.explain(f"ended with status {status}"))
 
-    def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], timeout_s: float = START_S, what: str = "ready"
+    ) -> None:
+        deadline_s = time.monotonic() + timeout_s
         while not ready():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 # Pause between two probes, cut short when the process ends.
-                status = self._process.wait(_POLL_SECONDS)
+                status = self._process.wait(_POLL_S)
                 raise ClusterError(self.explain(f"ended with status {status}"))
-            if time.monotonic() > deadline:
-                raise ClusterError(self.explain("was not ready in time"))
+            if time.monotonic() > deadline_s:
+                raise ClusterError(self.explain(f"was not {what} within {timeout_s:.0f} s"))
 
     def explain(self, what: str) -> str:
         return (
-            f"{self.name} {what}. The end of its log:\n{self.log_tail()}\n"
-            "Look for the first error there; if it is about memory, set DELAY_DEV_HEAP to less. "
-            f"A cluster that keeps its folder leaves the whole log: {self.log_path}"
+            f"{self.name} {what}. The end of its log ({self.log_path}):\n{self.log_tail()}\n"
+            "Look for the first error there; if it is about memory, set DELAY_DEV_HEAP to less."
         )
 
     def log_tail(self) -> str:
-        return tail(self.log_path, _TAIL_LINES, self._log_start)
+        return tail(self.log_path, start=self._log_start)

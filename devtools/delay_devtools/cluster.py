@@ -4,26 +4,26 @@
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
 
 All servers listen on 127.0.0.1 (or one other address) only, without encryption or passwords;
-brokers can have a second listener with both. When this process ends for any reason, ``reaper``
-kills the servers and, unless they are to be kept, removes the files.
+brokers can have a second listener with both. When this process ends for any reason, the servers
+end, and the files are removed unless they are to be kept.
 """
 
 import base64
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import Self
 
 from delay_devtools import servers
-from delay_devtools.child import Child, Reaper
+from delay_devtools.child import Child, remover
 from delay_devtools.jars import ensure_jars, read_lock
 from delay_devtools.servers import (
     LOOPBACK,
@@ -43,7 +43,6 @@ _START_ATTEMPTS = 3
 _START_SECONDS_MAX = 120
 _FORMAT_SECONDS_MAX = 60
 _CLASH_WORDS = ("Address already in use", "BindException")
-_Server = TypeVar("_Server", bound=Server)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -53,13 +52,6 @@ def forget_settings() -> list[str]:
     for name in names:
         del os.environ[name]
     return names
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    folder: Path
-    jvm: Jvm
-    reaper: Reaper
 
 
 class EmbeddedCluster:
@@ -110,8 +102,11 @@ class EmbeddedCluster:
         self._kafka = kafka
         self._secure = secure
         self._for_bench = for_bench
-        self._running: _Running | None = None
-        self._servers: dict[str, Server] = {}
+        # While it runs.
+        self._folder: Path | None = None
+        self._remover: subprocess.Popen[bytes] | None = None
+        self._brokers: list[Broker] = []
+        self._zookeepers: list[ZooKeeper] = []
         self._children: dict[str, Child] = {}
 
     def __enter__(self) -> Self:
@@ -126,58 +121,54 @@ class EmbeddedCluster:
         kinds = ("Kafka", "ZooKeeper")
         return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
-    def _of(self, kind: type[_Server]) -> list[_Server]:
-        return [server for server in self._servers.values() if isinstance(server, kind)]
-
     @property
     def bootstrap(self) -> str:
-        return ",".join(broker.address for broker in self._of(Broker))
+        return ",".join(broker.address for broker in self._brokers)
 
     @property
     def secure_bootstrap(self) -> str:
-        return ",".join(broker.secure_address for broker in self._of(Broker))
+        return ",".join(broker.secure_address for broker in self._brokers)
 
     @property
     def zookeeper(self) -> str:
-        return ",".join(server.address for server in self._of(ZooKeeper))
+        return ",".join(server.address for server in self._zookeepers)
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
-        return tuple(broker.number for broker in self._of(Broker))
+        return tuple(broker.number for broker in self._brokers)
 
     @property
     def folder(self) -> Path:
-        return self._started().folder
-
-    def _started(self) -> _Running:
-        if self._running is None:
+        if self._folder is None:
             raise ClusterError("The cluster is not started. Call start().")
-        return self._running
+        return self._folder
 
     def start(self) -> None:
-        if self._running is not None:
+        if self._folder is not None:
             raise ClusterError("The cluster is already started. Stop it before starting it again.")
         forget_settings()
         java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
-        folder = self._open_folder()
-        jvm = Jvm(java, class_path, folder / "log4j2.properties", lasts=self._for_bench)
-        self._running = _Running(folder, jvm, Reaper(None if self._is_kept else folder))
+        self._folder = self._open_folder()
+        self._remover = None if self._is_kept else remover(self._folder)
+        log4j_path = self._folder / "log4j2.properties"
+        self._jvm = Jvm(java, class_path, log4j_path, lasts=self._for_bench)
         try:
-            servers.write_log4j(jvm.log4j_path)
+            servers.write_log4j(log4j_path)
             self._start_all()
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
-        if self._running is None:
+        if self._folder is None:
             return
         # Data that is deleted needs no orderly shutdown.
         self._stop_children(kill=not self._is_kept)
-        if not self._is_kept:
-            shutil.rmtree(self._running.folder, ignore_errors=True)
-        self._running.reaper.dismiss()
-        self._running = None
+        if self._remover is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remover.kill()
+            self._remover.wait()
+        self._folder = self._remover = None
 
     def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
         """Stop a broker; its ports and data stay reserved for it.
@@ -188,7 +179,7 @@ class EmbeddedCluster:
         without a leader, takes it for deleted and skips the marker ("Couldn't find leader endpoint"
         in the broker's log), and read_committed consumers hang there for ever.
         """
-        self._child(f"broker {broker_id}").stop(kill=kill)
+        self._child(f"broker {broker_id}").end(kill=kill)
 
     def start_broker(self, broker_id: int) -> None:
         self._restart(f"broker {broker_id}")
@@ -197,7 +188,7 @@ class EmbeddedCluster:
         self._child(f"broker {broker_id}").signal(number)
 
     def stop_zookeeper(self, server_id: int = 1, *, kill: bool = False) -> None:
-        self._child(f"zookeeper {server_id}").stop(kill=kill)
+        self._child(f"zookeeper {server_id}").end(kill=kill)
 
     def start_zookeeper(self, server_id: int = 1) -> None:
         self._restart(f"zookeeper {server_id}")
@@ -237,49 +228,44 @@ class EmbeddedCluster:
 
     def _plan(self) -> None:
         brokers, zookeepers = self._sizes
-        ports = free_ports((brokers + zookeepers) * PORTS, self._host)
-        self._servers = {}
-        for index, number in enumerate((*range(1, brokers + 1), *range(1, zookeepers + 1))):
-            name = f"{'broker' if index < brokers else 'zookeeper'} {number}"
-            mine = ports[index * PORTS : (index + 1) * PORTS]
-            folder = self.folder / name.replace(" ", "-")
-            self._servers[name] = (
-                Broker(number, self._host, mine, folder, self._secure)
-                if index < brokers
-                else ZooKeeper(number, self._host, mine, folder)
-            )
-        for broker in self._of(Broker):
-            broker.write(self._of(Broker), self._broker_properties)
-        for server in self._of(ZooKeeper):
-            server.write(self._of(ZooKeeper), self._zookeeper_properties)
+        ports = iter(free_ports((brokers + zookeepers) * PORTS, self._host))
+        self._brokers = [
+            Broker(number, self._host, list(islice(ports, PORTS)), self.folder, self._secure)
+            for number in range(1, brokers + 1)
+        ]
+        self._zookeepers = [
+            ZooKeeper(number, self._host, list(islice(ports, PORTS)), self.folder)
+            for number in range(1, zookeepers + 1)
+        ]
+        for broker in self._brokers:
+            broker.write(self._brokers, self._broker_properties)
+        for server in self._zookeepers:
+            server.write(self._zookeepers, self._zookeeper_properties)
 
     def _launch_all(self) -> None:
         # ZooKeeper starts, and brokers' data folders are formatted, at the same time; each broker
         # starts as soon as its folder is formatted.
-        formats = {}
-        for name, server in reversed(self._servers.items()):
-            if isinstance(server, Broker):
-                command = server.format_command(self._started().jvm, self._cluster_id())
-                formats[name] = self._launch(f"format of {name}", command, server.log_path)
-            else:
-                self._launch_server(name)
-        for name, formatting in reversed(formats.items()):
+        for server in self._zookeepers:
+            self._launch(server)
+        formats = []
+        for broker in self._brokers:
+            name = f"format of {broker.name}"
+            command = broker.format_command(self._jvm, self._cluster_id())
+            self._children[name] = Child(name, command, broker.log_path)
+            formats.append(self._children[name])
+        for broker, formatting in zip(self._brokers, formats, strict=True):
             formatting.wait_exit(_FORMAT_SECONDS_MAX)
-            self._launch_server(name)
-        for name in self._servers:
-            self._await_server(name, frozenset(self.broker_ids))
+            self._launch(broker)
+        for one in (*self._brokers, *self._zookeepers):
+            self._await(one, frozenset(self.broker_ids))
 
-    def _launch_server(self, name: str) -> None:
-        server = self._servers[name]
-        self._launch(name, server.command(self._started().jvm), server.log_path)
+    def _launch(self, server: Server) -> None:
+        command = server.command(self._jvm)
+        self._children[server.name] = Child(server.name, command, server.log_path)
 
-    def _launch(self, name: str, command: Sequence[str], log_path: Path) -> Child:
-        self._children[name] = Child(name, command, log_path, self._started().reaper)
-        return self._children[name]
-
-    def _await_server(self, name: str, expected: frozenset[int]) -> None:
-        probe = self._servers[name].probe(self._cluster_id(), expected)
-        self._child(name).wait_until(probe, time.monotonic() + _START_SECONDS_MAX)
+    def _await(self, server: Server, expected: frozenset[int]) -> None:
+        probe = server.probe(self._cluster_id(), expected)
+        self._child(server.name).wait_until(probe, _START_SECONDS_MAX)
 
     def _cluster_id(self) -> str:
         path = self.folder / "cluster-id"
@@ -301,19 +287,20 @@ class EmbeddedCluster:
     def _restart(self, name: str) -> None:
         if self._child(name).running:
             raise ClusterError(f"{name} is running. Stop it before starting it again.")
-        self._launch_server(name)
-        self._await_server(name, frozenset({self._servers[name].number}))
+        every = (*self._brokers, *self._zookeepers)
+        server = next(one for one in every if one.name == name)
+        self._launch(server)
+        self._await(server, frozenset({server.number}))
 
     def _stop_children(self, *, kill: bool) -> None:
         # Signalled in reverse order of their start, brokers first.
         children = list(reversed(self._children.values()))
         for child in children:
-            if child.running:
-                # A frozen process would not handle SIGTERM.
-                child.signal(signal.SIGCONT)
-                child.signal(signal.SIGKILL if kill else signal.SIGTERM)
+            # A frozen process would not handle SIGTERM.
+            child.signal(signal.SIGCONT)
+            child.signal(signal.SIGKILL if kill else signal.SIGTERM)
         for child in children:
-            child.stop(kill=kill)
+            child.end(kill=kill)
         self._children.clear()
 
 

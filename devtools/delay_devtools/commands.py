@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
 from pathlib import Path
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final
 
 import typer
 
-from delay_devtools.bench import Bench
+from delay_devtools.bench.options import Options
+from delay_devtools.demo.options import DemoOptions
+from delay_devtools.drill.options import DrillOptions
 from delayservice.commands.console import EXIT_FINDINGS
 from delayservice.commands.options import Duration, JsonOption, with_options
-from delayservice.commands.spark_session import (
-    STATUS,
-    SessionOptions,
-    require_extra,
-)
+from delayservice.commands.spark_session import STATUS, SessionOptions, require_extra
 
 # Heavy modules are imported when the command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
@@ -31,125 +26,27 @@ BENCH_EPILOG = (
     "service)."
 )
 
-# Defaults of options that depend on the bench.
-_N: Final = {"whole": 400_000, "restart": 1_000_000, "peers": 2_000}
-_RATE_PER_S: Final = {"peers": 200}
-_ROUNDS: Final = {"failover": 10}
 
-
-def bench(
-    name: Annotated[Bench, typer.Argument(metavar="NAME", help=", ".join(get_args(Bench)))],
-    *,
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n",
-            min=1,
-            help="Records of a round (whole, restart, peers).",
-            show_default="400000; restart: 1000000; peers: 2000",
-        ),
-    ] = None,
-    rate: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Records a second (steady, failover, peers); 0: steady measures an idle node.",
-            show_default="2000; peers: 200",
-        ),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Duration in seconds (steady).")] = 30,
-    delay_ms: Annotated[
-        tuple[int, int],
-        typer.Option(metavar="MIN MAX", help="Delays in ms (steady, failover, peers)."),
-    ] = (1_000, 10_000),
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Repetitions (whole), kills of a node (failover).",
-            show_default="3; failover: 10",
-        ),
-    ] = None,
-    partitions: Annotated[
-        int, typer.Option(min=1, help="Partitions of the delay topic and the target.")
-    ] = 4,
-    size: Annotated[int, typer.Option(min=1, help="Bytes of a value, 24 at least.")] = 100,
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full",
-            help="Turn on ids, expiries, level topics, and limits that are never reached.",
-        ),
-    ] = False,
-    warm_up: Annotated[
-        bool, typer.Option(help="Make an unmeasured run first, as a new broker is slow.")
-    ] = True,
-    bootstrap: Annotated[
-        str, typer.Option("--bootstrap", "-b", help="Use this cluster instead of an embedded one.")
-    ] = "",
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A setting of the service."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+@with_options
+def bench(*, options: Options) -> None:
     """Measure rate, CPU, memory, lateness and failover of the service, and check every record.
 
     It starts a Kafka cluster, or uses the one that --bootstrap names.
     """
     from delay_devtools.bench.run import run
-    from delay_devtools.bench.stand import Options
 
-    options = Options(
-        bench=name,
-        n=n or _N.get(name, 1),
-        rounds=rounds or _ROUNDS.get(name, 3),
-        rate_per_s=_RATE_PER_S.get(name, 2_000) if rate is None else rate,
-        seconds=seconds,
-        delay_ms=delay_ms,
-        partitions=partitions,
-        size=size,
-        warm_up=warm_up,
-        full=full,
-        sets=tuple(sets or ()),
-        bootstrap=bootstrap,
-    )
-    raise typer.Exit(run(options, as_json=as_json))
+    raise typer.Exit(run(options))
 
 
-def demo(
-    *,
-    records: Annotated[int, typer.Option(min=1, help="Number of records to send.")] = 20_000,
-    kills: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of kills of a node.", show_default="3; of one node 5"),
-    ] = None,
-    nodes: Annotated[
-        int,
-        typer.Option(min=1, max=6, help="Nodes, each beside a broker; one alone has no ZooKeeper."),
-    ] = 3,
-    store: Annotated[
-        Literal["wheel", "rocksdb", "memory"],
-        typer.Option(help="Where pending records are kept."),
-    ] = "wheel",
-    delivery: Annotated[
-        Literal["exactly_once", "at_least_once"], typer.Option(help="Guarantee for deliveries.")
-    ] = "exactly_once",
-    as_json: JsonOption = False,
-) -> None:
+@with_options
+def demo(*, options: DemoOptions) -> None:
     """Start Kafka and the service, kill and freeze nodes, and check every record.
 
     The last line is one JSON object with the result; with --json it is the only one.
     """
-    from delay_devtools.demo.choices import Choices
-    from delay_devtools.demo.story import run as run_demo
+    from delay_devtools.demo.story import run
 
-    shown = io.StringIO() if as_json else sys.stdout
-    with contextlib.redirect_stdout(shown):
-        exit_status = run_demo(Choices(records, kills, nodes, store, delivery))
-    if isinstance(shown, io.StringIO):
-        print(*shown.getvalue().splitlines()[-1:])  # noqa: T201 (JSON as it is)
-    raise typer.Exit(exit_status)
+    raise typer.Exit(run(options))
 
 
 DRILL_EPILOG: Final = (
@@ -160,30 +57,14 @@ DRILL_EPILOG: Final = (
 
 
 @with_options
-def drill(
-    *,
-    records: Annotated[
-        int, typer.Option(min=0, help="Number of plain records beside those of the stories.")
-    ] = 1_000_000,
-    defects: Annotated[int, typer.Option(min=0, help="Number of defects of all kinds.")] = 300,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Also judge the records by an audit that follows.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of stories and defects.")] = 20_260_101,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep archive and stores, and print where they are.")
-    ] = False,
-    session: SessionOptions,
-    as_json: JsonOption = False,
-) -> None:
+def drill(*, options: DrillOptions, session: SessionOptions, as_json: JsonOption = False) -> None:
     """Spoil what the service did and its stores, and check that audit and comparison find it.
 
     Exit status 0 only if each defect was found at its place, and nothing else.
     """
     require_extra()
-    from delay_devtools.drill.run import DrillOptions, judged, prepared, show
+    from delay_devtools.drill.run import judged, prepared, show
 
-    options = DrillOptions(records, defects, seed, keep, follow)
     with (
         session.running("drill", as_json=as_json) as job,
         prepared(options, job.spark, job.say) as made,
@@ -194,6 +75,7 @@ def drill(
 
 
 def up(
+    *,
     brokers: Annotated[int, typer.Option(min=1, help="Number of Kafka brokers.")] = 1,
     zookeepers: Annotated[int, typer.Option(min=0, help="Number of ZooKeeper servers.")] = 1,
     folder: Annotated[
@@ -205,12 +87,10 @@ def up(
             envvar="DELAY_DEV_KAFKA", help="Version of Kafka: 4.3 or 3.9.", show_default="4.3"
         ),
     ] = None,
-    keep: Annotated[  # noqa: FBT002 - a flag of the command line
+    keep: Annotated[
         bool, typer.Option("--keep", help="Keep the temporary folder at the end.")
     ] = False,
-    as_json: Annotated[  # noqa: FBT002 - a flag of the command line
-        bool, typer.Option("--json", help="Print one JSON object instead of a panel.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start Kafka and ZooKeeper, print their addresses, and stop them at Ctrl-C."""
     from delay_devtools.dev import keep_up

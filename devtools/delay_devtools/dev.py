@@ -101,7 +101,7 @@ class World:
     bootstrap: str
     metrics: str
     page: str
-    config: Path
+    config: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +123,22 @@ def show_first(after_ms: int, *, once: bool, as_json: bool) -> int:
                 # It joins no group, which would take time.
                 source = KafkaSource({"bootstrap.servers": world.bootstrap}, [TARGET]).begin()
                 _send(world, after_ms, console)
-                first = _await(source, service, after_ms / 1_000 + _ARRIVAL_S)
+                arriving = _arrivals(source, service, after_ms / 1_000 + _ARRIVAL_S)
+                first = next(arriving)
                 seconds = time.monotonic() - started_s
                 _tell(console, first)
-                _sum_up(console, world, first, seconds, as_json=as_json)
+                console.print(
+                    f"From nothing to the first delayed record: {seconds:.0f} s", style="bold"
+                )
+                if as_json:
+                    facts = {**asdict(world), **asdict(first), "seconds": seconds}
+                    print(json.dumps(facts), flush=True)  # noqa: T201  # for programs
                 if not once:
                     _invite(console, world, forgotten)
-                    _go_on(source, service, console)
+                    for arrival in arriving:
+                        _tell(console, arrival)
         except KeyboardInterrupt:
             console.print("Stopped.", style="dim")
-            return 0
     return 0
 
 
@@ -164,12 +170,12 @@ def _configure(bootstrap: str, folder: Path) -> World:
         f'admin.listen = "{page}"',
     )
     config.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    return World(bootstrap, metrics, page, config)
+    return World(bootstrap, metrics, page, str(config))
 
 
 @contextmanager
 def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProcess]:
-    environment = {"DELAYSERVICE_CONFIG": str(world.config)}
+    environment = {"DELAYSERVICE_CONFIG": world.config}
     with ServiceProcess([], folder / "node.log", environment=environment) as service:
         with shown.doing("Starting the delay service"):
             admin = AdminClient({"bootstrap.servers": world.bootstrap}, logger=QUIET)
@@ -191,7 +197,7 @@ def _send(world: World, after_ms: int, console: Console) -> None:
     )
     done = subprocess.run(  # noqa: S603  # our own program
         [sys.executable, "-m", "delayservice", *words],
-        env={**os.environ, "DELAYSERVICE_CONFIG": str(world.config)},
+        env={**os.environ, "DELAYSERVICE_CONFIG": world.config},
         capture_output=True,
         text=True,
         timeout=_COMMAND_S,
@@ -202,25 +208,22 @@ def _send(world: World, after_ms: int, console: Console) -> None:
     console.print(done.stdout.rstrip(), highlight=False, soft_wrap=True)
 
 
-def _await(source: KafkaSource, service: ServiceProcess, timeout_s: float) -> ShownArrival:
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        for arrival in _next(source, service):
-            return arrival
-    raise ClusterError(
-        f"the record did not come within {timeout_s:.0f} s; the log of the service ends:\n"
-        f"{service.log_tail()}"
-    )
-
-
-def _next(source: KafkaSource, service: ServiceProcess) -> list[ShownArrival]:
-    messages = source.take(_POLL_S)
-    now_ms = time.time_ns() // 1_000_000
-    if not service.running:
-        raise ClusterError(f"the delay service has ended; its log ends:\n{service.log_tail()}")
-    # Records of other producers have no due time.
-    delayed = [one for one in messages if names.DELAY_DUE_AT in dict(one.headers() or [])]
-    return [_arrival(message, now_ms) for message in delayed]
+def _arrivals(
+    source: KafkaSource, service: ServiceProcess, first_s_max: float
+) -> Iterator[ShownArrival]:
+    deadline_s, is_first = time.monotonic() + first_s_max, True
+    while True:
+        messages = source.take(_POLL_S)
+        now_ms = time.time_ns() // 1_000_000
+        if not service.running:
+            raise ClusterError(service.explain("has ended"))
+        for message in messages:
+            # Records of other producers have no due time.
+            if names.DELAY_DUE_AT in dict(message.headers() or []):
+                is_first = False
+                yield _arrival(message, now_ms)
+        if is_first and time.monotonic() > deadline_s:
+            raise ClusterError(service.explain(f"delivered nothing within {first_s_max:.0f} s"))
 
 
 def _arrival(message: Message, now_ms: int) -> ShownArrival:
@@ -233,12 +236,6 @@ def _arrival(message: Message, now_ms: int) -> ShownArrival:
         due_ms=due_ms,
         lateness_ms=now_ms - due_ms,
     )
-
-
-def _go_on(source: KafkaSource, service: ServiceProcess, console: Console) -> None:
-    while True:
-        for arrival in _next(source, service):
-            _tell(console, arrival)
 
 
 # --- printing ------------------------------------------------------------------------------------
@@ -254,15 +251,6 @@ def _tell(console: Console, arrival: ShownArrival) -> None:
         markup=False,
         soft_wrap=True,
     )
-
-
-def _sum_up(
-    console: Console, world: World, first: ShownArrival, seconds: float, *, as_json: bool
-) -> None:
-    console.print(f"From nothing to the first delayed record: {seconds:.0f} s", style="bold")
-    if as_json:
-        facts = {**asdict(world), "config": str(world.config), **asdict(first), "seconds": seconds}
-        print(json.dumps(facts), flush=True)  # noqa: T201  # for programs
 
 
 def _invite(console: Console, world: World, forgotten: Sequence[str]) -> None:

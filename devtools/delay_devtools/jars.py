@@ -19,9 +19,9 @@ from typing import Final
 
 from platformdirs import user_cache_path
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from delayservice.base.errors import ClusterError
+from delayservice.smoke.progress import steps
 
 CACHE_VARIABLE = "DELAY_DEV_JARS"
 
@@ -133,18 +133,17 @@ def _fetch_all(jars: Sequence[Jar], folder: Path) -> None:
     if not jars:
         return
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with (
-        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        steps(console, is_shown=console.is_terminal) as shown,
         tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch,
         ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool,
     ):
-        task = progress.add_task("Java packages", total=sum(jar.bytes for jar in jars))
+        fetched = shown.bar("Fetching Java packages", len(jars))
         fetches = [pool.submit(_fetch, jar, Path(scratch), folder) for jar in jars]
         try:
-            for jar, fetch in zip(jars, fetches, strict=True):
+            for number, fetch in enumerate(fetches, 1):
                 fetch.result()
-                progress.advance(task, jar.bytes)
+                fetched(number)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -11,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
-from delay_devtools.service import START_TIMEOUT_S, NodeLog, ServiceProcess, tail
+from delay_devtools.child import START_S, tail
+from delay_devtools.service import NodeLog, ServiceProcess
 from delayservice.base.errors import ClusterError
 
 TOOK_OVER: Final = "took_over"
@@ -148,10 +149,8 @@ class LocalNode:
         try:
             status = self.stop()
         except subprocess.TimeoutExpired as exc:
-            raise ClusterError(
-                f"{self.node_id} did not end within {exc.timeout:.0f} s of SIGTERM, its log ends:\n"
-                f"{self.log_tail()}"
-            ) from exc
+            late = f"did not end within {exc.timeout:.0f} s of SIGTERM"
+            raise ClusterError(self.service.explain(late)) from exc
         if status:
             raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
 
@@ -269,7 +268,7 @@ class NodeGroup:
         condition: Callable[[], bool],
         what: str,
         resting: Collection[LocalNode] = (),
-        timeout_s: float = START_TIMEOUT_S,
+        timeout_s: float = START_S,
     ) -> None:
         # Nodes in resting are stopped or frozen, and need not run.
         deadline_s = time.monotonic() + timeout_s

@@ -8,6 +8,7 @@ import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -80,65 +81,23 @@ _TRIES_MAX = 2_000
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     # Another process may bind a port before the server does: the cluster then starts over.
     chooser = random.SystemRandom()  # seeded by the system: parallel test workers must differ
-    held: dict[int, socket.socket] = {}
-    try:
+    held: set[int] = set()
+    with ExitStack() as stack:
         for _ in range(_TRIES_MAX):
             if len(held) == count:
                 return list(held)
+            bound = stack.enter_context(socket.socket())
             port = chooser.randrange(_PORT_MIN, _PORT_STOP)
-            bound = _bind(host, port) if port not in held else None
-            if bound is not None:
-                held[port] = bound
-    finally:
-        for bound in held.values():
-            bound.close()
+            with suppress(OSError):
+                bound.bind((host, port))
+                held.add(port)
     raise ClusterError(
         f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {host}. "
         "Stop what listens there."
     )
 
 
-def _bind(host: str, port: int) -> socket.socket | None:
-    candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        candidate.bind((host, port))
-    except OSError:
-        candidate.close()
-        return None
-    return candidate
-
-
 _ANSWER_SECONDS_MAX = 1.0
-
-
-def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe for a broker that has a controller and knows all ``broker_ids`` as alive.
-
-    It checks the server's identity: when two clusters choose the same port at the same time, the
-    loser must not take the winner's server for its own.
-    """
-    client = AdminClient(
-        {
-            "bootstrap.servers": address,
-            "broker.address.family": "v4",
-            "reconnect.backoff.ms": 20,
-            "reconnect.backoff.max.ms": 100,
-            # Refused connections are expected here: no log lines. (The stub lacks callbacks.)
-            "log_level": 0,
-            "error_cb": lambda _error: None,  # type: ignore[dict-item]
-        }
-    )
-
-    def ready() -> bool:
-        try:
-            metadata = client.list_topics(timeout=_ANSWER_SECONDS_MAX)
-        except KafkaException:
-            return False
-        has_controller = metadata.controller_id >= 0
-        is_ours = metadata.cluster_id == cluster_id
-        return is_ours and has_controller and broker_ids <= metadata.brokers.keys()
-
-    return ready
 
 
 # Name of the environment variable with the largest heap of each broker, in Java's notation (default
@@ -196,12 +155,23 @@ PORTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Server(ABC):
-    """Server of a cluster: its ports, of which clients use the first, its files and command."""
+    """Server of a cluster: its ports, of which clients use the first, its files and command.
+
+    ``root`` is the folder of the cluster.
+    """
 
     number: int
     host: str
     ports: Sequence[int]
-    folder: Path
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__.lower()} {self.number}"
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.name.replace(" ", "-")
 
     @property
     def address(self) -> str:
@@ -304,7 +274,29 @@ class Broker(Server):
         )
 
     def probe(self, cluster_id: str, expected: frozenset[int]) -> Callable[[], bool]:
-        return kafka_probe(self.address, cluster_id, expected)
+        client = AdminClient(
+            {
+                "bootstrap.servers": self.address,
+                "broker.address.family": "v4",
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 100,
+                # Refused connections are expected here: no log lines. (The stub lacks callbacks.)
+                "log_level": 0,
+                "error_cb": lambda _error: None,  # type: ignore[dict-item]
+            }
+        )
+
+        def ready() -> bool:
+            try:
+                found = client.list_topics(timeout=_ANSWER_SECONDS_MAX)
+            except KafkaException:
+                return False
+            # When two clusters choose the same port at the same time, the loser must not take the
+            # winner's server for its own.
+            is_ours = found.cluster_id == cluster_id
+            return is_ours and found.controller_id >= 0 and expected <= found.brokers.keys()
+
+        return ready
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,11 +13,9 @@ from typing import Any, Final, Self
 
 import psutil
 
-from delay_devtools import guard
+from delay_devtools.child import START_S, STOP_S, Child
 from delayservice.base import faults
 from delayservice.base.errors import ClusterError
-
-_TAIL_BYTES: Final = 64 * 1024
 
 
 class NodeLog:
@@ -60,24 +57,11 @@ class NodeLog:
             self._lines.append(line)
 
 
-def tail(path: Path, lines: int = 15, start: int = 0) -> str:
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(start, end - _TAIL_BYTES))
-            found = file.read().decode(errors="replace").splitlines()
-    except OSError as exc:
-        return f"(unreadable: {exc})"
-    return "\n".join(found[-lines:]) or "(empty)"
-
-
-START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 30.0
 PROGRAM: Final = ("-m", "delayservice")
 """Arguments of Python that start the service."""
 
 
-class ServiceProcess:
+class ServiceProcess(Child):
     """Process tree of ``delayservice run``, started by the constructor.
 
     Args:
@@ -100,22 +84,15 @@ class ServiceProcess:
         program: Sequence[str] = PROGRAM,
         wrapper: Sequence[str] = (),
     ) -> None:
-        self._log_path = log_path
         self._log = NodeLog(log_path, log_path.stat().st_size if log_path.exists() else 0)
-        # Under the guard, so that the service ends with this process, even if that is killed.
-        command = [*wrapper, sys.executable, "-I", guard.__file__, str(os.getpid())]
-        command += [sys.executable, *program, "run"]
+        command = [*wrapper, sys.executable, *program, "run"]
         for setting in [*sets, "log.format=json"]:
             command += ["--set", setting]
         env = {**os.environ, **(environment or {})}
         env.pop(faults.VARIABLE, None)
         if fault:
             env[faults.VARIABLE] = fault
-        with log_path.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  # our own program
-                command, stdout=log, stderr=log, env=env, start_new_session=True
-            )
-        self.pid = self._process.pid
+        super().__init__("the service", command, log_path, env)
 
     def __enter__(self) -> Self:
         return self
@@ -123,44 +100,25 @@ class ServiceProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
     def events(self, *names: str) -> list[dict[str, Any]]:
         return self._log.lines(*names)
 
-    def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        self._wait(
+    def wait_serving(self, slices: int, timeout_s: float = START_S) -> None:
+        self.wait_until(
             lambda: len({e["slice"] for e in self.events("took_over")}) >= slices,
-            f"the service did not serve {slices} slices",
             timeout_s,
+            f"the owner of {slices} slices",
         )
 
-    def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
+    def wait_stopped(self, timeout_s: float = START_S) -> bool:
         # Stopped (SIGSTOP) as at a fault point.
         try:
-            self._wait(
-                lambda: any(_is(p, _is_stopped) for p in self.processes()),
-                "no process stopped",
-                timeout_s,
+            self.wait_until(
+                lambda: any(_is(p, _is_stopped) for p in self.processes()), timeout_s, "stopped"
             )
         except ClusterError:
             return False
         return True
-
-    def _wait(self, condition: Callable[[], bool], complaint: str, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
-            if self._process.poll() is not None or time.monotonic() > deadline_s:
-                raise ClusterError(
-                    f"{complaint} within {timeout_s:.0f} s "
-                    f"(exit status {self._process.poll()}); its log ends:\n{self.log_tail()}"
-                )
-            time.sleep(0.02)
-
-    def log_tail(self) -> str:
-        return tail(self._log_path)
 
     def processes(self) -> list[psutil.Process]:
         try:
@@ -185,13 +143,13 @@ class ServiceProcess:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        self._process.wait(STOP_TIMEOUT_S)
+        self._process.wait(STOP_S)
         # A zombie counts as dead: a worker without a parent may be reaped seconds later.
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        deadline_s = time.monotonic() + STOP_S
         while any(_is(process, _is_alive) for process in tree) and time.monotonic() < deadline_s:
             time.sleep(0.005)
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+    def stop(self, timeout_s: float = STOP_S) -> int:
         self._process.terminate()
         return self._process.wait(timeout_s)
 

@@ -33,7 +33,6 @@ _PROGRAMS = [
 def main() -> int:
     """Run the parts; return 0 only if every check holds."""
     parser = argparse.ArgumentParser(prog="make containers", description=__doc__)
-    parser.add_argument("--previous", default="HEAD~20", help="commit to update from")
     parser.add_argument("--parts", default="images,compose,single,pods", help="what to run")
     parser.add_argument("--scratch", type=Path, help="folder to keep; a temporary one otherwise")
     chosen = parser.parse_args()
@@ -46,7 +45,7 @@ def main() -> int:
     report = Report()
     scratch = chosen.scratch or Path(tempfile.mkdtemp(prefix="delay-containers-"))
     try:
-        _run(report, scratch, chosen.previous, set(chosen.parts.split(",")))
+        _run(report, scratch, set(chosen.parts.split(",")))
     except (EngineError, OSError) as exc:
         report.check("no program failed", is_good=False, found=exc)
     except KeyboardInterrupt:
@@ -57,7 +56,7 @@ def main() -> int:
     return report.end()
 
 
-def _run(report: Report, scratch: Path, previous: str, parts: set[str]) -> None:
+def _run(report: Report, scratch: Path, parts: set[str]) -> None:
     cache = user_cache_path("delayservice") / "containers"
     tools = unpacked(cache / "docker")
     work = Path(tempfile.mkdtemp(prefix="work-", dir=scratch))
@@ -71,12 +70,9 @@ def _run(report: Report, scratch: Path, previous: str, parts: set[str]) -> None:
             report.say("building the image with Spark")
             images.build(engine, "spark", images.SPARK)
             images.check(engine, report)
-        if "compose" in parts:
-            report.say(f"building the service of {previous}")
-            images.build_previous(engine, previous, work / "previous")
     with Engine(tools, storage, is_isolated=True) as engine:
         if "compose" in parts:
-            compose.check(engine, report, work, with_spark="images" in parts)
+            compose.check(engine, report, with_spark="images" in parts)
         if "single" in parts:
             single.check(engine, report)
         if "pods" in parts:

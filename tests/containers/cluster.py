@@ -9,10 +9,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from tests.containers.engine import Engine, EngineError
 from tests.containers.report import Report
@@ -24,26 +23,13 @@ HEALTHY_S: Final = 240.0
 _LOOK_S: Final = 0.5
 
 
-@dataclass(slots=True)
-class Load:
-    """Delayed records that are under way.
-
-    Attributes:
-        process: ``docker-compose run`` of the load.
-        verdict: what it found, after its end.
-    """
-
-    process: subprocess.Popen[str]
-    verdict: dict[str, Any]
-
-
 class Cluster:
     """The services of a Compose file on an engine.
 
     Args:
         engine: runs containers.
         report: takes the checks.
-        files: Compose files, the later ones over the earlier; empty: the repository's own.
+        file: the Compose file.
         metrics_ports: published ports of the nodes' metrics.
     """
 
@@ -51,12 +37,12 @@ class Cluster:
         self,
         engine: Engine,
         report: Report,
-        files: tuple[Path, ...] = (),
+        file: Path,
         metrics_ports: tuple[int, ...] = (9464, 9474, 9484),
     ) -> None:
         self.engine = engine
         self.report = report
-        self._files = [word for file in files for word in ("-f", str(file))]
+        self._file = ["-f", str(file)]
         self._metrics_ports = metrics_ports
 
     def __enter__(self) -> Self:
@@ -69,7 +55,7 @@ class Cluster:
 
     def compose(self, *words: str, is_checked: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``docker-compose``."""
-        return self.engine.compose(*self._files, *words, is_checked=is_checked)
+        return self.engine.compose(*self._file, *words, is_checked=is_checked)
 
     def container(self, service: str) -> str:
         """Return the id of a service's container, running or not."""
@@ -126,44 +112,33 @@ class Cluster:
         return int(self.fact(service, ".State.ExitCode"))
 
     @contextmanager
-    def load(self, what: str, records: int, per_s: float) -> Iterator[Load]:
+    def load(self, what: str, records: int, per_s: float) -> Iterator[None]:
         """Send delayed records meanwhile, and check afterwards that each came once."""
         before = self._ingested()
-        words = [
-            "run",
-            "--rm",
-            "-T",
-            "--no-deps",
-            "load",
-            "smoke",
-            "--records",
-            str(records),
-            "--target",
-        ]
-        words += ["orders", "--rate", str(per_s), "--delay-max", "20s", "--json"]
+        words = ["run", "--rm", "-T", "--no-deps", "load", "smoke", "--target", "orders"]
+        words += ["--records", str(records), "--rate", str(per_s), "--delay-max", "20s", "--json"]
         process = subprocess.Popen(
-            ["docker-compose", *self._files, *words],  # noqa: S607
+            ["docker-compose", *self._file, *words],  # noqa: S607
             env=self.engine.env,
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        load = Load(process, {})
         try:
             self._await_ingested(before, process)
-            yield load
+            yield
             out, err = process.communicate(timeout=300)
         except BaseException:
             process.kill()
             process.wait()
             raise
         lines = out.splitlines()
-        load.verdict = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+        verdict = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
         self.report.check(
             f"{what}: {records} records came once each, none early",
-            process.returncode == 0 and load.verdict.get("sent") == records,
-            load.verdict or out + err,
+            process.returncode == 0 and verdict.get("sent") == records,
+            verdict or out + err,
         )
 
     def _await_ingested(self, before: float, load: subprocess.Popen[str]) -> None:

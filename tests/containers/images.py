@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Final
 
-from tests.containers.engine import Engine, run
+from tests.containers.engine import Engine
 from tests.containers.report import Report
 from tests.containers.standins import BASE_IMAGE
 from tests.deployed import ROOT
 
 SERVICE: Final = "delayservice:0.1.0"
 SPARK: Final = "delayservice-spark:0.1.0"
-PREVIOUS: Final = "delayservice:previous"
 _MB: Final = 1_000_000
 _SERVICE_MB_MAX: Final = 150
 _SPARK_MB_MAX: Final = 1_300
@@ -29,20 +27,10 @@ _LOCKED_UP: Final = (
 )
 
 
-def build(engine: Engine, target: str, image: str, context: Path = ROOT) -> None:
-    """Build a target of the Dockerfile, or its last, on the stand-in for the image of Python."""
+def build(engine: Engine, target: str, image: str) -> None:
+    """Build a target of the Dockerfile on the stand-in for the image of Python."""
     words = ["build", "--network", "host", "--build-arg", f"BASE_IMAGE={BASE_IMAGE}"]
-    words += ["--target", target] if target else []
-    engine.docker(*words, "--tag", image, str(context), timeout_s=1_500)
-
-
-def build_previous(engine: Engine, revision: str, scratch: Path) -> None:
-    """Build the service of an earlier commit, whose Dockerfile may have no name for it."""
-    scratch.mkdir(parents=True)
-    packed = scratch.with_suffix(".tar")
-    run(["git", "archive", "--format=tar", "--output", str(packed), revision])
-    run(["tar", "-xf", str(packed), "-C", str(scratch)])
-    build(engine, "", PREVIOUS, scratch)
+    engine.docker(*words, "--target", target, "--tag", image, str(ROOT), timeout_s=1_500)
 
 
 def check(engine: Engine, report: Report) -> None:

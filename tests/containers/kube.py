@@ -62,6 +62,8 @@ def _pod(
 ) -> tuple[dict[str, Any], list[Any]]:
     pod: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(spec["template"])}
     pod["metadata"]["name"] = name
+    # Podman takes values of at most 63 characters; a checksum has one more.
+    pod["metadata"].pop("annotations", None)
     pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] = str(index)
     for volume in pod["spec"].setdefault("volumes", []):
         if "secret" in volume:

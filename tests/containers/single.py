@@ -12,7 +12,7 @@ NODE = "delay"
 
 def check(engine: Engine, report: Report) -> None:
     """Run it: delivery, page, metrics, a restart of the broker, a stop."""
-    with Cluster(engine, report, (ROOT / "deploy/docker-compose.small.yml",), (9464,)) as cluster:
+    with Cluster(engine, report, ROOT / "deploy/docker-compose.small.yml", (9464,)) as cluster:
         report.say("starting one broker and one node")
         cluster.compose("up", "-d", NODE)
         report.figure("small_healthy_s", cluster.await_healthy("kafka", NODE))

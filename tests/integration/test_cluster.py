@@ -1,6 +1,7 @@
 """The embedded cluster: real, restartable, and gone without a trace however its owner ends."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,7 +74,7 @@ class Up:
         self.folder = Path(facts["folder"])
         self.servers = [psutil.Process(pid) for pid in facts["pids"]]
         children = psutil.Process(self.process.pid).children(recursive=True)
-        self.reapers = [child for child in children if child not in self.servers]
+        self.removers = [child for child in children if child not in self.servers]
 
 
 def test_a_transaction_is_written_and_read(cluster: EmbeddedCluster, make_topic: object) -> None:
@@ -163,7 +164,7 @@ def test_up_stops_in_order_when_asked(number: signal.Signals) -> None:
     up = Up()
     up.process.send_signal(number)
     assert up.process.wait(GONE_SECONDS_MAX) == 0
-    assert_gone(up.servers + up.reapers, up.folder)
+    assert_gone(up.servers + up.removers, up.folder)
 
 
 @pytest.mark.slow
@@ -171,5 +172,15 @@ def test_a_killed_owner_leaves_no_process_and_no_file() -> None:
     up = Up()
     up.process.kill()
     up.process.wait()
-    # The reaper removes the folder before it ends.
-    assert_gone(up.servers + up.reapers, up.folder)
+    assert_gone(up.servers + up.removers, up.folder)
+
+
+@pytest.mark.slow
+def test_a_killed_owner_leaves_no_process_when_what_removes_its_files_is_killed_too() -> None:
+    up = Up()
+    for remover in up.removers:
+        remover.kill()
+    up.process.kill()
+    up.process.wait()
+    assert_gone(up.servers, None)
+    shutil.rmtree(up.folder)

@@ -1,7 +1,7 @@
 """A real Spark standalone cluster: one master, two workers, and jobs submitted to it.
 
 Everything listens on 127.0.0.1 only. When the tests end, however they end, the processes and files
-are gone (``delay_devtools.reaper``).
+are gone (``delay_devtools.child``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ import psutil
 import pyspark
 
 from connectors.spark.common import session
-from delay_devtools.child import Child, Reaper
+from delay_devtools.child import Child, remover
 from delay_devtools.servers import LOOPBACK, free_ports
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
@@ -32,7 +31,6 @@ EXECUTOR_MEMORY: Final = "512m"
 
 _EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 _WORKERS: Final = 2
-_START_S: Final = 60.0
 _WORKER_MEMORY: Final = "640m"
 
 
@@ -41,7 +39,7 @@ class StandaloneCluster:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="delay-spark-"))
-        self._reaper = Reaper(self._folder)
+        self._remover = remover(self._folder)
         self._children: list[Child] = []
         ports = free_ports(2 + _WORKERS)
         self._port, self._page_port, *self._worker_pages = ports
@@ -67,9 +65,10 @@ class StandaloneCluster:
     def stop(self) -> None:
         """Workers first; nothing is kept."""
         for child in reversed(self._children):
-            child.stop(kill=True)
+            child.end(kill=True)
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._reaper.dismiss()
+        self._remover.kill()
+        self._remover.wait()
 
     def submit(
         self, *arguments: str, conf: Mapping[str, str] | None = None, timeout_s: float = 240
@@ -118,8 +117,7 @@ class StandaloneCluster:
         at_master = ("--host", LOOPBACK, "--port", str(self._port))
         pages = ("--webui-port", str(self._page_port))
         self._launch("master", "org.apache.spark.deploy.master.Master", (*at_master, *pages))
-        deadline_s = time.monotonic() + _START_S
-        self._children[0].wait_until(lambda: self._workers() is not None, deadline_s)
+        self._children[0].wait_until(lambda: self._workers() is not None)
         for number, port in enumerate(self._worker_pages):
             folder = self._folder / f"worker-{number}"
             room = ("--cores", "1", "--memory", _WORKER_MEMORY, "--work-dir", str(folder))
@@ -128,14 +126,12 @@ class StandaloneCluster:
                 f"worker {number}", "org.apache.spark.deploy.worker.Worker", (*room, *place)
             )
         for child in self._children:
-            child.wait_until(lambda: self._workers() == _WORKERS, deadline_s)
+            child.wait_until(lambda: self._workers() == _WORKERS)
 
     def _launch(self, name: str, main: str, arguments: Sequence[str]) -> None:
-        # env: the guard that a child runs under passes its own environment on.
-        words = ["/usr/bin/env", *(f"{key}={value}" for key, value in _environment().items())]
-        command = [*words, str(SPARK_HOME / "bin" / "spark-class"), main, *arguments]
+        command = [str(SPARK_HOME / "bin" / "spark-class"), main, *arguments]
         path = self._folder / f"{name.replace(' ', '-')}.log"
-        self._children.append(Child(name, command, path, self._reaper))
+        self._children.append(Child(name, command, path, _environment()))
 
     def _workers(self) -> int | None:
         """How many have registered; None while the master does not answer."""

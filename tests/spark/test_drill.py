@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import verdicts
-from delay_devtools.drill.run import KINDS, DrillOptions, judged, prepared
+from delay_devtools.drill.options import DrillOptions
+from delay_devtools.drill.run import KINDS, judged, prepared
 
 
 def drilled(spark: SparkSession, options: DrillOptions) -> None:

@@ -21,7 +21,7 @@ def lost(at_ms: float, node: str, why: str) -> SliceEvent:
 def act(
     deed: Deed, node: str, at_ms: float, served_ms: float, woken_ms: float | None = None
 ) -> Act:
-    return Act(deed, node, (0,), at_ms, "", 0, served_ms, woken_ms)
+    return Act(deed, node, (0,), at_ms, "", served_ms, woken_ms)
 
 
 KILL = act(Deed.KILL, "n1", 500, 900)
@@ -69,7 +69,7 @@ def test_the_strip_names_who_delivers_at_each_moment_and_shows_when_nobody_does(
 
 
 def test_a_woken_node_was_fenced_or_stepped_down_by_its_own_word_on_every_slice() -> None:
-    both = Act(Deed.FREEZE, "n1", (0, 1), 500, "", 0, 900, 1_200)
+    both = Act(Deed.FREEZE, "n1", (0, 1), 500, "", 900, 1_200)
     let_go = handed(1_300, "n1", 1)
     fenced = SliceEvent(1_310, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")
     early = SliceEvent(1_100, "n1", "ownership_lost", 1, 0, "slice 1: fenced at flush")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from delay_devtools.demo.choices import SLICES, Choices, sets_of
+from delay_devtools.demo.options import DemoOptions
+from delay_devtools.demo.story import SLICES, sets_of
 from delay_devtools.servers import Broker
 from delayservice.config.reference import effective
 from delayservice.config.settings import Settings, load_with_origins
@@ -38,8 +39,8 @@ def settings_of(sets: list[str], environment: dict[str, str]) -> dict[str, objec
 
 def test_the_demo_and_the_compose_file_differ_in_what_is_listed_and_nothing_else() -> None:
     composed = [settings_of([], node.environment) for node in nodes()]
-    choices = Choices(1, None, len(composed), "wheel", "exactly_once")
-    demo = [settings_of(sets, {}) for sets in sets_of(choices, "b:1", "z:1").values()]
+    options = DemoOptions(nodes=len(composed))
+    demo = [settings_of(sets, {}) for sets in sets_of(options, "b:1", "z:1").values()]
     differ = {
         name
         for one, other in zip(demo, composed, strict=True)

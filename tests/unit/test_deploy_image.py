@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -123,43 +119,3 @@ def test_its_commands_and_its_environment_are_the_services() -> None:
     ours = {name: value for name, value in pairs.items() if name.startswith("DELAYSERVICE_")}
     folder = str(load(None, [], ours).node.state_dir)
     assert said("VOLUME") == said("WORKDIR") == [folder, folder]
-
-
-@pytest.mark.night
-@pytest.mark.timeout(600)
-def test_its_steps_give_a_service_that_starts(tmp_path: Path) -> None:
-    """The RUN steps of the build stage, with its folders below another one."""
-    source, opt = tmp_path / "src", tmp_path / "opt"
-    for line in stages()["build"]:
-        word, _, rest = line.partition(" ")
-        if word == "COPY":
-            *names, target = rest.split()
-            place = Path(target.replace("/src", str(source)))
-            is_folder = target.endswith("/")
-            place = place / Path(names[0]).name if is_folder and len(names) == 1 else place
-            for name in names:
-                into = place / name if len(names) > 1 else place
-                into.parent.mkdir(parents=True, exist_ok=True)
-                subprocess.run(["/bin/cp", "-r", ROOT / name, into], check=True)
-        elif word == "RUN":
-            shell = rest.replace("/src", str(source)).replace("/opt", str(opt))
-            shell = shell.replace("python -m venv", f"{sys.executable} -m venv")
-            subprocess.run(["/bin/sh", "-ec", shell], check=True, cwd=tmp_path)
-    done = subprocess.run(
-        [opt / "delayservice/bin/delayservice", "--version"],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PATH": os.environ["PATH"]},
-    )
-    assert done.stdout.startswith("delayservice ")
-    # The load of docker-compose.yml runs from the image as well: without the development extra.
-    helped = subprocess.run(
-        [opt / "delayservice/bin/python", "-c", "import delayservice.smoke.run"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert helped.returncode == 0, helped.stderr

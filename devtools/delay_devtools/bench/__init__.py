@@ -2,9 +2,5 @@
 cluster.
 
 A load process sends records, a judge process reads the target topic and compares each record with
-what was sent, and a passthrough process copies records without the service (``helpers``).
+what was sent, and a passthrough process copies records without the service.
 """
-
-from typing import Literal, TypeAlias
-
-Bench: TypeAlias = Literal["steady", "whole", "restart", "failover", "peers"]

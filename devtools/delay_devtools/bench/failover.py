@@ -16,13 +16,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from delay_devtools.bench.figures import Figures
+from delay_devtools.bench.figures import Figures, Measured
 from delay_devtools.bench.stand import Stand
 from delay_devtools.nodes import NodeGroup, hand_overs
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.helper import Helper
-from delayservice.smoke.judge import Arrival, Verdict, judge, quantile
-from delayservice.smoke.load import Loaded, load
+from delayservice.smoke.judge import Arrival, lateness
+from delayservice.smoke.run import send_and_judge
 
 _ALL: Final = "all"
 # Time without a change of owner before the kills begin, in s; longer than an owner waits before it
@@ -44,44 +44,56 @@ class Kill:
     slices: tuple[int, ...]
 
 
-def failover(stand: Stand, figures: Figures) -> None:
+def failover(stand: Stand) -> Measured:
     names, options = stand.round(), stand.options
-    batch = stand.batch(int(options.rate_per_s * options.rounds * _TRIAL_S_MAX))
+    batch = stand.batch(int(options.per_s * options.repetitions * _TRIAL_S_MAX))
     with ExitStack() as stack:
         group = stack.enter_context(stand.group(names, stand.create(names, (_ALL,))))
         with stand.steps.doing("Starting the nodes"):
             group.start()
+        kills: list[Kill] = []
+        changes: list[tuple[int, float]] = []
+
+        def trouble(loader: Helper, _judge: Helper) -> None:
+            with stand.steps.doing("Waiting until they agree"):
+                group.await_calm(_CALM_S)
+            calm_ms = time.time() * 1_000
+            kills.extend(_kill_again_and_again(stand, group))
+            changes.extend(one for one in hand_overs(group.slice_events()) if one[1] > calm_ms)
+            loader.tell()
+
         judging = replace(stand.judge(names, _ALL, batch), has_arrivals=True)
-        loading = replace(stand.load(names, _ALL, batch), per_s=options.rate_per_s)
-        judge_process = stack.enter_context(Helper(judge, judging))
-        loader = stack.enter_context(Helper(load, loading))
-        loader.tell()
-        with stand.steps.doing("Waiting until they agree"):
-            group.await_calm(_CALM_S)
-        calm_ms = time.time() * 1_000
-        kills = _kill_again_and_again(stand, group)
-        changes = [change for change in hand_overs(group.slice_events()) if change[1] > calm_ms]
-        loader.tell()
-        loaded = loader.expect(Loaded)
-        judge_process.tell(loaded)
-        verdict = judge_process.expect(Verdict)
-    figures.rounds, figures.n = len(kills), loaded.n
-    figures.rate_per_s = loaded.n / loaded.seconds
-    figures.session_timeout_s = stand.session_timeout_s
-    _fill_takeovers(figures, verdict.arrivals, kills)
-    _fill_hand_overs(figures, verdict.arrivals, changes)
-    figures.judge([verdict], [verdict])
+        loading = replace(stand.load(names, _ALL, batch), per_s=options.per_s)
+        loaded, verdict = send_and_judge(loading, judging, stand.steps, trouble)
+    # Of a trial, the longest of the killed node's slices counts.
+    waited = Counter(
+        max(waited_ms(verdict.arrivals, kill, slice_no) for slice_no in kill.slices)
+        for kill in kills
+    )
+    # Slices without a delivery before or after a hand-over are left out.
+    pauses = [pause_ms(verdict.arrivals, *change) for change in changes]
+    paused = Counter(pause for pause in pauses if pause is not None)
+    figures: Figures = {
+        "rounds": len(kills),
+        "n": loaded.n,
+        "rate_per_s": loaded.n / loaded.seconds,
+        "session_timeout_s": stand.session_timeout_s,
+        "handovers": sum(paused.values()),
+        **lateness(waited, "takeover_ms"),
+        **lateness(paused, "handover_ms"),
+    }
+    return Measured(figures, [verdict])
 
 
 def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[Kill]:
     options = stand.options
-    rng = random.Random(options.rounds)  # noqa: S311 (kills that replay from a seed)
-    bar = stand.steps.bar("Killing nodes", options.rounds)
+    rng = random.Random(options.repetitions)  # noqa: S311 (kills that replay from a seed)
+    bar = stand.steps.bar("Killing nodes", options.repetitions)
     kills = []
-    for trial in range(options.rounds):
+    for trial in range(options.repetitions):
         time.sleep(rng.uniform(0, _PAUSE_S_MAX))
         kills.append(_kill(group, trial % options.partitions))
-        bar.at(trial + 1)
+        bar(trial + 1)
     time.sleep(_SETTLED_S)
     return kills
 
@@ -101,16 +113,6 @@ def _kill(group: NodeGroup, slice_no: int) -> Kill:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def _fill_takeovers(figures: Figures, arrivals: Sequence[Arrival], kills: Sequence[Kill]) -> None:
-    # Of a trial, the longest of the killed node's slices counts.
-    waited = Counter(
-        max(waited_ms(arrivals, kill, slice_no) for slice_no in kill.slices) for kill in kills
-    )
-    figures.takeover_s_p50 = _seconds(quantile(waited, 0.5))
-    figures.takeover_s_p99 = _seconds(quantile(waited, 0.99))
-    figures.takeover_s_max = _seconds(quantile(waited, 1.0))
-
-
 def waited_ms(arrivals: Sequence[Arrival], kill: Kill, slice_no: int) -> int:
     """Return the time from a kill until the first record was received that another node made."""
     seen_ms = [
@@ -126,25 +128,9 @@ def waited_ms(arrivals: Sequence[Arrival], kill: Kill, slice_no: int) -> int:
     return round(min(seen_ms) - kill.at_ms)
 
 
-def _fill_hand_overs(
-    figures: Figures, arrivals: Sequence[Arrival], changes: Sequence[tuple[int, float]]
-) -> None:
-    # Slices without a delivery before or after a hand-over are left out.
-    pauses = [pause_ms(arrivals, *change) for change in changes]
-    found = Counter(pause for pause in pauses if pause is not None)
-    figures.handovers = sum(found.values())
-    figures.handover_ms_p50 = quantile(found, 0.5)
-    figures.handover_ms_p99 = quantile(found, 0.99)
-    figures.handover_ms_max = quantile(found, 1.0)
-
-
 def pause_ms(arrivals: Sequence[Arrival], slice_no: int, at_ms: float) -> int | None:
     """Return the distance of the records of a slice that were produced right before and after."""
     # Records produced up to that millisecond are the old owner's, later ones the new owner's.
     made_ms = sorted(one.produced_ms for one in arrivals if one.slice_no == slice_no)
     place = bisect_right(made_ms, int(at_ms))
     return made_ms[place] - made_ms[place - 1] if 0 < place < len(made_ms) else None
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1_000

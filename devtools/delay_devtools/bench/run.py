@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,15 +11,18 @@ import psutil
 from rich.console import Console
 
 from delay_devtools.bench import benches, failover
-from delay_devtools.bench.figures import Figures, show
+from delay_devtools.bench.figures import Measured, is_good, report
+from delay_devtools.bench.options import Options
 from delay_devtools.bench.peers import run as peers
-from delay_devtools.bench.stand import NODES, Options, Servers, Stand, check
+from delay_devtools.bench.stand import NODES, Servers, Stand, check, settings_of
 from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
+from delay_devtools.shown import show_numbers
+from delayservice.commands.console import out, print_json
 from delayservice.config.settings import LogSettings
 from delayservice.process import logs
 from delayservice.smoke.progress import Steps, steps, stop_signals
 
-_CASES: Final[Mapping[str, Callable[[Stand, Figures], None]]] = {
+_CASES: Final[Mapping[str, Callable[[Stand], Measured]]] = {
     "steady": benches.steady,
     "whole": benches.whole,
     "restart": benches.restart,
@@ -28,36 +30,29 @@ _CASES: Final[Mapping[str, Callable[[Stand, Figures], None]]] = {
 }
 
 
-def run(options: Options, *, as_json: bool) -> int:
+def run(options: Options) -> int:
     """Run a bench and print its results; return 0 only if no record was lost, early, altered or
     received without having been sent, and (exactly once) none was doubled.
     """
     check(options)
     # The service's code creates the topics, and would log that to standard output.
     logs.configure(LogSettings(level="warning"), "bench")
-    is_shown = not as_json or sys.stderr.isatty()
-    if options.bench == "peers":
-        with stop_signals(), steps(Console(stderr=True), is_shown=is_shown) as shown:
+    console = Console(stderr=True)
+    is_shown = not options.as_json or sys.stderr.isatty()
+    with stop_signals(), steps(console, is_shown=is_shown) as shown:
+        if options.bench == "peers":
             results = peers.run(options, shown)
-        return peers.show(options, results, as_json=as_json)
-    settings = options.settings("127.0.0.1:1")
-    figures = Figures(
-        bench=options.bench,
-        delivery=settings.delivery.mode,
-        store=settings.node.store,
-        partitions=options.partitions,
-        workers=settings.node.workers,
-        size=options.size,
-        cores=os.cpu_count(),
-    )
-    with (
-        stop_signals(),
-        steps(Console(stderr=True), is_shown=is_shown) as shown,
-        _stand(options, shown) as stand,
-    ):
-        _CASES[options.bench](stand, figures)
-    show(figures, as_json=as_json)
-    return 0 if figures.is_good else 1
+        else:
+            with _stand(options, shown) as stand:
+                measured = _CASES[options.bench](stand)
+    if options.bench == "peers":
+        return peers.show(options, results)
+    found = report(options, settings_of(options), measured)
+    if options.as_json:
+        print_json(found)
+    else:
+        show_numbers(out, options.bench, found)
+    return 0 if is_good(found) else 1
 
 
 @contextmanager

@@ -28,10 +28,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.kafka.clients import KafkaAdmin
 from connectors.kafka.topics import TopicKeeper
-from delay_devtools.bench import Bench
+from delay_devtools.bench.options import Options
 from delay_devtools.nodes import LocalNode, NodeGroup, sets_of_several
 from delay_devtools.servers import ANY_PORTS
-from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError, SettingsError
 from delayservice.config.kafka import ClientRole
 from delayservice.config.settings import Settings, load
@@ -51,52 +50,22 @@ _FULL: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of one bench.
+def settings_of(options: Options, bootstrap: str = "127.0.0.1:1", *sets: str) -> Settings:
+    config = os.environ.get("DELAYSERVICE_CONFIG")
+    asked = sets_of(options, bootstrap, *sets)
+    return load(Path(config) if config else None, asked, os.environ)
 
-    Attributes:
-        n: number of records of a round.
-        rounds: repetitions of ``whole``, kills of ``failover``.
-        rate_per_s: records per second; 0: none are sent.
-        seconds: duration of sending.
-        delay_ms: shortest and longest delay.
-        size: bytes of a record's value.
-        warm_up: whether an unmeasured run comes first.
-        full: whether unneeded features are on: ids and expiries, limits that are never reached,
-            level topics.
-        sets: settings of the service, ``section.key=value``; they override all others.
-        bootstrap: brokers of a running cluster; empty for an embedded one.
-    """
 
-    bench: Bench
-    n: int
-    rounds: int
-    rate_per_s: int
-    seconds: float
-    delay_ms: tuple[int, int]
-    partitions: int
-    size: int
-    warm_up: bool
-    full: bool
-    sets: tuple[str, ...]
-    bootstrap: str
-
-    def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
-        config = os.environ.get("DELAYSERVICE_CONFIG")
-        asked = self.sets_of(bootstrap, sets)
-        return load(Path(config) if config else None, asked, os.environ)
-
-    def sets_of(self, bootstrap: str, sets: Sequence[str] = ()) -> list[str]:
-        return [
-            f"kafka.bootstrap={bootstrap}",
-            f"node.cluster_secret={_SECRET}",
-            # Several nodes share this machine: a second worker each would only slow the others.
-            *(("node.workers=1",) if self.bench == "failover" else ()),
-            *(_FULL if self.full else ()),
-            *sets,
-            *self.sets,
-        ]
+def sets_of(options: Options, bootstrap: str, *sets: str) -> list[str]:
+    return [
+        f"kafka.bootstrap={bootstrap}",
+        f"node.cluster_secret={_SECRET}",
+        # Several nodes share this machine: a second worker each would only slow the others.
+        *(("node.workers=1",) if options.bench == "failover" else ()),
+        *(_FULL if options.full else ()),
+        *sets,
+        *(options.sets or ()),
+    ]
 
 
 def check(options: Options) -> None:
@@ -110,12 +79,14 @@ def check(options: Options) -> None:
         raise SettingsError(
             f"--delay-ms is {shortest} {longest}: give the shortest delay first, 0 or more"
         )
-    if not options.rate_per_s and options.bench != "steady":
-        raise SettingsError(f"--rate is 0: only steady takes it, {options.bench} needs a load")
+    if not options.per_s and (options.bench != "steady" or options.burst):
+        raise SettingsError(
+            f"--rate is 0: only steady without --burst takes it; {options.bench} needs a load"
+        )
     if options.bootstrap and options.bench in ("failover", "peers"):
         raise SettingsError(f"--bootstrap: {options.bench} starts brokers of its own; leave it out")
     # A wrong --set ends here, not after a cluster has started.
-    options.settings("127.0.0.1:1")
+    settings_of(options)
 
 
 _METRICS_TIMEOUT_S: Final = 10.0
@@ -131,30 +102,16 @@ _NAMES: Final = {
 ServiceCounters: TypeAlias = Counter[str]
 
 
-class Serving:
-    """Service under test (one node), started by the constructor."""
+class Serving(LocalNode):
+    """Node under test."""
 
-    def __init__(self, sets: Sequence[str], folder: Path, slices: int) -> None:
-        self.state_dir = folder / "state"
-        self._sets = [*sets, f"node.state_dir={self.state_dir}", *ANY_PORTS]
-        self._log_path = folder / "service.log"
-        self._slices = slices
-        self._process = ServiceProcess(self._sets, self._log_path)
-        self._url = ""
-        self.workers: list[psutil.Process] = []
-        self.processes: list[psutil.Process] = []
+    workers: Sequence[psutil.Process] = ()
+    processes: Sequence[psutil.Process] = ()
 
-    def await_serving(self) -> None:
-        self._process.wait_serving(self._slices)
-        self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
-        self.workers = self._process.workers()
-        self.processes = self._process.processes()
-
-    def restart_killed(self) -> float:
-        self._process.kill()
-        started_s = time.time()
-        self._process = ServiceProcess(self._sets, self._log_path)
-        return started_s
+    def await_serving(self, slices: int) -> None:
+        self.service.wait_serving(slices)
+        self._url = f"http://{self.service.events('metrics_served')[-1]['url']}/metrics"
+        self.workers, self.processes = self.service.workers(), self.service.processes()
 
     def counters(self) -> ServiceCounters:
         try:
@@ -163,7 +120,7 @@ class Serving:
         except (URLError, OSError) as exc:
             raise DelayServiceError(
                 f"the service does not answer on {self._url} any more: {exc}; the end of its log "
-                f"says why:\n{self._process.log_tail()}"
+                f"says why:\n{self.log_tail()}"
             ) from exc
         found: ServiceCounters = Counter()
         for family in text_string_to_metric_families(text):
@@ -188,12 +145,9 @@ class Serving:
             elif time.monotonic() - moved_s > _STALL_S:
                 raise DelayServiceError(
                     f"the service has {name} {now} of {count} records and stands still; the end of "
-                    f"its log says why:\n{self._process.log_tail()}"
+                    f"its log says why:\n{self.log_tail()}"
                 )
             time.sleep(_LOOK_S)
-
-    def stop(self) -> None:
-        self._process.kill()
 
 
 _ASK_TIMEOUT_S: Final = 15.0
@@ -244,9 +198,7 @@ class Stand:
         self._folder = folder
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
-        # Names of created topics, each once: the Kafka client crashes if a list has a name twice.
-        self._created: set[str] = set()
-        settings = options.settings(servers.bootstrap)
+        settings = settings_of(options, servers.bootstrap)
         self.is_exactly_once = settings.delivery.mode == "exactly_once"
         self.session_timeout_s = float(settings.zookeeper.session_timeout_s)
         self._zookeeper = servers.zookeeper
@@ -270,10 +222,7 @@ class Stand:
 
     def create(self, names: Names, targets: Sequence[str]) -> list[str]:
         sets = names.sets(self.options.partitions)
-        settings = self.options.settings(self._bootstrap, sets)
-        made = settings.topics
-        own = (made.checkpoint, made.claims_topic, made.dead_letter, made.outcomes)
-        self._created |= {names.delay, *settings.levels.by_topic, *own, *map(names.target, targets)}
+        settings = settings_of(self.options, self._bootstrap, *sets)
         replication = settings.topics.replication_factor
         new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
         try:
@@ -285,41 +234,45 @@ class Stand:
                 f"the bench can't make its topics {names.prefix}_*: {exc}; give its user the right "
                 "to create and delete topics of that prefix, or leave --bootstrap out"
             ) from exc
-        return self.options.sets_of(self._bootstrap, sets)
+        return sets_of(self.options, self._bootstrap, *sets)
 
     def clean_up(self) -> None:
         # What can't be deleted from the user's cluster is left there.
-        topics = sorted(self._created)
-        for future in self._admin.delete_topics(topics).values() if topics else ():
-            with suppress(KafkaException, TimeoutError):  # it was never made, or there is no answer
-                future.result(_TIMEOUT_S)
+        with suppress(KafkaException):
+            found = self._admin.list_topics(timeout=_ASK_TIMEOUT_S).topics
+            own = [name for name in found if name.startswith(f"bench_{self._run}_")]
+            for future in self._admin.delete_topics(own).values() if own else ():
+                with suppress(KafkaException, TimeoutError):
+                    future.result(_TIMEOUT_S)
 
     # --- processes -------------------------------------------------------------------------------
 
     @contextmanager
     def service(self, names: Names, sets: Sequence[str]) -> Iterator[Serving]:
-        folder = self._folder / names.prefix
-        folder.mkdir()
         with ExitStack() as stack:
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            serving = Serving("bench", [*sets, *ANY_PORTS], self._folder_of(names, stack))
+            stack.callback(serving.kill)
             with self.steps.doing("Starting the service"):
-                serving = Serving(sets, folder, self.options.partitions)
-                stack.callback(serving.stop)
-                serving.await_serving()
+                serving.start()
+                serving.await_serving(self.options.partitions)
             yield serving
 
     @contextmanager
     def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
+        shared = [*sets_of_several(self._zookeeper, f"/{names.prefix}"), *sets, *ANY_PORTS]
+        with ExitStack() as stack:
+            folder = self._folder_of(names, stack)
+            nodes = [
+                LocalNode(f"n{number}", [*shared, f"node.broker_id={number}"], folder)
+                for number in range(1, NODES + 1)
+            ]
+            yield stack.enter_context(NodeGroup(nodes, self.options.partitions))
+
+    def _folder_of(self, names: Names, stack: ExitStack) -> Path:
         folder = self._folder / names.prefix
         folder.mkdir()
-        shared = [*sets_of_several(self._zookeeper, f"/{names.prefix}"), *sets, *ANY_PORTS]
-        nodes = [
-            LocalNode(f"n{number}", [*shared, f"node.broker_id={number}"], folder)
-            for number in range(1, NODES + 1)
-        ]
-        with ExitStack() as stack:
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            yield stack.enter_context(NodeGroup(nodes, self.options.partitions))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
     def client(self, role: ClientRole) -> dict[str, str]:
         return self._clients[role]
@@ -343,7 +296,3 @@ class Stand:
 
     def judge(self, names: Names, target: str, batch: Batch) -> JudgePlan:
         return JudgePlan(self.client("consumer"), (names.target(target),), batch)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -6,22 +6,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from confluent_kafka import IsolationLevel
-from confluent_kafka.admin import AdminClient
-
-from connectors.kafka.log_ends import LATEST, offsets_of
-from delay_devtools.demo.timeline import Act, Deed, Missed, has_let_go
+from delay_devtools.demo.timeline import INSIDE, Act, Deed, has_let_go
 from delay_devtools.nodes import LocalNode, NodeGroup
 from delayservice.base.errors import ClusterError
-from delayservice.engine.ports import Place
+from delayservice.smoke.helper import Helper
 from delayservice.smoke.progress import Steps
 
 # Fault point (place in the service's code) and action: a worker stops itself with SIGSTOP in an
 # open transaction whose outputs are at the broker.
 FAULT: Final = "flushed:stop"
+_SEED: Final = 20_260_101
+# Number of records that successors deliver before a frozen node is resumed.
+_DELIVERED: Final = 500
 _TRANSACTION_S_MAX: Final = 5.0
 # Number of attempts to stop a slice's owner in an open transaction. On a busy machine an owner's
 # ZooKeeper session of two seconds may end meanwhile, and a node that has lost the slice begins no
@@ -29,12 +28,9 @@ _TRANSACTION_S_MAX: Final = 5.0
 _OWNERS_ASKED: Final = 4
 # Shortest and longest pause before a fault, in s; the key is whether there are several nodes.
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
-_LOOKS: Final = 4
-_BETWEEN_LOOKS_S: Final = 0.05
 # Numbers, modulo 5, of the kills that happen in an open transaction; the first kill is 0.
 _INSIDE: Final = frozenset({0, 2, 3})
 
-INSIDE: Final = "in an open transaction"
 _NO_TRANSACTION: Final = "no transaction came"
 _ANY_TIME: Final = "at a random moment"
 
@@ -48,64 +44,41 @@ def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
 
 
 class Director:
-    """Causes the demo's faults. ``go_on`` sends the next part of the records, ``await_delivered``
-    waits until the consumer has received some more. ``missed`` has the faults that failed.
-    """
+    """Causes the demo's faults at the owners of slices; ``missed`` has those that failed."""
 
-    def __init__(
-        self,
-        group: NodeGroup,
-        admin: AdminClient,
-        targets: Sequence[Place],
-        go_on: Callable[[], None],
-        await_delivered: Callable[[], None],
-        rng: random.Random,
-    ) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self._group = group
-        self._admin = admin
-        self._targets = targets
-        self._go_on = go_on
-        self._await_delivered = await_delivered
-        self._rng = rng
+        self._has_several = len(group.nodes) > 1
+        self._rng = random.Random(_SEED)  # noqa: S311  # kill times that replay from a seed
         self.acts: list[Act] = []
-        self.missed: list[Missed] = []
-        self._deeds = {
-            Deed.KILL: self._kill,
-            Deed.FREEZE: self._freeze,
-            Deed.RESTART: self._restart,
-        }
+        self.missed: list[str] = []
 
-    @property
-    def _has_several(self) -> bool:
-        return len(self._group.nodes) > 1
-
-    def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
+    def play(
+        self, deeds: Sequence[tuple[Deed, bool]], steps: Steps, load_: Helper, judge_: Helper
+    ) -> None:
         # A fault that fails is added to missed, and the next one is caused, so that the records are
         # checked in any case.
-        bar = steps.bar("Troubling the nodes", len(deeds))
         for number, (deed, is_inside) in enumerate(deeds):
             if number:
-                self._go_on()
+                load_.tell()  # each fault has its part of the records
             time.sleep(self._rng.uniform(*_PAUSE_S[self._has_several]))
             slice_no = number % self._group.slices
             node, how = self._group.owner(slice_no), _ANY_TIME
             if is_inside:
                 node, how = self._stop_inside(slice_no)
-            bar.say(f"{node.node_id} is being {deed}")
-            try:
-                self._deeds[deed](node, how)
-            except ClusterError as exc:
-                self.missed.append(Missed(f"{node.node_id} was to be {deed}", str(exc)))
-                self._set_right()
-            bar.at(number + 1)
-        bar.say("Troubled the nodes")
+            with steps.doing(f"{node.node_id} is being {deed}"):
+                try:
+                    self._cause(deed, node, how, load_, judge_)
+                except ClusterError as exc:
+                    self.missed.append(f"{node.node_id} was to be {deed}: {exc}")
+                    self._set_right()
 
     def stop(self) -> None:
         for node in self._group.nodes.values():
             try:
                 node.stop_in_order()
             except ClusterError as exc:
-                self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
+                self.missed.append(f"{node.node_id} was to be stopped: {exc}")
 
     def _stop_inside(self, slice_no: int) -> tuple[LocalNode, str]:
         for _ in range(_OWNERS_ASKED):
@@ -121,78 +94,37 @@ class Director:
             else:
                 node.start()
 
-    def _kill(self, node: LocalNode, how: str) -> None:
-        before = self._group.owned_by(node)
-        at_ms = _now_ms()
-        node.kill()
-        held_back = self._held_back()
+    def _cause(self, deed: Deed, node: LocalNode, how: str, load_: Helper, judge_: Helper) -> None:
+        group, before, at_ms = self._group, self._group.owned_by(node), _now_ms()
+        causes = {
+            Deed.KILL: node.kill,
+            Deed.FREEZE: node.service.freeze,
+            Deed.RESTART: node.stop_in_order,
+        }
+        causes[deed]()
         if not self._has_several:
             node.start()
-        self._group.await_successors(before, [node] if self._has_several else [])
-        self._note(Deed.KILL, node, tuple(before), at_ms, how, held_back)
-        if self._has_several:
-            node.start()
-            self._group.await_home()
-
-    def _freeze(self, node: LocalNode, how: str) -> None:
-        before = self._group.owned_by(node)
-        at_ms = _now_ms()
-        node.service.freeze()
-        held_back = self._held_back()
-        self._group.await_successors(before, [node])
-        self._await_delivered()
-        woken_ms = _now_ms()
-        act = self._note(Deed.FREEZE, node, tuple(before), at_ms, how, held_back, woken_ms)
-        node.service.thaw()
-        self._group.await_true(
-            lambda: has_let_go(node.slice_events(), act),
-            f"{node.node_id} was woken and let go of {sorted(before)}",
-        )
-        self._group.await_home()
-
-    def _restart(self, node: LocalNode, how: str) -> None:
-        before = self._group.owned_by(node)
-        at_ms = _now_ms()
-        node.stop_in_order()
-        self._group.await_successors(before, [node])
-        self._note(Deed.RESTART, node, tuple(before), at_ms, how, 0)
-        node.start()
-        self._group.await_home()
-
-    def _note(
-        self,
-        deed: Deed,
-        node: LocalNode,
-        slices: tuple[int, ...],
-        at_ms: float,
-        how: str,
-        held_back: int,
-        woken_ms: float | None = None,
-    ) -> Act:
-        owners = self._group.owners()
-        served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
-        act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
+        group.await_successors(before, [node] if self._has_several else [])
+        if deed is Deed.FREEZE:
+            enough = judge_.count + _DELIVERED
+            group.await_true(
+                lambda: judge_.count >= min(enough, load_.count), "the successors deliver"
+            )
+        owners = group.owners()
+        served_ms = max((owners[slice_no].from_ms for slice_no in before), default=at_ms)
+        woken_ms = _now_ms() if deed is Deed.FREEZE else None
+        act = Act(deed, node.node_id, tuple(before), at_ms, how, served_ms, woken_ms)
         self.acts.append(act)
-        return act
-
-    # --- uncommitted offsets ---------------------------------------------------------------------
-
-    def _held_back(self) -> int:
-        # The least of some readings: transactions of other nodes end between them, while that of a
-        # killed or frozen node stays open.
-        found = [self._held_back_now()]
-        while self._has_several and len(found) < _LOOKS:
-            time.sleep(_BETWEEN_LOOKS_S)
-            found.append(self._held_back_now())
-        return min(found)
-
-    def _held_back_now(self) -> int:
-        # In this order: records that are committed between the two queries must not count.
-        high = self._ends(IsolationLevel.READ_UNCOMMITTED)
-        return max(high - self._ends(IsolationLevel.READ_COMMITTED), 0)
-
-    def _ends(self, isolation: IsolationLevel) -> int:
-        return sum(offsets_of(self._admin, self._targets, LATEST, isolation).values())
+        if deed is Deed.FREEZE:
+            node.service.thaw()
+            group.await_true(
+                lambda: has_let_go(node.slice_events(), act),
+                f"{node.node_id} was woken and let go of {sorted(before)}",
+            )
+        elif self._has_several:
+            node.start()
+        if self._has_several:
+            group.await_home()
 
 
 def _now_ms() -> float:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,12 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from delay_devtools.demo.choices import Choices
+from delay_devtools.demo.options import DemoOptions
 from delay_devtools.demo.timeline import (
+    INSIDE,
     Act,
     Deed,
     Ending,
-    Missed,
     ending,
     fences,
     strip,
@@ -33,12 +34,12 @@ AROUND_FAILOVER_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    choices: Choices
+    options: DemoOptions
     verdict: Verdict
     started_ms: float
-    acts: tuple[Act, ...]
-    missed: tuple[Missed, ...]
-    events: tuple[SliceEvent, ...]
+    acts: Sequence[Act]
+    missed: Sequence[str]
+    events: Sequence[SliceEvent]
 
     @property
     def is_good(self) -> bool:
@@ -74,9 +75,9 @@ class DemoReport:
         kills = [act for act in acts if act.deed is Deed.KILL]
         return {
             **counts(verdict),
-            "nodes": self.choices.nodes,
+            "nodes": self.options.nodes,
             "kills": len(kills),
-            "kills_in_open_transaction": sum(act.held_back > 0 for act in kills),
+            "kills_in_open_transaction": sum(act.how == INSIDE for act in kills),
             "freezes": sum(act.deed is Deed.FREEZE for act in acts),
             "fenced": sum(fences(self.events, act) for act in acts),
             "stepped_down": self.endings().count(Ending.STEPPED_DOWN),
@@ -104,11 +105,15 @@ class DemoReport:
 
 def show(console: Console, report: DemoReport, seconds: float) -> None:
     _show_histogram(console, report)
-    if report.choices.has_several:
+    if report.options.has_several:
         _show_strips(console, report)
     _show_acts(console, report)
-    _show_missed(console, report)
-    _show_verdict(console, report, seconds)
+    for what in report.missed:
+        console.print(f"[yellow]did not come off:[/] {escape(what)}", highlight=False)
+    found = {**report.numbers(), "seconds": round(seconds, 1)}
+    show_numbers(console, f"{report.options.delivery}, {report.options.store} store", found)
+    for what, examples in report.verdict.examples.items():
+        console.print(f"[bold red]{what}:[/] {'; '.join(examples)}", highlight=False)
 
 
 # --- lateness ------------------------------------------------------------------------------------
@@ -123,7 +128,7 @@ def _show_histogram(console: Console, report: DemoReport) -> None:
         if at_work or late
     ]
     show_lateness(console, bars)
-    what = "failover" if report.choices.has_several else "restart"
+    what = "failover" if report.options.has_several else "restart"
     console.print(f"[green]█[/] at work   [yellow]█[/] due around a {what}\n", highlight=False)
 
 
@@ -176,35 +181,14 @@ def _marks(report: DemoReport, cell_ms: float) -> str:
 def _show_acts(console: Console, report: DemoReport) -> None:
     if not report.acts:
         return
-    table = Table(
-        "at", "node", "what", "when", "outputs at the broker, uncommitted", "served in", "woken"
-    )
+    table = Table("at", "node", "what", "when", "served in", "woken")
     for act in report.acts:
         table.add_row(
             f"{report.seconds_in(act.at_ms):.1f} s",
             act.node_id,
             act.deed.value,
             act.how,
-            f"{act.held_back:,}" if act.held_back else "-",
             f"{(act.served_ms - act.at_ms) / 1_000:.1f} s",
             ending(report.events, act).value if act.deed is Deed.FREEZE else "",
         )
     console.print(table)
-
-
-def _show_missed(console: Console, report: DemoReport) -> None:
-    for one in report.missed:
-        console.print(
-            f"[yellow]did not come off:[/] {one.what}; {escape(one.why)}", highlight=False
-        )
-
-
-# --- verdict -------------------------------------------------------------------------------------
-
-
-def _show_verdict(console: Console, report: DemoReport, seconds: float) -> None:
-    choices = report.choices
-    found = {**report.numbers(), "seconds": round(seconds, 1)}
-    show_numbers(console, f"{choices.delivery}, {choices.store} store", found)
-    for what, examples in report.verdict.examples.items():
-        console.print(f"[bold red]{what}:[/] {'; '.join(examples)}", highlight=False)

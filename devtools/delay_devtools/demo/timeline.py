@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from delay_devtools.nodes import FENCED, LOST, SliceEvent, SliceOwnership
+
+INSIDE: Final = "in an open transaction"
 
 
 class Deed(StrEnum):
@@ -27,10 +30,9 @@ class Ending(StrEnum):
 class Act:
     """Fault that was caused at a node. Times are epoch milliseconds.
 
-    ``held_back`` is the number of offsets in the target topics between the last stable offset and
-    the high watermark right after it: uncommitted outputs, and all records behind them.
-    ``served_ms`` is the time when the last of the node's slices had a new owner, ``woken_ms`` that
-    of a resumption.
+    ``how`` tells the moment; ``INSIDE``: a worker had stopped itself in a transaction whose outputs
+    were at the broker. ``served_ms`` is the time when the last of the node's slices had a new
+    owner, ``woken_ms`` that of a resumption.
     """
 
     deed: Deed
@@ -38,7 +40,6 @@ class Act:
     slices: tuple[int, ...]
     at_ms: float
     how: str
-    held_back: int
     served_ms: float
     woken_ms: float | None = None
 
@@ -48,19 +49,13 @@ class Act:
         return self.deed is not Deed.RESTART
 
 
-@dataclass(frozen=True, slots=True)
-class Missed:
-    what: str
-    why: str
-
-
 def fences(events: Sequence[SliceEvent], act: Act) -> int:
-    return sum(_is_fence(one, act) for one in events)
+    return sum(one.what == LOST and FENCED in one.why for one in _of_woken(events, act))
 
 
 def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
     # A loss, a hand-over or a new take-over each show that the old ownership has ended.
-    return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
+    return {one.slice_no for one in _of_woken(events, act)} >= set(act.slices)
 
 
 def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
@@ -71,12 +66,10 @@ def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
     return Ending.STEPPED_DOWN if has_let_go(events, act) else Ending.SILENT
 
 
-def _is_of_woken(one: SliceEvent, act: Act) -> bool:
-    return act.woken_ms is not None and one.node_id == act.node_id and one.at_ms >= act.woken_ms
-
-
-def _is_fence(one: SliceEvent, act: Act) -> bool:
-    return one.what == LOST and FENCED in one.why and _is_of_woken(one, act)
+def _of_woken(events: Sequence[SliceEvent], act: Act) -> list[SliceEvent]:
+    if act.woken_ms is None:
+        return []
+    return [one for one in events if one.node_id == act.node_id and one.at_ms >= act.woken_ms]
 
 
 def strip(

@@ -33,6 +33,7 @@ from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.copies import COPY_KINDS, DISKS, Copies
 from delay_devtools.drill.judge import SHOWN_MAX, Defect, DrillVerdict, Finding, Found, judge
 from delay_devtools.drill.operators import DEFECTS, GRACE_MS, LATE_MS, OVERDUE_MS, SOUND, Scene
+from delay_devtools.drill.options import DrillOptions
 from delay_devtools.drill.replay import Replay
 from delay_devtools.drill.rows import Place, Rows, read_batch, write_batch
 from delay_devtools.drill.stories import NAMES, PARTITIONS, SECRET, STORIES, RealRun
@@ -51,15 +52,6 @@ _PENDING_MIN: Final = 150
 _BEHIND_PART: Final = 20
 _SPARES: Final = 6
 _FINDINGS_MAX: Final = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class DrillOptions:
-    records: int = 1_000_000
-    defects: int = 300
-    seed: int = 20_260_101
-    keep: bool = False
-    follow: bool = False
 
 
 @dataclass(slots=True)

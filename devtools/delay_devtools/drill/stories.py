@@ -23,10 +23,11 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
 from connectors.kafka.clients import KafkaAdmin, produce_patiently
 from connectors.kafka.log_ends import LATEST, offsets_of
-from delay_devtools.bench.stand import Names, now_ms
+from delay_devtools.bench.stand import Names
 from delay_devtools.servers import ANY_PORTS
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError, KafkaEdgeError
+from delayservice.commands.options import now_ms
 from delayservice.contract.partitioner import partition_for
 from delayservice.smoke.judge import KafkaSource
 from delayservice.smoke.load import QUIET, Headers, producer

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -25,9 +23,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 
-from delay_devtools import guard
+from delay_devtools.child import start, tail
 from delay_devtools.servers import LOOPBACK
-from delay_devtools.service import tail
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.judge import JudgePlan, Source
 from delayservice.smoke.load import Headers, LoadPlan
@@ -40,8 +37,9 @@ _Value = TypeVar("_Value")
 class _Source:
     """Log whose messages another thread of the client puts into a queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, *client: Any) -> None:  # noqa: ANN401 (arguments of the client)
         self._queue: SimpleQueue[Message] = SimpleQueue()
+        super().__init__(*client)
 
     def put(self, key: bytes, value: bytes) -> None:
         self._queue.put(Message(key=key, value=value))
@@ -60,8 +58,7 @@ class _Source:
 class _Sink:
     """Sender whose client repeats failed attempts by itself; they are counted."""
 
-    def __init__(self) -> None:
-        self._sent = self._acked = self.resent = 0
+    _sent = _acked = resent = 0
 
     def poll(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
@@ -111,8 +108,7 @@ class _NatsSink(_Sink, _NatsLink):
     """
 
     def __init__(self, port: int, stream: str) -> None:
-        _Sink.__init__(self)
-        _NatsLink.__init__(self, port)
+        super().__init__(port)
         config = StreamConfig(
             name=stream,
             subjects=[f"{stream}.at.*", f"{stream}.out"],
@@ -148,11 +144,10 @@ class _NatsSink(_Sink, _NatsLink):
 class _NatsSource(_Source, _NatsLink):
     # It counts its position itself, so that only a message that was stored twice arrives twice.
     def __init__(self, port: int, stream: str) -> None:
-        _Source.__init__(self)
+        super().__init__(port)
         self._stream = stream
         # Stream sequence number after the last received message.
         self._next = 1
-        _NatsLink.__init__(self, port)
         self._run(self._subscribe()).result(_TIMEOUT_S)
 
     async def _take(self, message: Msg) -> None:
@@ -186,11 +181,8 @@ class _Program:
     """Java program that reads lines of words from standard input, and writes such lines."""
 
     def __init__(self, command: Sequence[str], log_path: str) -> None:
-        words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
         with Path(log_path).open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 (our own program)
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
+            self._process = start(command, log, pipe=subprocess.PIPE)
         if self._process.stdout is None or self._process.stdout.readline() != b"ready\n":
             raise DelayServiceError(
                 f"the client of RocketMQ did not start; its log ends:\n{tail(Path(log_path))}"
@@ -211,10 +203,6 @@ class _Program:
 
 
 class _RocketSink(_Sink, _Program):
-    def __init__(self, command: Sequence[str], log_path: str) -> None:
-        _Sink.__init__(self)
-        _Program.__init__(self, command, log_path)
-
     def heard(self, words: list[bytes]) -> None:
         if words[0] == b"acked":
             self._acked += 1
@@ -228,10 +216,6 @@ class _RocketSink(_Sink, _Program):
 
 
 class _RocketSource(_Source, _Program):
-    def __init__(self, command: Sequence[str], log_path: str) -> None:
-        _Source.__init__(self)
-        _Program.__init__(self, command, log_path)
-
     def heard(self, words: list[bytes]) -> None:
         key, value = words
         self.put(key, bytes.fromhex(value.decode()))

@@ -4,33 +4,33 @@ a burst.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import psutil
 from rich.table import Table
 
+from delay_devtools.bench.figures import Figures, facts
+from delay_devtools.bench.options import Options
 from delay_devtools.bench.peers import clients, servers
 from delay_devtools.bench.peers.servers import Peer
 from delay_devtools.bench.sampling import rss_mib
-from delay_devtools.bench.stand import Names, Options, Servers, Stand, now_ms
+from delay_devtools.bench.stand import Names, Servers, Stand
 from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.shown import WRONG
 from delayservice import __version__
 from delayservice.commands.console import out, print_json
+from delayservice.commands.options import now_ms
 from delayservice.smoke.helper import Helper
-from delayservice.smoke.judge import Verdict, judge, lateness
-from delayservice.smoke.load import Loaded, load
+from delayservice.smoke.judge import Verdict, lateness
+from delayservice.smoke.load import Loaded
 from delayservice.smoke.progress import Steps
-
-# One round of one system, by the names of its figures.
-Result: TypeAlias = dict[str, str | int | float | None]
+from delayservice.smoke.run import send_and_judge
 
 _COLUMNS: Final = (
     *("system", "round", "n", "sent_per_s", "lost", "duplicated", "early", "altered", "resent"),
@@ -52,8 +52,8 @@ _LEAD_MS: Final = 5_000
 _QUIET_S: Final = 5.0
 
 
-def run(options: Options, shown: Steps) -> list[Result]:
-    results: list[Result] = []
+def run(options: Options, shown: Steps) -> list[Figures]:
+    results: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as name:
         folder = Path(name)
         with started(EmbeddedCluster(1, 0, for_bench=True), shown) as cluster:
@@ -67,18 +67,10 @@ def run(options: Options, shown: Steps) -> list[Result]:
     return results
 
 
-def show(options: Options, results: Sequence[Result], *, as_json: bool) -> int:
-    if as_json:
-        found = {
-            "bench": options.bench,
-            "n": options.n,
-            "rate_per_s": options.rate_per_s,
-            "delay_ms": options.delay_ms,
-            "size": options.size,
-            "cores": os.cpu_count(),
-            "version": __version__,
-        }
-        print_json(found | {"results": results})
+def show(options: Options, results: Sequence[Figures]) -> int:
+    if options.as_json:
+        asked = {"n": options.count, "rate_per_s": options.per_s, "delay_ms": options.delay_ms}
+        print_json({**facts(options), **asked, "results": results})
     else:
         out.print(table(results))
         for system, setup in {one["system"]: one["setup"] for one in results}.items():
@@ -87,13 +79,13 @@ def show(options: Options, results: Sequence[Result], *, as_json: bool) -> int:
     return int(any(one[name] for one in own for name in WRONG))
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[Figures]) -> Table:
     made = Table(title="One schedule, one judge, one system after the other")
     for name in (*_COLUMNS, "lateness, ms: p50 / p99 / max"):
         made.add_column(name, justify="left" if name in _COLUMNS[:2] else "right")
     for one in results:
         late = " / ".join(_cell(name, one[name]) for name in lateness({}))
-        made.add_row(*(_cell(name, one[name]) for name in _COLUMNS), late)
+        made.add_row(*(_cell(name, one.get(name)) for name in _COLUMNS), late)
     return made
 
 
@@ -108,11 +100,11 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
     with stand.service(names, stand.create(names, _ROUNDS)) as serving:
 
         def restart() -> None:
-            serving.stop()
+            serving.kill()
             cluster.stop_broker(1, kill=True)
             cluster.start_broker(1)
-            serving.restart_killed()
-            serving.await_serving()
+            serving.start()
+            serving.await_serving(options.partitions)
 
         yield Peer(
             name=f"this service {__version__}",
@@ -123,19 +115,19 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
         )
 
 
-def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
+def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Figures]:
     # The first round is unmeasured: a server that has just started is slow.
     options = stand.options
     if options.warm_up:
-        _round(stand, names, peer, _WARM, int(options.rate_per_s * _WARM_UP_S))
+        _round(stand, names, peer, _WARM, int(options.per_s * _WARM_UP_S))
     for name in (_UNDISTURBED, _KILLED):
-        yield _round(stand, names, peer, name, options.n)
-    yield _round(stand, names, peer, _BURST, options.n * _BURST_TIMES)
+        yield _round(stand, names, peer, name, options.count)
+    yield _round(stand, names, peer, _BURST, options.count * _BURST_TIMES)
 
 
-def _round(stand: Stand, names: Names, peer: Peer, round_: str, n: int) -> Result:
+def _round(stand: Stand, names: Names, peer: Peer, round_: str, n: int) -> Figures:
     shortest, longest = _WARM_UP_DELAY_MS if round_ == _WARM else stand.options.delay_ms
-    batch, rate = stand.batch(n), stand.options.rate_per_s
+    batch, rate = stand.batch(n), stand.options.per_s
     due_ms = now_ms() + _LEAD_MS + n * 1_000 // _BURST_PER_S
     loading = stand.load(names, round_, batch)
     if round_ == _BURST:
@@ -147,26 +139,25 @@ def _round(stand: Stand, names: Names, peer: Peer, round_: str, n: int) -> Resul
         topic = f"bench_{round_}"
         loading = replace(loading, client=peer.client, topic=topic, connect=clients.sink)
         judging = replace(judging, client=peer.client, topics=(topic,), connect=clients.source)
-    receiving = stand.steps.bar(f"{peer.name}, {round_}", n)
-    with Helper(load, loading) as loader, Helper(judge, judging, receiving.at) as judge_process:
-        loader.tell()
-        restart_s = None
+    restart_s: list[float] = []
+
+    def kill(_load: Helper, _judge: Helper) -> None:
         if round_ == _KILLED:
             time.sleep(n / rate / 2)
             killed_s = time.monotonic()
             peer.restart()
-            restart_s = round(time.monotonic() - killed_s, 1)
-        loaded = loader.expect(Loaded)
-        judge_process.tell(loaded)
-        verdict = judge_process.expect(Verdict)
+            restart_s.append(round(time.monotonic() - killed_s, 1))
+
+    with stand.steps.doing(f"{peer.name}, {round_}"):
+        loaded, verdict = send_and_judge(loading, judging, stand.steps, kill)
     found = result(peer.name, peer.setup, round_, verdict, loaded)
     if round_ == _BURST:
         found["drained_per_s"] = round(verdict.delivered / (verdict.last_seen_s - due_ms / 1_000))
         found["rss_mib"] = round(rss_mib(map(psutil.Process, peer.pids())))
-    return found | {"restart_s": restart_s}
+    return found | ({"restart_s": restart_s[0]} if restart_s else {})
 
 
-def result(system: str, setup: str, round_: str, verdict: Verdict, loaded: Loaded) -> Result:
+def result(system: str, setup: str, round_: str, verdict: Verdict, loaded: Loaded) -> Figures:
     """Return the figures of a round: ``sent_per_s``: acknowledged messages; ``resent``: repeated
     attempts to send; ``restart_s``: from the kill until the servers listened again.
     """
@@ -180,8 +171,5 @@ def result(system: str, setup: str, round_: str, verdict: Verdict, loaded: Loade
         **{name: getattr(verdict, name) for name in sorted(WRONG)},
         "early_ms_max": max(0, -min(late, default=0)),
         "resent": loaded.resent,
-        "restart_s": None,
         **lateness(late),
-        "drained_per_s": None,
-        "rss_mib": None,
     }

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,16 +18,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from delay_devtools.child import Child, Reaper
+from delay_devtools.child import Child
 from delay_devtools.jars import cache_folder, ensure_jars, parse_lock
 from delay_devtools.servers import HEAP_VARIABLE, LOOPBACK, find_java, free_ports
 from delayservice.base.errors import ClusterError
 
-_START_S: Final = 60.0
 _READY: Final = re.compile("boot success|Server is ready")
 _BUILD_TIMEOUT_S: Final = 540.0
 _HERE: Final = resources.files(__package__)
 _NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
+# As in rocketmq.lock and nats/go.mod.
+ROCKETMQ: Final = "5.4.0"
+NATS: Final = "2.15.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +41,6 @@ class Peer:
     client: dict[str, str]
     restart: Callable[[], None]
     pids: Callable[[], list[int]]
-
-
-def rocketmq_version() -> str:
-    return _version_of(r"rocketmq-broker:(\S+)", "rocketmq.lock")
-
-
-def nats_version() -> str:
-    return _version_of(rf"{_NATS_MODULE} v(\S+)", "nats", "go.mod")
-
-
-def _version_of(pattern: str, *path: str) -> str:
-    found = re.search(pattern, _HERE.joinpath(*path).read_text("utf-8"))
-    if found is None:
-        raise ClusterError(f"{'/'.join(path)} names no version; take it from the repository again")
-    return found.group(1)
 
 
 @contextmanager
@@ -79,20 +65,20 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
         "storePathRootDir": home / "store",
         "timerPrecisionMs": 100,
     }
-    with _children(folder) as launch:
-        launch(
+    with _children(folder) as own:
+        own.launch(
             "name server", [*base, f"{start}.namesrv.NamesrvStartup"], {"listenPort": names_port}
         )
         yield Peer(
-            name=f"RocketMQ {rocketmq_version()}",
+            name=f"RocketMQ {ROCKETMQ}",
             setup="name server, broker; timerPrecisionMs=100",
             client={
                 "command": json.dumps([*base, "Peer"]),
                 "servers": address,
                 "log": str(home / "client.log"),
             },
-            restart=launch("broker", [*base, f"{start}.broker.BrokerStartup"], broker),
-            pids=launch.pids,
+            restart=own.launch("broker", [*base, f"{start}.broker.BrokerStartup"], broker),
+            pids=own.pids,
         )
 
 
@@ -100,13 +86,13 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
 def nats(folder: Path) -> Iterator[Peer]:
     (port,) = free_ports(1)
     words = [str(_nats_server()), "-js", "-sd", str(folder / "nats"), "-a", LOOPBACK, "-p"]
-    with _children(folder) as launch:
+    with _children(folder) as own:
         yield Peer(
-            name=f"NATS {nats_version()}",
+            name=f"NATS {NATS}",
             setup="nats-server -js; stream in files",
             client={"port": str(port)},
-            restart=launch("NATS", [*words, str(port)], {}),
-            pids=launch.pids,
+            restart=own.launch("NATS", [*words, str(port)], {}),
+            pids=own.pids,
         )
 
 
@@ -124,7 +110,7 @@ def _compile_client(java: str, class_path: str, folder: Path) -> None:
 
 def _nats_server() -> Path:
     # Built from sources that go.sum pins.
-    path = cache_folder().parent / f"nats-server-{nats_version()}"
+    path = cache_folder().parent / f"nats-server-{NATS}"
     if path.exists():
         return path
     go = shutil.which("go")
@@ -147,48 +133,39 @@ def _nats_server() -> Path:
     return made.replace(path)
 
 
-class _Servers:
-    """Servers of one system, which end together."""
+class _Servers(dict[str, Child]):
+    """Servers of one system, by name, which end together."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
-        self._reaper = Reaper(None)
-        self._children: dict[str, Child] = {}
 
-    def __call__(
+    def launch(
         self, name: str, command: Sequence[str], settings: Mapping[str, object]
     ) -> Callable[[], None]:
-        words = list(command)
-        if settings:
-            path = self._folder / f"{name}.conf"
-            lines = (f"{key}={value}\n" for key, value in settings.items())
-            path.write_text("".join(lines), encoding="utf-8")
-            words += ["-c", str(path)]
+        """Start a server; return what kills it and starts it again."""
+        path = self._folder / f"{name}.conf"
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), "utf-8")
+        words = [*command, *(["-c", str(path)] if settings else [])]
 
         def restart() -> None:
-            if name in self._children:
-                self._children[name].stop(kill=True)
-            child = Child(name, words, self._folder / f"{name}.log", self._reaper)
-            self._children[name] = child
-            deadline_s = time.monotonic() + _START_S
-            child.wait_until(lambda: _READY.search(child.log_tail()) is not None, deadline_s)
+            if name in self:
+                self[name].end(kill=True)
+            child = self[name] = Child(name, words, self._folder / f"{name}.log")
+            child.wait_until(lambda: _READY.search(child.log_tail()) is not None)
 
         restart()
         return restart
 
     def pids(self) -> list[int]:
-        return [child.pid for child in self._children.values()]
-
-    def stop(self) -> None:
-        for child in self._children.values():
-            child.stop(kill=True)
-        self._reaper.dismiss()
+        return [child.pid for child in self.values()]
 
 
 @contextmanager
 def _children(folder: Path) -> Iterator[_Servers]:
-    launch = _Servers(folder)
+    servers = _Servers(folder)
     try:
-        yield launch
+        yield servers
     finally:
-        launch.stop()
+        for child in servers.values():
+            child.end(kill=True)
