@@ -184,7 +184,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def sync(self, number: int) -> None:
-        assert self.shards[number].store.sync() == self.shards[number].stop
+        shard = self.shards[number]
+        assert shard.store.sync() == shard.stop
+        del shard.pairs[:-1]
 
     @rule(number=numbers)
     def sync_soon(self, number: int) -> None:
@@ -239,6 +241,8 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Closed and opened again."""
         self.close()
+        for shard in self.shards:
+            del shard.pairs[:-1]
         self.reopen([shard.stop for shard in self.shards])
 
     def reopen(self, least: list[int]) -> None:

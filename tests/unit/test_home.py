@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delayservice.contract.codec import Payload, decode_payload
+from delayservice.contract.codes import TARGET_ASKED, TARGET_LATER, TARGET_PAUSED, TOO_LARGE
 from delayservice.contract.contracts import (
     Contract,
     Contracts,
@@ -193,3 +195,27 @@ def test_both_ways_of_reading_agree_on_what_is_at_home(
     assert entry[1] == again[1] == (SCHEDULE if home == partition else HOMEBOUND)
     if home != partition:
         assert entry[2:] == (0, identity, (b"k", b"v", headers), (SCHEDULE, NOW_MS, home))
+
+
+def told_of(outputs: list[Output]) -> list[tuple[str, int]]:
+    """Outcome and offset of each."""
+    return [(outcome.OUTCOME_NAMES[output[0]], output[7]) for output in outputs]
+
+
+def test_a_forward_waits_for_its_lookup_and_ignores_a_pause() -> None:
+    away = Partition(1, blocked={(TOPIC, 0): (TARGET_ASKED, "asked")})
+    away.write(schedule())
+    assert away.settle() == []
+    assert away.shard.staged.offset == 0
+    away.targets.why = {(TOPIC, 0): (TARGET_PAUSED, "deliveries are paused")}
+    assert told_of(away.settle()) == [("forwarded", 0)]
+
+
+def test_a_large_record_is_forwarded_in_a_full_transaction() -> None:
+    away = Partition(1)
+    away.write(schedule(), value=b"v" * 600_000)
+    for code, told in ((TARGET_LATER, "forwarded"), (TOO_LARGE, "dead_lettered")):
+        found = {TOPIC: (code, "the transaction has much, or this is too much")}
+        with patch.object(away.targets, "refusal", lambda topic, *_, found=found: found.get(topic)):
+            assert told_of(away.settle()) == [(told, away.end - 1)]
+        away.write(schedule(), value=b"v" * 600_000)

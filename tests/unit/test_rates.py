@@ -19,7 +19,7 @@ from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.contract.requeue import read_copy
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.flow import AHEAD_MS, Flow, FlowRules, SlotPolicy
+from delayservice.engine.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.engine.settle import Settler
@@ -371,3 +371,19 @@ def test_both_limits_hold_together() -> None:
     assert len(world.delivered()) == 30
     per_second = Counter((at - NOW_MS) // 1_000 for at, _ in world.delivered())
     assert max(per_second.values()) <= 6
+
+
+def test_turns_that_passed_while_nobody_served_are_no_burst() -> None:
+    world = World(limited(100))
+    burst(world, 1_000)
+    world.run(NOW_MS + 2_000)
+    world.now_ms += 5_000
+    resumed_ms = world.now_ms
+    world.fail_over(limited(100))
+    world.run(resumed_ms + 13_000)
+    times = [at for at, _ in world.delivered()]
+    assert len(times) == 1_000
+    for since_ms in range(resumed_ms, resumed_ms + 10_000, 500):
+        went = sum(since_ms <= at < since_ms + 2_000 for at in times)
+        assert went <= 2 * 100 + 100 * BURST_MS / 1_000 + 2
+    assert times[-1] <= resumed_ms + 9_000

@@ -323,3 +323,18 @@ def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path)
         found = list(store.scanner().frames(START_KEY, START_MS + SLOT_MS - 1))
         assert found == sorted(row for row in rows if row[0] < START_MS + SLOT_MS)
     wheel.close()
+
+
+def test_rows_of_one_shard_are_replaced_beside_those_of_others(tmp_path: Path) -> None:
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 3, with_ids=0)
+    stores[0].sync()
+    again = [(key, offset, mark, b"again") for key, offset, mark, _ in rows_of(1)]
+    stores[1].rebuild(START_MS, START_MS + 6 * SLOT_MS, again)
+    wheel.close()
+    wheel = Wheel(tmp_path, OPTIONS)
+    for partition, rows in enumerate((rows_of(0), again, rows_of(2))):
+        store = opened(wheel, partition)
+        assert everything(store) == sorted(rows)
+        assert store.stats().pending == len(rows)
+    wheel.close()
