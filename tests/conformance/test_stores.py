@@ -375,3 +375,12 @@ def test_the_folder_is_for_its_owner_only(make_durable: Maker, tmp_path: Path) -
     with opened(make_durable) as store:
         store.append(frames(10), [], [], 10)
     assert (tmp_path / "shard").stat().st_mode & 0o077 == 0
+
+
+def test_marks_are_listed_from_an_offset_on(store: Store) -> None:
+    given = [frame(5_000 + i, i) for i in range(5)]
+    marks = [(b"x", 5_000 + i, i, 10 + i) for i in (3, 1, 2)]
+    store.append(given, [(b"x", f[0], f[1], NO_GROUP) for f in given], marks, 20)
+    assert store.marked_from(12) == [(12, (5_002, 2)), (13, (5_003, 3))]
+    assert store.marked_from(0)[0] == (11, (5_001, 1))
+    assert store.marked_from(14) == []

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.cli import app
+from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Store
 from delayservice.store.folder import version_text
 from delayservice.store.ids import IDS_OPTIONS
@@ -320,3 +321,13 @@ def test_a_folder_of_another_program_beside_a_store_is_left_out(
 ) -> None:
     (tmp_path / "wheel" / "cache" / "5").mkdir(parents=True)
     assert verified(tmp_path, 0)["path"] == str(folder)
+
+
+@only_wheel
+def test_files_that_were_settled_since_the_last_sync_are_no_damage(
+    store: LoneStore, tmp_path: Path
+) -> None:
+    frames = stored.fill(store, start_ms=1_700_000_000_000)
+    store.prune(Cursor(frames[300][:2], 601))
+    store.abandon()  # the index still speaks of what has gone
+    check_sound(tmp_path)
