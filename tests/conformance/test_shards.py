@@ -13,7 +13,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from delayservice.base.errors import StoreError
-from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK
 from delayservice.store.offline import each_store
 from delayservice.store.rocks import RocksOptions
@@ -97,16 +96,6 @@ def test_a_shard_that_starts_over_leaves_the_others_and_stays_empty_after_a_cras
     shards.abandon()
     shards = make()
     assert everything(opened(shards, 1, 1)) == [(START_MS, 0, NO_MARK, b"anew")]
-    shards.close()
-
-
-def test_a_prune_of_one_shard_leaves_the_others(make: Maker) -> None:
-    shards = make()
-    stores = filled(shards, 2)
-    stores[0].prune(Cursor((START_MS + 3_600_000, 0), 13))
-    assert everything(stores[0]) == []
-    assert stores[0].stats().pending == 0
-    check(stores[1], 1)
     shards.close()
 
 

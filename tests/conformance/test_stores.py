@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import TypeAlias
@@ -17,7 +15,7 @@ import pytest
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor, Key
+from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.folder import VERSION_BYTES, version_text
@@ -106,20 +104,6 @@ def test_a_new_store_is_empty(store: Store) -> None:
     assert store.label == b""
 
 
-def test_frames_come_back_in_key_order_whatever_the_limit(store: Store) -> None:
-    given = frames(300)
-    store.append(given, [], [], 300)
-    for limit in (1, 7, 1000):
-        assert read_all(store, limit) == sorted(given)
-
-
-def test_batches_interleave_in_key_order(store: Store) -> None:
-    given = frames(400)
-    for start in range(0, 400, 50):
-        store.append(given[start : start + 50], [], [], start + 50)
-        assert read_all(store) == sorted(given[: start + 50])
-
-
 def test_reading_starts_after_the_key_and_ends_with_the_bound(store: Store) -> None:
     store.append([frame(1000, 1), frame(1000, 2), frame(1999, 3), frame(2000, 4)], [], [], 5)
     assert [f[1] for f in store.read_due((1000, 1), 2000, 10)] == [2, 3, 4]
@@ -127,14 +111,6 @@ def test_reading_starts_after_the_key_and_ends_with_the_bound(store: Store) -> N
     assert [f[1] for f in store.read_due((999, OFFSET_MAX), 1000, 10)] == [1, 2]
     assert store.read_due((2000, 4), FAR_MS, 10) == []
     assert store.read_due((0, 0), 999, 10) == []
-
-
-def test_a_frame_appended_behind_the_hand_but_above_the_key_is_read(store: Store) -> None:
-    store.append([frame(9_500, 1)], [], [], 2)
-    assert [f[1] for f in store.read_due((0, 0), 9_600, 10)] == [1]
-    store.append([frame(3_000, 2), frame(9_400, 3), frame(9_550, 4)], [], [], 5)
-    assert [f[1] for f in store.read_due((0, 0), 9_600, 10)] == [2, 3, 1, 4]
-    assert [f[1] for f in store.read_due((9_500, 1), 9_600, 10)] == [4]
 
 
 def test_old_far_and_extreme_keys_are_kept(store: Store) -> None:
@@ -153,27 +129,6 @@ def test_payloads_come_back_byte_for_byte(store: Store) -> None:
     assert store.read_due((0, 0), FAR_MS, 10) == given
 
 
-def test_appending_again_changes_nothing(store: Store) -> None:
-    given = frames(100)
-    store.append(given, [], [(b"a", *given[5][:2], 99)], 100)
-    store.append(given[50:], [], [], 100)
-    store.append(given[:10], [], [], 100)
-    expected = [(*f[:2], 99 if f[1] == 5 else NO_MARK, f[3]) for f in sorted(given)]
-    assert read_all(store) == expected
-
-
-def test_the_next_due_time_is_never_late(store: Store) -> None:
-    given = sorted(frames(200))
-    store.append(given, [], [], 200)
-    for low, high in pairwise(given):
-        bound = store.next_due_ms(low[:2])
-        assert bound is not None
-        assert bound <= high[0]
-        store.read_due(low[:2], low[0], 10)
-    store.read_due(given[-1][:2], FAR_MS, 10)
-    assert store.next_due_ms(given[-1][:2]) is None
-
-
 def test_the_next_due_time_is_exact_once_its_second_was_read(store: Store) -> None:
     store.append([frame(5_100, 1), frame(5_900, 2)], [], [], 3)
     assert store.read_due((0, 0), 5_050, 10) == []
@@ -181,46 +136,9 @@ def test_the_next_due_time_is_exact_once_its_second_was_read(store: Store) -> No
     assert store.next_due_ms((5_100, 1)) == 5_900
 
 
-def test_a_mark_is_seen_with_its_frame_before_and_after_sync(store: Store) -> None:
-    store.append([frame(5_000, 1), frame(5_000, 2), frame(6_000, 3)], [], [], 4)
-    store.sync()
-    assert len(read_all(store)) == 3
-    store.append([], [], [(b"b", 5_000, 2, 4)], 5)
-    expected = [frame(5_000, 1), frame(5_000, 2, 4), frame(6_000, 3)]
-    assert read_all(store, 1) == read_all(store) == expected
-    store.sync()
-    assert read_all(store, 1) == read_all(store) == expected
-
-
 def test_a_frame_may_be_marked_from_birth(store: Store) -> None:
     store.append([frame(5_000, 7, 3), frame(5_001, 8)], [], [], 9)
     assert read_all(store) == [frame(5_000, 7, 3), frame(5_001, 8)]
-
-
-def test_an_id_stands_for_its_latest_record_until_that_is_marked(store: Store) -> None:
-    def stands_for(record_id: bytes) -> Key | None:
-        return store.latest_unmarked(record_id, 100)
-
-    store.append([frame(5_000, 1)], [(b"id", 5_000, 1, NO_GROUP)], [], 2)
-    assert stands_for(b"id") == (5_000, 1)
-    store.append([frame(6_000, 4)], [(b"id", 6_000, 4, NO_GROUP)], [(b"id", 5_000, 1, 4)], 5)
-    assert stands_for(b"id") == (6_000, 4)
-    store.append([frame(7_000, 9)], [(b"other", 7_000, 9, NO_GROUP)], [(b"id", 6_000, 4, 8)], 10)
-    assert stands_for(b"id") is None
-    assert stands_for(b"other") == (7_000, 9)
-    assert stands_for(b"i") is None
-    assert stands_for(b"") is None
-    store.append([frame(8_000, 12)], [(b"id", 8_000, 12, NO_GROUP)], [], 13)
-    assert stands_for(b"id") == (8_000, 12)
-
-
-def test_an_id_is_scheduled_and_cancelled_again_and_again_in_one_call(store: Store) -> None:
-    named = [(b"id", 5_000 + o, o, NO_GROUP) for o in range(0, 9, 2)]
-    marks = [(b"id", 5_000 + o, o, o + 1) for o in range(0, 7, 2)]
-    store.append([frame(*name[1:3]) for name in named], named, marks, 9)
-    assert store.latest_unmarked(b"id", 9) == (5_008, 8)
-    store.append([], [], [(b"id", 5_008, 8, 9)], 10)
-    assert store.latest_unmarked(b"id", 10) is None
 
 
 def test_a_copy_that_was_marked_before_it_came_leaves_its_id_as_it_is(store: Store) -> None:
@@ -263,26 +181,6 @@ def test_marks_of_a_copy_that_lags_behind_h_are_dropped_too(store: Store) -> Non
         store.prune(Cursor(START_KEY, 1_000))
     assert store.marked_from(0) == []
     assert store.latest_unmarked(b"a", 8) is None
-
-
-def test_marks_are_listed_from_an_offset_on(store: Store) -> None:
-    given = [frame(5_000 + i, i) for i in range(5)]
-    marks = [(b"x", 5_000 + i, i, 10 + i) for i in (3, 1, 2)]
-    store.append(given, [(b"x", f[0], f[1], NO_GROUP) for f in given], marks, 20)
-    assert store.marked_from(12) == [(12, (5_002, 2)), (13, (5_003, 3))]
-    assert store.marked_from(0)[0] == (11, (5_001, 1))
-    assert store.marked_from(14) == []
-
-
-def test_prune_keeps_what_the_cursor_has_not_settled(store: Store) -> None:
-    given = sorted(frames(300))
-    store.append(given, [], [], 300)
-    for position in (0, 50, 150, 299):
-        cursor = Cursor(given[position][:2], 300)
-        store.prune(cursor)
-        rest = store.read_due(cursor.key, FAR_MS, 1000)
-        assert rest == given[position + 1 :]
-    assert store.stats().pending < 300
 
 
 def test_a_copy_behind_h_drops_records_that_k_has_passed(store: Store) -> None:
@@ -397,20 +295,6 @@ def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) 
         store.close()
 
 
-def test_reset_forgets_everything(store: Store) -> None:
-    store.append(frames(100), [(b"a", 1_000_000, 0, NO_GROUP)], [(b"a", 1_000_000, 0, 5)], 100)
-    store.sync()
-    store.set_label(b"old")
-    store.reset()
-    assert store.label == b""
-    assert read_all(store) == []
-    assert store.latest_unmarked(b"a", 100) is None
-    assert store.marked_from(0) == []
-    store.append(frames(10), [], [], 10)
-    assert read_all(store) == sorted(frames(10))
-    assert store.sync() == 10
-
-
 def test_stats_count(store: Store) -> None:
     store.append(frames(100, start_ms=7_000), [], [], 100)
     stats = store.stats()
@@ -419,78 +303,6 @@ def test_stats_count(store: Store) -> None:
     assert stats.durable_offset == 0 or stats.durable_offset == store.sync()
     assert store.sync() == 100
     assert store.stats().durable_offset == 100
-
-
-def test_a_closed_store_opens_with_everything(make_durable: Maker) -> None:
-    given = frames(300)
-    with opened(make_durable) as store:
-        store.append(given, [(b"a", *given[3][:2], NO_GROUP)], [(b"a", *given[4][:2], 299)], 300)
-    for _ in range(2):
-        with opened(make_durable, 300) as store:
-            expected = [(*f[:2], 299 if f[1] == 4 else NO_MARK, f[3]) for f in sorted(given)]
-            assert read_all(store) == expected
-            assert store.latest_unmarked(b"a", 300) == given[3][:2]
-            assert store.marked_from(0) == [(299, given[4][:2])]
-            assert store.stats().pending == 300
-
-
-def test_a_reset_store_opens_empty(make_durable: Maker) -> None:
-    with opened(make_durable) as store:
-        store.append(frames(50), [(b"a", 1_000_000, 0, NO_GROUP)], [], 50)
-        store.set_label(b"old")
-        store.sync()
-        store.reset()
-    with opened(make_durable) as store:
-        assert store.label == b""
-        assert read_all(store) == []
-
-
-@pytest.mark.parametrize("label", [b"", b"one", b"\0" * 20, bytes(range(256)) * 40])
-def test_a_label_comes_back_byte_for_byte(make_durable: Maker, label: bytes) -> None:
-    with opened(make_durable) as store:
-        store.set_label(b"another, of another length")
-        store.append(frames(10), [], [], 10)
-        store.sync()
-        store.set_label(label)
-        assert store.label == label
-        assert store.sync() == 10
-        store.append(frames(20)[10:], [], [], 20)
-    for _ in range(2):
-        with opened(make_durable, 20) as store:
-            assert store.label == label
-
-
-def test_a_label_changes_nothing_that_is_stored(store: Store) -> None:
-    store.append(frames(100), [(b"a", 1_000_000, 0, NO_GROUP)], [(b"a", 1_000_000, 0, 5)], 100)
-    store.set_label(b"label")
-    assert store.label == b"label"
-    assert store.stats().pending == 100
-    assert [f[:2] for f in read_all(store)] == [f[:2] for f in sorted(frames(100))]
-    assert store.marked_from(0) == [(5, (1_000_000, 0))]
-    store.prune(Cursor((9_000_000, 0), 100))
-    assert store.label == b"label"
-    assert store.sync() == 100
-
-
-def test_a_label_without_its_sync_leaves_a_pair_that_there_was(
-    make_durable: Maker, tmp_path: Path
-) -> None:
-    pairs = [(0, b"")]
-    with opened(make_durable) as store:
-        for number in range(1, 6):
-            store.set_label(b"%d" % number)
-            pairs.append((10 * number - 10, store.label))
-            store.append(frames(10 * number)[10 * number - 10 :], [], [], 10 * number)
-            pairs.append((10 * number, store.label))
-            if number == 2:
-                store.sync()
-        ignored = shutil.ignore_patterns("LOCK")
-        shutil.copytree(tmp_path / "shard", tmp_path / "left", ignore=ignored)
-    shutil.rmtree(tmp_path / "shard")
-    (tmp_path / "left").rename(tmp_path / "shard")
-    store = make_durable()
-    assert (store.open(), store.label) in pairs[4:]
-    store.close()
 
 
 def test_a_store_of_an_older_format_starts_over(make_durable: Maker, tmp_path: Path) -> None:
@@ -563,3 +375,12 @@ def test_the_folder_is_for_its_owner_only(make_durable: Maker, tmp_path: Path) -
     with opened(make_durable) as store:
         store.append(frames(10), [], [], 10)
     assert (tmp_path / "shard").stat().st_mode & 0o077 == 0
+
+
+def test_marks_are_listed_from_an_offset_on(store: Store) -> None:
+    given = [frame(5_000 + i, i) for i in range(5)]
+    marks = [(b"x", 5_000 + i, i, 10 + i) for i in (3, 1, 2)]
+    store.append(given, [(b"x", f[0], f[1], NO_GROUP) for f in given], marks, 20)
+    assert store.marked_from(12) == [(12, (5_002, 2)), (13, (5_003, 3))]
+    assert store.marked_from(0)[0] == (11, (5_001, 1))
+    assert store.marked_from(14) == []

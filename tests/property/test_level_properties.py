@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,25 +17,16 @@ from delayservice.contract.input_headers import INPUT
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.outcome import DELIVERED, EXPIRED, Output, Routes
+from delayservice.engine.outcome import DELIVERED, EXPIRED, Output
 from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
 from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets
-from tests.unit.lanes import QuietSource, window_of
+from tests.unit.lanes import QuietSource, routes_of, window_of
 
 TOPIC = "delay_topic_1"
-ROUTES = Routes(
-    "dead",
-    "outcomes",
-    b"secret",
-    60_000,
-    0,
-    (1_000,),
-    cast("Any", None),
-    allowlist=lambda topic: Allowlist(topic, ["b"]),
-)
+ROUTES = routes_of(60_000, 1_000, allowlist=lambda topic: Allowlist(topic, ["b"]))
 LEVELS = (
     Contract(level_ms=100),
     Contract(level_ms=40),

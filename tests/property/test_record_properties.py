@@ -7,13 +7,11 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayservice.config.contract import contract_for
-from delayservice.config.settings import Settings
 from delayservice.contract import names
 from delayservice.contract.codec import Meta, Payload, decode_payload, encode_payload
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import CANCEL, COPY, INVALID, SCHEDULE, Headers
+from delayservice.contract.entry import CANCEL, COPY, FIRE, INVALID, SCHEDULE, Headers
 from delayservice.contract.input_headers import INPUT
 from delayservice.contract.names import Header
 from delayservice.contract.provenance import dead_letter_headers
@@ -111,7 +109,7 @@ def test_any_record_is_read_as_exactly_one_well_formed_entry(
     assert (headers or []) == before
     read_offset, kind, key_ms, identity, body, extra = entry
     assert read_offset == offset
-    assert kind in (SCHEDULE, CANCEL, INVALID)
+    assert kind in (SCHEDULE, CANCEL, FIRE, INVALID)
     if kind == SCHEDULE:
         assert_well_formed(body, key_ms, identity, timestamp_ms, contract)
         assert extra is None
@@ -141,41 +139,6 @@ def assert_well_formed(
     assert not {name for name, _ in own} & (set(INPUT_NAMES) - DELIVERED_ALIASES)
     assert (meta[0] if meta else None) == identity
     assert meta is None or ((meta[1] is None or recurs(meta)) and meta[2] == 1)
-
-
-@given(
-    CONTRACTS,
-    st.permutations(["time", "target", "id"]),
-    st.sampled_from(["delay-at", "delay-after"]),
-    st.integers(0, 2**54),
-    st.integers(0, 2**53),
-    st.none() | st.binary(max_size=300),
-    st.lists(OWN_HEADERS, max_size=4),
-)
-def test_the_short_way_gives_what_the_long_way_gives(
-    contract: Contract,
-    order: list[str],
-    name: str,
-    number: int,
-    timestamp_ms: int,
-    identity: bytes | None,
-    own: Headers,
-) -> None:
-    said: dict[str, Headers] = {
-        "time": [(name, b"%d" % number)],
-        "target": [("delay-target-topic", b"orders")],
-        "id": [] if identity is None else [("delay-id", identity)],
-    }
-    headers = [header for part in order for header in said[part]] + own
-    shard = reader(contract)
-    shard.read(1, 0, None, b"", [("delay-target-topic", b"orders"), ("delay-after", b"0")])
-    short = shard.read(1, timestamp_ms, b"k", b"v", headers)
-    longer: Headers = [*headers, ("delay-op", b"schedule")]
-    long = shard.read(1, timestamp_ms, b"k", b"v", longer)
-    if short[1] == INVALID:
-        assert long == (*short[:4], (b"k", b"v", longer), short[5])
-    else:
-        assert long == short
 
 
 @given(PAYLOADS)
@@ -222,35 +185,3 @@ def copy_of(payload: Payload, base: int, at_ms: int) -> tuple[bytes | None, byte
         at_ms=at_ms,
         payload=payload,
     )
-
-
-PATTERNS = st.lists(st.sampled_from(["orders*", "*2", "denied", "d?nied", "*"]), max_size=2)
-TARGET_NAMES = st.sampled_from(["orders", "orders2", "denied", "delay_x", "__x", TOPIC, "a/b"])
-
-
-def of_settings(allow: list[str]) -> Contract:
-    settings = Settings.model_validate({"targets": {"default": {"allow": allow}}})
-    return contract_for(settings, TOPIC)
-
-
-@given(PATTERNS, PATTERNS, st.integers(0, 2**44), BYTES, LIKELY_HEADERS | st.lists(ANY_HEADERS))
-def test_two_nodes_read_a_record_alike_whatever_their_settings_allow(
-    here: list[str], there: list[str], timestamp_ms: int, key: bytes | None, headers: Headers
-) -> None:
-    entries = [
-        reader(of_settings(allow)).read(3, timestamp_ms, key, b"v", headers)
-        for allow in (here, there)
-    ]
-    assert entries[0] == entries[1]
-
-
-@given(TARGET_NAMES)
-def test_a_reader_denies_only_targets_that_no_setting_allows(target: str) -> None:
-    headers: Headers = [("delay-at", b"9000"), ("delay-target-topic", target.encode())]
-    entry = reader(Contract()).read(3, 1_000, None, b"v", headers)
-    if target == "a/b":
-        assert entry[5][0] == "target-invalid"
-    elif target.startswith(("delay_", "__")):
-        assert (entry[1], entry[2], entry[5][0]) == (INVALID, 0, "target-denied")
-    else:
-        assert (entry[1], entry[2], entry[4][0]) == (SCHEDULE, 9_000, target)

@@ -1,24 +1,28 @@
-"""Any order of calls, restarts that lose the tail among them, against a plain dictionary."""
+"""Any order of calls on the shards of a worker, crashes and damage among them, against the log."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.engine.cursor import NO_GROUP, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.memory import MemoryStore
-from delayservice.store.wheel import WheelOptions
-from tests.rocks import LoneRocks
-from tests.wheels import LoneStore
+from delayservice.store.offline import Damage, each_store, read
+from delayservice.store.rocksdb import RocksDatabase
+from delayservice.store.wheel import Wheel, WheelOptions
+from tests.shards import Shards
+from tests.wheels import TOPIC, slot_files
 
 FAR_MS = 10**15
+START = Cursor((0, -1), 0)
 IDS = [b"a", b"b", b"ab"]
 TINY = WheelOptions(
     slot_ms=1_000, buffer_bytes_max=1_500, near_bytes_max=900, sync_bytes=4_000, handles_max=2
@@ -27,55 +31,41 @@ WIDE = replace(TINY, slot_ms=700_000)
 
 due = st.one_of(st.integers(0, 12_000), st.integers(0, 200_000), st.integers(0, 9_000_000))
 record = st.tuples(due, st.sampled_from([None, *IDS]), st.binary(max_size=20))
+share = st.integers(0, 10)
+numbers = st.integers(0, 2)
+labels = st.sampled_from([b"", b"one", b"\0" * 20, bytes(range(256)) * 40])
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """What a shard does to its store; ``log`` is the whole truth, by offset."""
+@dataclass
+class Shard:
+    """A store and the whole truth: ``log`` and ``marks`` by offset, S, and the cursor.
 
-    def make(self) -> Store:
-        raise NotImplementedError
+    ``pairs`` are S and label as they were together since the last sync.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.log: dict[int, tuple[Frame, bytes | None]] = {}
-        self.marks: dict[int, tuple[bytes, Key]] = {}
-        self.next = 0
-        self.stop = 0
-        self.cursor = Cursor((0, -1), 0)
+    store: Store
+    log: dict[int, tuple[Frame, bytes | None]] = field(default_factory=dict)
+    marks: dict[int, tuple[bytes, Key]] = field(default_factory=dict)
+    next: int = 0
+    stop: int = 0
+    cursor: Cursor = START
+    is_doubled: bool = False
+    pairs: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
 
-    @initialize()
-    def start(self) -> None:
-        self.store = self.make()
-        assert self.store.open() == 0
-
-    def teardown(self) -> None:
-        self.store.close()
-        shutil.rmtree(self.folder)
-
-    def _unmarked(self, record_id: bytes, below: int) -> Key | None:
+    def unmarked(self, record_id: bytes, below: int) -> Key | None:
         marked = {key for mark, (_, key) in self.marks.items() if mark < below}
         keys = [f[:2] for f, name in self.log.values() if name == record_id and f[1] < below]
         return max((k for k in keys if k not in marked), key=lambda k: k[1], default=None)
 
-    @rule(records=st.lists(record, max_size=30), cancel=st.sampled_from([None, *IDS]))
-    def append(self, records: list[tuple[int, bytes | None, bytes]], cancel: bytes | None) -> None:
-        """The log grows, and the store takes it."""
-        for due_ms, record_id, payload in records:
-            offset = self.next
-            victim = self._unmarked(record_id, offset) if record_id else None
-            if victim is not None and record_id is not None:
-                self.marks[offset] = (record_id, victim)
-            key_ms = self.cursor.key[0] + 1 + due_ms
-            self.log[offset] = ((key_ms, offset, NO_MARK, payload), record_id)
-            self.next += 1
-        victim = self._unmarked(cancel, self.next) if cancel else None
-        if victim is not None and cancel is not None:
-            self.marks[self.next] = (cancel, victim)
-            self.next += 1
-        self._feed(self.stop, self.next)
+    def mark(self, record_id: bytes | None) -> bool:
+        """Let the next offset settle the record of this id, if there is one."""
+        victim = self.unmarked(record_id, self.next) if record_id else None
+        if victim is None or record_id is None:
+            return False
+        self.marks[self.next] = (record_id, victim)
+        return True
 
-    def _feed(self, start: int, stop: int) -> None:
+    def feed(self, start: int, stop: int) -> None:
         offsets = range(start, stop)
         taken = [self.log[o] for o in offsets if o in self.log]
         frames = [f for f, _ in taken]
@@ -85,119 +75,255 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         self.store.append(frames, named, marks, stop)
         self.stop = stop
+        self.pairs.append((stop, self.store.label))
 
-    @precondition(lambda self: self.stop > 0)
-    @rule(back=st.integers(1, 20))
-    def append_again(self, back: int) -> None:
+    def unsettled(self, frames: list[Frame]) -> list[Frame]:
+        """Without those whose mark is below H: a store may forget them or not."""
+        return [f for f in frames if not self.cursor.has_settled(f[:2], f[2])]
+
+    def held(self, stop: int) -> list[Frame]:
+        """What is above K of the log below ``stop``."""
+        marked = {key: mark for mark, (_, key) in self.marks.items() if mark < stop}
+        held = sorted(
+            (*f[:2], marked.get(f[:2], NO_MARK), f[3])
+            for f, _ in self.log.values()
+            if f[1] < stop and f[:2] > self.cursor.key
+        )
+        return self.unsettled(held)
+
+    def read_all(self) -> list[Frame]:
+        found: list[Frame] = []
+        while part := self.store.read_due(found[-1][:2] if found else self.cursor.key, FAR_MS, 9):
+            found += part
+        return found
+
+    def is_repaired(self) -> bool:
+        """Check all, and give back the first stretch that is damaged, if there is one."""
+        try:
+            self.check()
+        except SlotDamagedError as damage:
+            start_ms, stop_ms = damage.start_ms, damage.stop_ms
+            inside = [f for f in self.held(self.stop) if start_ms <= f[0] < stop_ms]
+            self.store.rebuild(start_ms, stop_ms, inside)
+            return False
+        return True
+
+    def check(self) -> None:
+        held, after, stop = self.held(self.stop), self.cursor.key, self.stop
+        assert self.unsettled(list(self.store.scanner().frames(after, FAR_MS))) == held
+        assert self.unsettled(self.read_all()) == held
+        pending = self.store.stats().pending
+        assert pending >= len(held)
+        assert self.is_doubled or self.cursor != START or pending == len(held)
+        assert self.store.label == self.pairs[-1][1]
+        kept = {f[:2] for f in held}
+        floor = self.cursor.offset
+        marks = [(m, key) for m, (_, key) in sorted(self.marks.items()) if floor <= m < stop]
+        found = self.store.marked_from(floor)
+        assert [e for e in found if e[1] in kept] == [e for e in marks if e[1] in kept]
+        for record_id in IDS:
+            expected = self.unmarked(record_id, stop)
+            latest = self.store.latest_unmarked(record_id, stop)
+            assert latest == expected or not {latest, expected} & kept
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """What lanes do to the stores of three shards."""
+
+    def make(self) -> list[Store]:
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.shards: list[Shard] = []
+
+    @initialize()
+    def start(self) -> None:
+        self.shards = [Shard(store) for store in self.make()]
+        assert [shard.store.open() for shard in self.shards] == [0, 0, 0]
+
+    def teardown(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder)
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.store.close()
+
+    @rule(
+        number=numbers,
+        records=st.lists(record, max_size=30),
+        cancel=st.sampled_from([None, *IDS]),
+    )
+    def append(
+        self, number: int, records: list[tuple[int, bytes | None, bytes]], cancel: bytes | None
+    ) -> None:
+        """The log grows, and the store takes it."""
+        shard = self.shards[number]
+        for due_ms, record_id, payload in records:
+            shard.mark(record_id)
+            key_ms = shard.cursor.key[0] + 1 + due_ms
+            shard.log[shard.next] = ((key_ms, shard.next, NO_MARK, payload), record_id)
+            shard.next += 1
+        shard.next += shard.mark(cancel)
+        shard.feed(shard.stop, shard.next)
+
+    @rule(number=numbers, back=st.integers(1, 20))
+    def append_again(self, number: int, back: int) -> None:
         """What the store has comes once more."""
-        self._feed(max(0, self.stop - back), self.stop)
+        shard = self.shards[number]
+        shard.feed(max(0, shard.stop - back), shard.stop)
+        shard.is_doubled = True
 
-    @rule()
-    def sync(self) -> None:
-        assert self.store.sync() == self.stop
+    @rule(number=numbers, label=labels)
+    def set_label(self, number: int, label: bytes) -> None:
+        shard = self.shards[number]
+        shard.store.set_label(label)
+        shard.pairs.append((shard.stop, label))
 
-    @rule()
-    def sync_soon(self) -> None:
-        self.store.sync(wait=False)
+    @rule(number=numbers)
+    def sync(self, number: int) -> None:
+        shard = self.shards[number]
+        assert shard.store.sync() == shard.stop
+        del shard.pairs[:-1]
 
-    @rule(share=st.integers(0, 10))
-    def prune(self, share: int) -> None:
-        """K goes ahead by some of what is held."""
-        held = self._held()
-        if held and share:
-            key = held[(len(held) - 1) * share // 10][:2]
-            self.cursor = Cursor(key, self.stop)
-        self.store.prune(self.cursor)
+    @rule(number=numbers)
+    def sync_soon(self, number: int) -> None:
+        self.shards[number].store.sync(wait=False)
 
-    @rule(upto=st.integers(0, 15_000), limit=st.integers(1, 10))
-    def read(self, upto: int, limit: int) -> None:
-        upto_ms = self.cursor.key[0] + upto
-        found = self.store.read_due(self.cursor.key, upto_ms, limit)
+    @rule(number=numbers, k_share=share, h_share=share)
+    def prune(self, number: int, k_share: int, h_share: int) -> None:
+        """K goes ahead by some of what is held, and H by some of what is stored."""
+        shard = self.shards[number]
+        held, (key, h) = shard.held(shard.stop), shard.cursor
+        if held and k_share:
+            key = held[(len(held) - 1) * k_share // 10][:2]
+        shard.cursor = Cursor(key, h + (shard.stop - h) * h_share // 10)
+        shard.store.prune(shard.cursor)
+
+    @rule(number=numbers, upto=st.integers(0, 15_000), limit=st.integers(1, 10))
+    def read(self, number: int, upto: int, limit: int) -> None:
+        shard = self.shards[number]
+        held, key = shard.held(shard.stop), shard.cursor.key
+        upto_ms = key[0] + upto
+        found = shard.store.read_due(key, upto_ms, limit)
         assert len(found) <= limit
-        expected = [f for f in self._held() if f[0] <= upto_ms]
+        expected = [f for f in held if f[0] <= upto_ms]
         assert bool(found) >= bool(expected)
-        found = self._unsettled(found)
+        found = shard.unsettled(found)
         assert found == expected[: len(found)]
-        bound = self.store.next_due_ms(self.cursor.key)
-        if self._held():
+        bound = shard.store.next_due_ms(key)
+        if held:
             assert bound is not None
-            assert bound <= self._held()[0][0]
+            assert bound <= held[0][0]
+
+    @rule(number=numbers, low=share, high=share)
+    def rebuild(self, number: int, low: int, high: int) -> None:
+        """A stretch is replaced by what it holds; before the next sync, it counts as lost."""
+        shard = self.shards[number]
+        held = shard.held(shard.stop)
+        if held:
+            bounds = [held[(len(held) - 1) * part // 10][0] for part in (low, high)]
+            shard.store.rebuild(min(bounds), max(bounds), held)
+            shard.store.sync()
+
+    @rule(number=numbers)
+    def reset(self, number: int) -> None:
+        """It starts over and reads the log again."""
+        shard = self.shards[number]
+        shard.store.reset()
+        shard.stop, shard.pairs = 0, [(0, b"")]
+        shard.check()
+        shard.feed(0, shard.next)
 
     @rule()
     def restart(self) -> None:
         """Closed and opened again."""
-        self.store.close()
-        self._reopen(self.stop)
+        self.close()
+        for shard in self.shards:
+            del shard.pairs[:-1]
+        self.reopen([shard.stop for shard in self.shards])
 
-    def _reopen(self, least: int) -> None:
-        self.store = self.make()
-        stop = self.store.open()
-        assert least <= stop <= self.stop
-        self.stop = stop
-        self.check()
-        self._feed(stop, self.next)
-
-    def _unsettled(self, frames: list[Frame]) -> list[Frame]:
-        """Without those whose mark is below H: a store may forget them or not."""
-        return [f for f in frames if not self.cursor.has_settled(f[:2], f[2])]
-
-    def _held(self) -> list[Frame]:
-        marked = {key: mark for mark, (_, key) in self.marks.items() if mark < self.stop}
-        held = sorted(
-            (*f[:2], marked.get(f[:2], NO_MARK), f[3])
-            for f, _ in self.log.values()
-            if f[1] < self.stop and f[:2] > self.cursor.key
-        )
-        return self._unsettled(held)
+    def reopen(self, least: list[int]) -> None:
+        """As much as ``least`` is there, with the label of that moment; the rest is read again."""
+        for shard, store in zip(self.shards, self.make(), strict=True):
+            shard.store = store
+        for shard, at_least in zip(self.shards, least, strict=True):
+            stop, label = shard.store.open(), shard.store.label
+            assert at_least <= stop <= shard.stop
+            assert (stop, label) in shard.pairs or stop == 0
+            shard.stop, shard.pairs = stop, [(stop, label)]
+            shard.check()
+            shard.feed(stop, shard.next)
 
     @invariant()
     def check(self) -> None:
         """Everything above K reads back, by delivery and by scan, and the ids agree."""
-        if not hasattr(self, "store"):
-            return
-        held, after = self._held(), self.cursor.key
-        assert self._unsettled(list(self.store.scanner().frames(after, FAR_MS))) == held
-        found: list[Frame] = []
-        while part := self.store.read_due(found[-1][:2] if found else after, FAR_MS, 9):
-            found += part
-        assert self._unsettled(found) == held
-        kept = {f[:2] for f in held}
-        marks = [(m, key) for m, (_, key) in sorted(self.marks.items()) if m < self.stop]
-        floor = self.cursor.offset
-        assert [e for e in self.store.marked_from(floor) if e[1] in kept] == [
-            e for e in marks if e[1] in kept and e[0] >= floor
-        ]
-        for record_id in IDS:
-            expected = self._unmarked(record_id, self.stop)
-            if expected in kept:
-                assert self.store.latest_unmarked(record_id, self.stop) == expected
+        for shard in self.shards:
+            shard.check()
 
 
 class DurableMachine(StoreMachine):
-    """With crashes: what was not synced may be gone."""
+    """With crashes, after which what was not synced may be gone, and readers of the folder."""
+
+    def worker(self) -> Shards:
+        raise NotImplementedError
+
+    def make(self) -> list[Store]:
+        self.database = self.worker()
+        return [self.database.store(TOPIC, number) for number in range(3)]
+
+    def close(self) -> None:
+        self.database.close()
+
+    def durable(self) -> list[int]:
+        return [shard.store.stats().durable_offset for shard in self.shards]
 
     @rule()
     def crash(self) -> None:
-        durable = self.store.stats().durable_offset
-        self.store.abandon()  # type: ignore[attr-defined]
-        self._reopen(durable)
+        durable = self.durable()
+        self.database.abandon()
+        self.reopen(durable)
 
-
-class MemoryMachine(StoreMachine):
-    """The reference; it has nothing to open again."""
-
-    def make(self) -> Store:
-        return MemoryStore()
-
-    def _reopen(self, least: int) -> None:
-        super()._reopen(min(least, 0))
+    @rule()
+    def look(self) -> None:
+        """Another process finds no damage, and reads what was durable or is there now."""
+        durable = self.durable()
+        for (_, _, number), store in each_store(self.folder, checked=True):
+            assert not isinstance(store, StoreError), store
+            shard = self.shards[number]
+            assert durable[number] <= store.stop_offset <= shard.stop
+            assert (store.stop_offset, store.label) in shard.pairs
+            found: list[Frame] = []
+            for part in read(store):
+                assert not isinstance(part, Damage), part
+                found += [f for f in part if f[:2] > shard.cursor.key]
+            assert shard.unsettled(found) == shard.held(store.stop_offset)
 
 
 class WheelMachine(DurableMachine):
     options = TINY
 
-    def make(self) -> Store:
-        return LoneStore(self.folder, self.options)
+    def worker(self) -> Shards:
+        return Wheel(self.folder, self.options)
+
+    @precondition(lambda self: bool(slot_files(self.folder)))
+    @rule(which=share, place=share, bit=st.integers(0, 7))
+    def spoil(self, which: int, place: int, bit: int) -> None:
+        """A bit of a file flips while the node is down."""
+        self.close()
+        files = slot_files(self.folder)
+        path = files[(len(files) - 1) * which // 10]
+        data = bytearray(path.read_bytes())
+        data[(len(data) - 1) * place // 10] ^= 1 << bit
+        path.write_bytes(data)
+        for shard, store in zip(self.shards, self.make(), strict=True):
+            shard.store = store
+            assert shard.store.open() == shard.stop
+        while not all(shard.is_repaired() for shard in self.shards):
+            pass  # a file that one shard finds damaged is put aside for all of them
+        self.database.sync()
 
 
 class WideMachine(WheelMachine):
@@ -207,8 +333,18 @@ class WideMachine(WheelMachine):
 
 
 class RocksMachine(DurableMachine):
-    def make(self) -> Store:
-        return LoneRocks(self.folder)
+    def worker(self) -> Shards:
+        return RocksDatabase(self.folder)
+
+
+class MemoryMachine(StoreMachine):
+    """The reference; it has nothing to open again."""
+
+    def make(self) -> list[Store]:
+        return [MemoryStore() for _ in range(3)]
+
+    def reopen(self, least: list[int]) -> None:
+        super().reopen([0 for _ in least])
 
 
 SETTINGS = settings(max_examples=40, stateful_step_count=25)

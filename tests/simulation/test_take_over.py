@@ -3,16 +3,15 @@
 from random import Random
 
 from delayservice.contract.codec import Payload
-from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor, Key
-from delayservice.engine.outcome import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
 from tests.simulation.sim_store import SimStore
-from tests.unit.known_targets import KnownTargets, any_target
+from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import routes_of
 
 TOPIC, SECRET = "delay_topic_any", b"secret"
 _OUTPUTS_MAX = 1_000
@@ -31,16 +30,7 @@ class Node:
     """A shard with an empty store. ``stop``: where its store ends."""
 
     def __init__(self, stop: int = 0) -> None:
-        routes = Routes(
-            "dead",
-            "outcomes",
-            SECRET,
-            ROLL_WINDOW_MS,
-            0,
-            (),
-            cron_time,
-            allowlist=any_target,
-        )
+        routes = routes_of(ROLL_WINDOW_MS, secret=SECRET)
         self.store = SimStore(Random(0), _nowhere, tidy=False)
         self.store._stop_offset = stop
         self.shard = Shard(Settler(TOPIC, 0, routes, Verdicts(), KnownTargets()), stop)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from delayservice.contract.cron import cron_time
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.outcome import Routes
 from delayservice.engine.ports import Bounds, Place, Source
 from delayservice.slices.lane import Lane
@@ -17,22 +18,34 @@ TOPIC = "delay_topic_any"
 
 
 class QuietSource:
-    """A source that is asked for nothing: the tests hand over what is read."""
+    """A source that notes what it is asked for: the tests hand over what is read. ``seeks``: offset
+    and last record read of each; ``position``: -1 while nothing is read.
+    """
 
-    def seek(self, _place: Place, _offset: int, _last: Any = None) -> None: ...
+    def __init__(self) -> None:
+        self.position = -1
+        self.seeks: list[tuple[int, LastRead]] = []
+        self.paused: set[Place] = set()
 
-    def drop(self, _place: Place) -> None: ...
+    def seek(self, _place: Place, offset: int, last: LastRead = NOTHING_READ) -> None:
+        self.position = offset
+        self.seeks.append((offset, last))
 
-    def pause(self, _place: Place) -> None: ...
+    def drop(self, _place: Place) -> None:
+        self.position = -1
 
-    def resume(self, _place: Place) -> None: ...
+    def pause(self, place: Place) -> None:
+        self.paused.add(place)
+
+    def resume(self, place: Place) -> None:
+        self.paused.discard(place)
 
 
 def routes_of(window_ms: int = 3_600_000, *parks_ms: int, **more: Any) -> Routes:
     """Routes with this roll window and these delays of parked records."""
-    given = {"secret": b"secret", "allowlist": any_target, **more}
+    given = {"secret": b"secret", "cron_time": cron_time, "allowlist": any_target, **more}
     secret = given.pop("secret")
-    return Routes("letters", "outcomes", secret, window_ms, 0, parks_ms, cron_time, **given)
+    return Routes("letters", "outcomes", secret, window_ms, 0, parks_ms, **given)
 
 
 def lane_of(store: Store, source: object, routes: Routes, place: Place = (TOPIC, 0)) -> Lane:

@@ -17,11 +17,10 @@ from delayservice.contract.contracts import (
     Contract,
     Contracts,
 )
-from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, encode_key
-from delayservice.engine.outcome import Output, OutputCounters, Routes
+from delayservice.engine.outcome import Output, OutputCounters
 from delayservice.engine.ports import (
     Bounds,
     Control,
@@ -36,15 +35,14 @@ from delayservice.slices.lane import Lane
 from delayservice.slices.loop import WorkerLoop
 from delayservice.slices.slice import Slice
 from delayservice.store.memory import MemoryStore
-from tests.unit.known_targets import KnownTargets, any_target
+from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import routes_of
 
 TOPIC = "delay_topic_any"
 NOW_MS = 1_900_000_000_000
 STEP_MS = 10
 """After a step of so long there may be a commit, unless the limits of a test say otherwise."""
-ROUTES = Routes(
-    "dead", "outcomes", b"secret", 3_600_000, 0, (100,), cron_time, allowlist=any_target
-)
+ROUTES = routes_of(3_600_000, 100)
 
 Answer = TypeVar("Answer")
 

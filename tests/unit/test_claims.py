@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint
 from delayservice.engine.claims import (
     CLAIM,
     RELEASE,
@@ -23,8 +22,6 @@ from delayservice.engine.claims import (
     names_to_fence,
 )
 from delayservice.slices import take_over as taking_over
-from delayservice.slices.take_over import take_over
-from tests.unit.loop_stage import Heritage, Logs, ManualClock, Writer
 
 SLICE = 3
 ME = "me"
@@ -84,49 +81,6 @@ def test_every_writer_that_may_still_write_is_fenced(
     assert topic.to_fence(None if last is None else Tenure(last, first[last])) == fenced
 
 
-def test_claim_last_of_two_who_claim_at_once_one_sees_the_other() -> None:
-    mine, theirs = Topic(ME), Topic("other")
-    for topic in (mine, theirs):
-        topic.say(ME)
-        topic.say("other")
-    assert mine.to_fence() == set()
-    claimed = theirs.log.claimed(SLICE)
-    assert claimed is not None
-    assert names_to_fence(claimed, None, "other") == {ME}
-
-
-def test_a_checkpoint_committed_before_the_fence_is_read() -> None:
-    clock = ManualClock()
-    writer = Writer(clock)
-    heritage = Heritage(writer, Logs())
-
-    def checkpoint(commit: int) -> bytes:
-        return encode_checkpoint(Checkpoint(SLICE, "n", 1, "s", {}, commit, Tenure("old", 0)))
-
-    heritage.enter(ME)
-    writer.claims = [
-        (encode_key(SLICE, name), encode_word(SLICE, name, "n", CLAIM, 0)) for name in ("old", ME)
-    ]
-    writer.note_checkpoint(SLICE, checkpoint(1))
-    heritage.while_fencing = lambda: writer.note_checkpoint(SLICE, checkpoint(2))
-    taken = take_over(heritage, ME, {SLICE: -1}, {("topic", SLICE): "id"}, "s")
-    last = taken[SLICE].checkpoint
-    assert last is not None
-    assert last.commit == 2
-    assert heritage.fenced == ["old"]
-    calls = heritage.calls
-    assert calls.index("fence") < calls.index("read_to_end") < calls.index("bounds")
-
-
-def test_committed_names_nothing_is_known_of_a_claim_before_all_below_it_is_read() -> None:
-    topic = Topic()
-    assert topic.log.claimed(SLICE) is None
-    topic.say("other")
-    assert topic.log.claimed(SLICE) is None
-    topic.say(ME)
-    assert topic.to_fence() == {"other"}
-
-
 def test_the_last_checkpoints_writer_is_fenced_without_a_claim() -> None:
     assert names_to_fence(Claimed(9, {}), Tenure("old", 4), ME) == {"old"}
     assert names_to_fence(Claimed(9, {}), Tenure(ME, 4), ME) == frozenset()
@@ -137,29 +91,6 @@ def test_the_last_checkpoints_writer_is_fenced_without_a_claim() -> None:
 
 
 # --- the log ------------------------------------------------------------------------------------
-
-
-def test_the_words_below_the_own_claim_stay_as_they_were_when_it_was_read() -> None:
-    topic = Topic()
-    topic.say("other")
-    claim = topic.say(ME)
-    topic.say("other", RELEASE)
-    topic.say("third")
-    topic.say("other", None)
-    assert topic.log.claimed(SLICE) == Claimed(claim, {"other": ClaimState(0, is_release=False)})
-
-
-def test_a_newer_own_claim_is_waited_for_and_sees_what_lies_between() -> None:
-    topic = Topic()
-    first = topic.say(ME)
-    topic.say(ME, RELEASE)
-    topic.say("between")
-    assert topic.log.claimed(SLICE, above=first) is None
-    second = topic.say(ME)
-    found = topic.log.claimed(SLICE, above=first)
-    assert found is not None
-    assert found.offset == second
-    assert found.before.keys() == {"between"}
 
 
 def test_the_claims_of_an_earlier_own_writer_are_those_of_another() -> None:

@@ -107,17 +107,6 @@ def test_replicas_that_hear_of_a_change_under_load_keep_their_stores() -> None:
     assert owner.store.stats().pending == replica.store.stats().pending == 7_000
 
 
-def test_a_replica_that_was_ahead_of_a_change_after_all_fills_its_store_anew() -> None:
-    replica, before = new_lane(), Contracts([(0, changed(1))])
-    replica.adopt(before)
-    replica.follow(Cursor())
-    replica.ingest(run(0, 7_000))
-    with capture_logs() as logged:
-        replica.adopt(before.extended(3_000, changed(2), 3_000))
-    assert [line["event"] for line in logged] == ["contract_changed"]
-    assert replica.shard.stored == 0
-
-
 def test_a_change_of_a_log_that_rests_holds_from_its_end_on(lane: Lane) -> None:
     lane.adopt(Contracts([(0, changed(1))]))
     lane.follow(Cursor())

@@ -13,7 +13,6 @@ from delayservice.contract.recurrence import Recurrence
 from delayservice.contract.targets import Allowlist
 from delayservice.engine import outcome
 from delayservice.engine.census import OTHERS
-from delayservice.engine.cursor import START_KEY
 from delayservice.engine.outcome import Output
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
@@ -51,11 +50,6 @@ def test_a_denied_record_is_dead_lettered_when_it_is_due() -> None:
     assert headers["delay-settles"] == b"7"
     assert headers["delay-target-topic"] == b"orders", "to be sent again as it was"
     assert not is_denied(settler("orders").settle(7, NOW_MS, payload(), NOW_MS, 8))
-
-
-def test_a_denied_record_is_not_rolled() -> None:
-    letter = settler().settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8)
-    assert is_denied(letter)
 
 
 def test_a_denied_record_is_not_fired() -> None:
@@ -109,16 +103,6 @@ def written_to(made: Stage, *targets: bytes) -> None:
         headers: Headers = [("delay-after", b"60000"), ("delay-target-topic", target)]
         rows.append((len(rows), made.clock.now_ms, None, b"v", headers))
     made.step(10, 4)
-
-
-def test_nodes_that_allow_different_targets_store_the_same() -> None:
-    stored = []
-    for allow in (["mails"], ["orders"], []):
-        made, lane = stage(*allow)
-        written_to(made, b"orders", b"mails", b"__consumer_offsets", b"delay_topic_any")
-        stored.append(list(lane.store.scanner().frames(START_KEY, 2**50)))
-    assert [frame[1] for frame in stored[0]] == [0, 1]
-    assert stored[0] == stored[1] == stored[2]
 
 
 def test_a_denied_target_is_not_looked_up_and_has_no_metrics_of_its_own() -> None:

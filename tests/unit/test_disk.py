@@ -13,12 +13,12 @@ from delayservice.config.stores import Disk
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.disk import DiskLevel, Watermarks
-from delayservice.engine.ports import Bounds, Place, PolledBatch
+from delayservice.engine.ports import Bounds, PolledBatch
 from delayservice.process.watches import DiskWatch, used_percent
 from delayservice.slices.edges import Limits
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
-from tests.unit.lanes import TOPIC, lane_of, routes_of
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 from tests.unit.loop_stage import Stage
 
 MARKS = Watermarks(warn=75, stop=85, full=90, resume_below=2)
@@ -98,25 +98,8 @@ def test_used_is_what_df_says(tmp_path: Path) -> None:
     assert 0 < used_percent(tmp_path) <= 100
 
 
-class Log:
-    """A source that notes whether it is paused."""
-
-    def __init__(self) -> None:
-        self.state = "fetching"
-        self.position = -1
-
-    def seek(self, _place: Place, offset: int, _last: object = None) -> None:
-        self.position = offset
-
-    def pause(self, _place: Place) -> None:
-        self.state = "paused"
-
-    def resume(self, _place: Place) -> None:
-        self.state = "fetching"
-
-
-def lane() -> tuple[Lane, Log]:
-    log = Log()
+def lane() -> tuple[Lane, QuietSource]:
+    log = QuietSource()
     made = lane_of(MemoryStore(), log, routes_of(60_000, 100))
     made.adopt(Contracts([(0, Contract())]))
     return made, log
@@ -132,14 +115,14 @@ def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering()
     made.take_over(Cursor(), Bounds(0, 10))
     made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
-    assert log.state == "paused"
+    assert log.paused
     assert made.settle_late(1_002_000, 100, lambda: True) == []
     delivered = [one for chunk in made.settle_due(1_002_000, 100, 1 << 20) for one in chunk]
     assert len(delivered) == 10
     made.committed()
-    assert log.state == "paused"
+    assert log.paused
     made.let_store(may_store=True)
-    assert log.state == "fetching"
+    assert not log.paused
 
 
 def test_stored_records_are_rebuilt_above_the_stop_watermark() -> None:
@@ -148,12 +131,12 @@ def test_stored_records_are_rebuilt_above_the_stop_watermark() -> None:
     made.follow(Cursor())
     made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
-    assert log.state == "paused"
+    assert log.paused
     made.take_over(Cursor(), Bounds(0, 10))
-    assert log.state == "fetching"
+    assert not log.paused
     assert log.position == 0
     made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
-    assert log.state == "paused"
+    assert log.paused
 
 
 def test_an_owner_that_has_not_read_to_the_end_delivers_what_it_holds() -> None:

@@ -62,12 +62,6 @@ def keys(lane: Lane) -> list[tuple[int, int]]:
     return sorted((frame[1], frame[0]) for frame in lane.store.scanner().frames((0, 0), 10**15))
 
 
-def keys_by(*windows_ms: int) -> list[tuple[int, int]]:
-    """Keys of as many records as there are windows, each read by its own."""
-    due_in_ms = [min(window_ms, DELAY_MS) for window_ms in windows_ms]
-    return [(o, START_MS + o + ms) for o, ms in enumerate(due_in_ms)]
-
-
 def replica_that_stored(make_store: MakeStore, contracts: Contracts, stop: int) -> None:
     """One life of a lane."""
     lane = boot(make_store)
@@ -84,33 +78,6 @@ def adopt(lane: Lane, contracts: Contracts) -> None:
     lane.follow(Cursor())
 
 
-@pytest.mark.parametrize(("begins", "kept"), [(6, 0), (10, 10)])
-def test_a_replica_past_a_new_contract_starts_over(
-    begins: int, kept: int, make_store: MakeStore
-) -> None:
-    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
-    lane = boot(make_store)
-    assert lane.shard.stored == 10
-    adopt(lane, Contracts([(0, SHORT), (begins, LONG)]))
-    assert (lane.shard.stored, len(keys(lane))) == (kept, kept)
-    read(lane, 12)
-    assert keys(lane) == keys_by(*[SHORT_MS] * begins, *[LONG_MS] * (12 - begins))
-    lane.close()
-
-
-def test_records_read_by_an_uncommitted_contract_are_read_again(make_store: MakeStore) -> None:
-    """An owner that fails to commit a contract may store by it, and go down with that."""
-    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
-    lane = boot(make_store)
-    adopt(lane, Contracts([(0, SHORT), (10, LONG)]))
-    read(lane, 15)
-    lane.close()
-    lane = boot(make_store)
-    adopt(lane, Contracts([(0, SHORT)]))
-    assert lane.shard.stored == 0
-    lane.close()
-
-
 def test_a_life_that_only_heard_of_a_contract_does_not_make_its_store_wrong(
     make_store: MakeStore,
 ) -> None:
@@ -122,25 +89,6 @@ def test_a_life_that_only_heard_of_a_contract_does_not_make_its_store_wrong(
     lane = boot(make_store)
     adopt(lane, first.extended(12, OTHER))
     assert lane.shard.stored == 10
-    lane.close()
-
-
-def test_many_lives_with_one_change_each_keep_the_store(make_store: MakeStore) -> None:
-    contracts = Contracts([(0, SHORT)])
-    for number in range(4):
-        lane = boot(make_store)
-        assert lane.shard.stored == 5 * number
-        adopt(lane, contracts)
-        assert lane.shard.stored == 5 * number
-        read(lane, 5 * number + 3)
-        contracts = contracts.extended(5 * number + 3, (LONG, SHORT)[number % 2])
-        adopt(lane, contracts)
-        read(lane, 5 * number + 5)
-        lane.close()
-    lane = boot(make_store)
-    assert lane.contracts == contracts
-    windows_ms = [contracts.at(offset).roll_window_ms for offset in range(20)]
-    assert keys(lane) == keys_by(*windows_ms)
     lane.close()
 
 
@@ -175,19 +123,6 @@ def test_a_store_that_nothing_readable_is_said_of_starts_over(
     assert lane.shard.stored == 1, "nothing is wiped before there is something to put in its place"
     adopt(lane, Contracts([(0, Contract())]))
     assert lane.shard.stored == 0
-    lane.close()
-
-
-def test_an_empty_store_is_right_by_any_contract(make_store: MakeStore) -> None:
-    replica_that_stored(make_store, Contracts([(0, SHORT)]), 0)
-    lane = boot(make_store)
-    adopt(lane, Contracts([(0, LONG)]))
-    read(lane, 5)
-    assert keys(lane) == keys_by(*[LONG_MS] * 5)
-    lane.close()
-    lane = boot(make_store)
-    adopt(lane, Contracts([(0, LONG)]))
-    assert lane.shard.stored == 5
     lane.close()
 
 
@@ -232,16 +167,6 @@ def life(make_store: MakeStore, *secrets: bytes, signed: Sequence[bytes] = ()) -
         assert lane.ingest(signed_run(offset, secret)) == 1
     lane.close()
     return kept
-
-
-def test_a_store_that_lacks_a_copy_for_want_of_its_secret_starts_over_with_it(
-    make_store: MakeStore,
-) -> None:
-    life(make_store, b"old", signed=[b"old", b"new"])
-    assert life(make_store, b"old") == [0, 1], "nothing has changed"
-    assert life(make_store, b"new", b"old") == [], "the second copy may have been good"
-    life(make_store, b"new", b"old", signed=[b"old", b"new"])
-    assert life(make_store, b"new", b"old") == [0, 1, 2]
 
 
 def test_a_store_that_refused_nothing_is_kept_whatever_secrets_come_and_go(

@@ -37,6 +37,7 @@ class Log(QuietSource):
     """A log of records that are due in the next three hours; each tenth bears one of two ids."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.start = 0
         self.end = RECORDS
         self.scanned: list[tuple[int, int]] = []

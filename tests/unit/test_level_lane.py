@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, cast
 
-import pytest
 import structlog
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import PolledRecord
 from delayservice.engine.checkpoint import LastRead, Lost
 from delayservice.engine.cursor import START_KEY, Cursor
-from delayservice.engine.outcome import PARKED, Output, Routes
-from delayservice.engine.ports import Bounds, Place, PolledBatch, Source, Targets
+from delayservice.engine.outcome import PARKED, Output
+from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
 from delayservice.slices.lane import Lane
-from tests.unit.known_targets import KnownTargets, any_target
-from tests.unit.lanes import log_moved, window_of
+from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import QuietSource, routes_of, window_of
 
 TOPIC = "delay_topic_1"
 NOW_MS = 1_800_000_000_000
@@ -27,43 +26,12 @@ OLD, NEW, MARKER = 3, 5, -2
 """Leader epochs."""
 
 
-class Log:
-    """Notes what is asked of the source."""
-
-    def __init__(self) -> None:
-        self.position: int | None = None
-        self.seeks: list[int] = []
-        self.is_paused = False
-
-    def seek(self, _place: Place, offset: int, _last: object = None) -> None:
-        self.position = offset
-        self.seeks.append(offset)
-
-    def drop(self, _place: Place) -> None:
-        self.position = None
-
-    def pause(self, _place: Place) -> None:
-        self.is_paused = True
-
-    def resume(self, _place: Place) -> None:
-        self.is_paused = False
-
-
 class Stage:
     """A lane at its log."""
 
     def __init__(self, contracts: Contracts = LEVEL, park_topic: str | None = None) -> None:
-        self.log = Log()
-        routes = Routes(
-            "dead",
-            "outcomes",
-            b"secret",
-            60_000,
-            0,
-            (1_000,),
-            cast("Any", None),
-            allowlist=any_target,
-        )
+        self.log = QuietSource()
+        routes = routes_of(60_000, 1_000)
         self.targets = KnownTargets()
         self.lane = Lane(
             *(TOPIC, 0, "id"),
@@ -78,12 +46,6 @@ class Stage:
     def own(self, offset: int = 0, start: int = 0, end: int = 100) -> None:
         self.lane.take_over(Cursor(START_KEY, offset), Bounds(start, end))
 
-    def position(self) -> int | None:
-        return self.log.position
-
-    def is_paused(self) -> bool:
-        return self.log.is_paused
-
     def read(self, start: int, stop: int, epoch: int = -1) -> int:
         headers: Any = [("delay-target-topic", b"orders")]
         rows: list[PolledRecord] = [
@@ -95,7 +57,7 @@ class Stage:
         """Read a log to its end, wherever the lane seeks. ``epochs``: of the leader that appended
         each offset; ``MARKER`` for one that holds no record.
         """
-        at, log = self.log.seeks[-1], self.log
+        at, log = self.log.seeks[-1][0], self.log
         while at < len(epochs):
             epoch, offsets = next(groupby(range(at, len(epochs)), epochs.__getitem__))
             stop, sought = list(offsets)[-1] + 1, len(log.seeks)
@@ -103,7 +65,7 @@ class Stage:
                 self.lane.ingest(PolledBatch((TOPIC, 0), at, [], stop))
             else:
                 self.read(at, stop, epoch)
-            at = stop if len(log.seeks) == sought else log.seeks[-1]
+            at = stop if len(log.seeks) == sought else log.seeks[-1][0]
 
     def delivered(self) -> list[int]:
         """Settle and commit all that is read; the offsets."""
@@ -123,40 +85,25 @@ class Stage:
 
 def test_a_replica_fetches_nothing_and_is_never_behind() -> None:
     stage = Stage()
-    assert stage.position() is None
+    assert stage.log.position == -1
     stage.lane.follow(Cursor(START_KEY, 70))
-    assert stage.position() is None
+    assert stage.log.position == -1
     assert stage.lane.shard.stored == 70
     assert stage.read(70, 75) == 0
-
-
-def test_an_owner_reads_from_the_cursor_on_and_lets_go_when_it_steps_down() -> None:
-    stage = Stage()
-    stage.own(40)
-    assert stage.position() == 40
-    assert stage.read(40, 45) == 5
-    assert stage.read(50, 55) == 0, "read before a seek"
-    stage.settle(NOW_MS + LEVEL_MS + 42)
-    stage.lane.step_down()
-    assert stage.position() is None
-    assert stage.lane.checkpoint().cursor == Cursor(START_KEY, 40)
-    stage.own(40)
-    stage.read(40, 45)
-    assert [output[7] for output in stage.settle(NOW_MS + 10**6)] == [40, 41, 42, 43, 44]
 
 
 def test_it_holds_back_while_enough_waits_and_fetches_again_when_half_is_gone() -> None:
     stage = Stage()
     stage.own()
     stage.read(0, 9)
-    assert not stage.is_paused()
+    assert not stage.log.paused
     stage.read(9, 12)
-    assert stage.is_paused()
+    assert stage.log.paused
     due_ms = NOW_MS + LEVEL_MS
     assert len(stage.settle(due_ms + 5)) == 6
-    assert stage.is_paused()
+    assert stage.log.paused
     assert len(stage.settle(due_ms + 6)) == 1
-    assert not stage.is_paused()
+    assert not stage.log.paused
 
 
 def test_a_pause_does_not_outlive_the_ownership() -> None:
@@ -164,11 +111,11 @@ def test_a_pause_does_not_outlive_the_ownership() -> None:
     stage.own()
     stage.read(0, 12)
     stage.lane.step_down()
-    assert not stage.is_paused()
+    assert not stage.log.paused
     stage.own()
     stage.read(0, 12)
     stage.lane.close()
-    assert not stage.is_paused()
+    assert not stage.log.paused
 
 
 def test_one_step_is_bounded_in_records_and_bytes() -> None:
@@ -201,121 +148,46 @@ def test_parking_goes_to_the_topic_that_is_there_now() -> None:
         stage.targets.why["orders", -1] = ("target-unknown", "not there")
         stage.read(0, 1)
         (output,) = stage.settle(NOW_MS + LEVEL_MS)
-        assert (output[0], output[1]) == (kind, park_topic or "dead")
+        assert (output[0], output[1]) == (kind, park_topic or "letters")
 
 
 def test_a_log_that_was_cut_is_reported_and_what_is_there_is_served() -> None:
     stage = Stage()
     assert stage.events(offset=50, start=0, end=40) == ["log_truncated"]
-    assert stage.position() == 40
+    assert stage.log.position == 40
     assert stage.events(offset=50, start=60, end=90) == ["offsets_lost"]
-    assert stage.position() == 60
+    assert stage.log.position == 60
     assert stage.lane.checkpoint().lost == (Lost(50, 60),)
     assert stage.events(offset=50, start=10, end=50) == []
 
 
-def test_an_owner_whose_log_moved_under_it_goes_on_with_what_there_is() -> None:
-    stage = Stage()
-    stage.own(10)
-    stage.read(10, 12)
-    log_moved(stage.lane, Bounds(30, 90))
-    assert stage.position() == 30
-    assert stage.lane.next_due_ms() is None
-
-
-def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
-    """Records below H may be pending in a store that this lane does not have."""
-    stage = Stage()
-    precise = Contract()
-    stage.lane.adopt(Contracts([(0, precise), (60, LEVEL.at(0))]))
-    cursor = Cursor((NOW_MS, 7), 60)
-    with structlog.testing.capture_logs() as logs:
-        stage.lane.take_over(cursor, Bounds(0, 100))
-    assert [entry["event"] for entry in logs] == ["level_topic_was_precise"]
-    assert stage.position() is None
-    assert stage.settle(NOW_MS + 10**9) == []
-    assert stage.lane.checkpoint().cursor == cursor
-    assert not stage.lane.shard.is_staged
-
-
 # --- a log that has lost its end, and has grown again -------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("log", "delivered"),
-    [
-        ([OLD] * 100, []),
-        ([OLD] * 100 + [NEW] * 3, [100, 101, 102]),
-        ([OLD] * 97 + [MARKER] * 3 + [NEW], [100]),
-        ([OLD] * 97 + [NEW] * 6, list(range(97, 103))),
-        ([OLD] * 20 + [NEW] * 83, list(range(20, 103))),
-        ([OLD] * 20 + [NEW] * 50, list(range(20, 70))),
-        ([OLD] * 20 + [MARKER] * 30 + [NEW] * 20 + [MARKER] * 40, list(range(50, 70))),
-        ([OLD] * 90, []),
-        ([NEW] * 103, list(range(103))),
-    ],
-)
-def test_records_written_below_h_after_a_truncation_are_delivered(
-    log: list[int], delivered: list[int]
-) -> None:
-    stage = Stage()
-    bounds = Bounds(0, len(log), NEW)
-    stage.lane.take_over(Cursor(START_KEY, 100), bounds, LastRead(OLD, 99))
-    stage.read_all(log)
-    assert stage.delivered() == delivered
-    heir = Stage()
-    checkpoint = stage.lane.checkpoint()
-    heir.lane.take_over(checkpoint.cursor, bounds, checkpoint.last_read)
-    heir.read_all(log)
-    assert heir.delivered() == []
-
-
-def test_under_the_same_leader_nothing_below_h_is_read_again() -> None:
-    stage = Stage()
-    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, OLD), LastRead(OLD, 99))
-    assert stage.log.seeks == [100]
-    stage.read_all([OLD] * 103)
-    assert stage.log.seeks == [100]
-    assert stage.delivered() == [100, 101, 102]
-
-
-def test_a_log_truncated_before_the_first_read_is_noticed() -> None:
-    stage = Stage()
-    stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, OLD), LastRead(OLD, 99))
-    stage.read_all([OLD] * 98 + [NEW] * 4)
-    assert stage.delivered() == [98, 99, 100, 101]
-
-
-def test_an_owner_whose_log_was_truncated_goes_back_to_what_it_has_not_delivered() -> None:
-    stage = Stage()
-    stage.lane.take_over(Cursor(START_KEY, 0), Bounds(0, 8, OLD))
-    stage.read_all([OLD] * 8)
-    assert stage.delivered() == list(range(8))
-    assert stage.lane.checkpoint().last_read == LastRead(OLD, 7)
-    log_moved(stage.lane, Bounds(0, 9, NEW), is_truncated=True)
-    with structlog.testing.capture_logs() as logs:
-        stage.read_all([OLD] * 5 + [NEW] * 4)
-    assert [entry["event"] for entry in logs] == ["log_truncated"]
-    assert stage.delivered() == [5, 6, 7, 8]
-    assert stage.lane.checkpoint().last_read == LastRead(NEW, 8)
 
 
 def test_records_that_retention_deleted_are_not_searched() -> None:
     stage = Stage()
     stage.lane.take_over(Cursor(START_KEY, 100), Bounds(98, 103, NEW), LastRead(OLD, 90))
     stage.read_all([MARKER] * 98 + [NEW] * 5)
-    assert stage.log.seeks == [99, 98]
+    assert [offset for offset, _ in stage.log.seeks] == [99, 98]
     assert stage.delivered() == [98, 99, 100, 101, 102]
     stage = Stage()
     stage.lane.take_over(Cursor(START_KEY, 100), Bounds(100, 103, NEW), LastRead(OLD, 90))
-    assert stage.log.seeks == [100]
+    assert [offset for offset, _ in stage.log.seeks] == [100]
 
 
 def test_each_look_begins_much_further_back_than_the_one_before() -> None:
     stage = Stage()
     stage.lane.take_over(Cursor(START_KEY, 10_000), Bounds(0, 10_003, NEW), LastRead(OLD, 9_999))
     stage.read_all([OLD] * 2_000 + [NEW] * 8_003)
-    assert stage.log.seeks == [9_999, 9_998, 9_990, 9_926, 9_414, 5_318, 0]
+    assert [offset for offset, _ in stage.log.seeks] == [
+        9_999,
+        9_998,
+        9_990,
+        9_926,
+        9_414,
+        5_318,
+        0,
+    ]
 
 
 def test_a_log_that_is_read_again_below_h_has_to_reach_h() -> None:
@@ -327,3 +199,18 @@ def test_a_log_that_is_read_again_below_h_has_to_reach_h() -> None:
     assert stage.lane.awaited_end == 0
     stage.lane.take_over(Cursor(START_KEY, 100), Bounds(0, 103, OLD), LastRead(OLD, 99))
     assert stage.lane.awaited_end == 0, "it waits at H for whatever comes"
+
+
+def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
+    """Records below H may be pending in a store that this lane does not have."""
+    stage = Stage()
+    precise = Contract()
+    stage.lane.adopt(Contracts([(0, precise), (60, LEVEL.at(0))]))
+    cursor = Cursor((NOW_MS, 7), 60)
+    with structlog.testing.capture_logs() as logs:
+        stage.lane.take_over(cursor, Bounds(0, 100))
+    assert [entry["event"] for entry in logs] == ["level_topic_was_precise"]
+    assert stage.log.position == -1
+    assert stage.settle(NOW_MS + 10**9) == []
+    assert stage.lane.checkpoint().cursor == cursor
+    assert not stage.lane.shard.is_staged

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import (
     COPY_FORGED,
-    HEADER_INVALID,
-    OP_INVALID,
-    TARGET_INVALID,
     TIME_INVALID,
 )
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import UNREADABLE, Headers, PolledRecord
+from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import read_copy, write_copy
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor
-from delayservice.engine.outcome import Output, Routes
+from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.slices.lane import Lane
-from tests.unit.known_targets import KnownTargets, any_target
-from tests.unit.lanes import QuietSource, window_of
+from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import QuietSource, routes_of, window_of
 
 TOPIC = "delay_topic_1"
 ANY = "delay_topic_any"
@@ -47,16 +44,7 @@ class Owned:
     def __init__(
         self, *contracts: tuple[int, Contract], records_max: int = 100, bytes_max: int = 10_000
     ) -> None:
-        routes = Routes(
-            "dead",
-            "outcomes",
-            SECRET,
-            60_000,
-            0,
-            (1_000, 2_000),
-            cast("Any", None),
-            allowlist=any_target,
-        )
+        routes = routes_of(60_000, 1_000, 2_000, secret=SECRET)
         self.park_topic: str | None = ANY
         self.targets = KnownTargets()
         self.window = window_of(records_max, bytes_max, lambda: self.park_topic)
@@ -171,34 +159,6 @@ def test_a_changed_delay_holds_for_what_was_written_from_then_on() -> None:
     assert [output[6] - NOW_MS for output in outputs] == [5_000, 5_000, 1_000, 1_000]
 
 
-def test_with_a_default_target_no_header_is_needed() -> None:
-    owned = Owned((0, Contract(level_ms=LEVEL_MS, default_target="mails")))
-    null_target: Headers = [("delay-target-topic", None)]
-    owned.take(row(0, headers=[]), row(1, headers=[]), row(2, headers=null_target))
-    outputs = owned.settle(NOW_MS + LEVEL_MS)
-    assert [output[1] for output in outputs] == ["mails", "mails", "dead"]
-
-
-@pytest.mark.parametrize(
-    ("headers", "why"),
-    [
-        ([*TO_ORDERS, ("delay-id", b"a")], OP_INVALID),
-        ([*TO_ORDERS, ("delay-op", b"fire")], OP_INVALID),
-        ([("delay-id", b"a"), ("delay-op", b"cancel")], OP_INVALID),
-        (UNREADABLE, HEADER_INVALID),
-        ([("delay-target-topic", b"mails"), *TO_ORDERS], TARGET_INVALID),
-        ([*TO_ORDERS, ("delay-copy", b"{}"), ("delay-copy-mac", b"0")], COPY_FORGED),
-    ],
-)
-def test_a_bad_record_is_dead_lettered_in_its_turn(headers: Headers, why: str) -> None:
-    owned = Owned()
-    owned.take(row(0), (1, NOW_MS, b"key", b"v", headers), row(2))
-    assert owned.settle(NOW_MS + LEVEL_MS - 1) == []
-    outputs = owned.settle(NOW_MS + LEVEL_MS)
-    assert [output[0] for output in outputs] == [0, outcome.DEAD_LETTERED, 0]
-    assert code(outputs[1]) == why
-
-
 @pytest.mark.parametrize("written_ms", [-1, 2**60])
 def test_a_timestamp_that_can_t_be_holds_nothing_up(written_ms: int) -> None:
     owned = Owned()
@@ -238,15 +198,6 @@ def test_a_parked_level_record_goes_to_the_precise_topic_with_its_source() -> No
     text = dict(headers)["delay-copy"] or b""
     assert b'"settles":2' in text
     assert b'"shard":"delay_topic_1:0"' in text
-
-
-def test_without_a_precise_topic_it_is_dead_lettered_with_the_target_s_code() -> None:
-    owned = Owned()
-    owned.park_topic = None
-    owned.targets.why["orders", -1] = BLOCKED
-    owned.take(row(0))
-    (letter,) = owned.settle(NOW_MS + LEVEL_MS)
-    assert (letter[1], code(letter)) == ("dead", "target-unknown")
 
 
 def test_a_refused_level_record_is_dead_lettered_and_the_next_delivered() -> None:

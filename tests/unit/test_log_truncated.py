@@ -18,7 +18,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED
-from delayservice.engine.ports import Bounds, Place, PolledBatch
+from delayservice.engine.ports import Bounds, PolledBatch
 from delayservice.slices.store_label import Label
 from delayservice.store.memory import MemoryStore
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, log_moved, routes_of
@@ -34,16 +34,13 @@ class Log(QuietSource):
     """A partition and its reader. ``epochs``: of the leader that appended each offset."""
 
     def __init__(self, epochs: Sequence[int], store: MemoryStore | None = None) -> None:
+        super().__init__()
         self.epochs = list(epochs)
         self.leader_epoch = self.epochs[-1]
         self.start = 0
-        self.seeks: list[tuple[int, LastRead]] = []
         store = store or MemoryStore()
         self.lane = lane_of(store, self, routes_of())
         self.lane.adopt(Contracts([(0, Contract())]))
-
-    def seek(self, _place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        self.seeks.append((offset, last_read))
 
     @property
     def bounds(self) -> Bounds:
@@ -103,34 +100,6 @@ def owner_of(log: Log, settled: bool = True) -> Log:  # noqa: FBT001, FBT002  # 
     return log
 
 
-def test_an_owner_delivers_records_written_in_place_of_lost_ones() -> None:
-    log = owner_of(Log([OLD] * 10))
-    assert log.lane.checkpoint().last_read == LastRead(OLD, 9)
-    log.truncate(4, 12)
-    log_moved(log.lane, log.bounds, is_truncated=True)
-    assert log.settle() == []
-    log.read()
-    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
-    assert log.lane.checkpoint().cursor.offset == 12
-    assert log.lane.checkpoint().last_read == LastRead(NEW, 11)
-
-
-def test_stored_records_that_the_log_lost_are_not_delivered() -> None:
-    log = owner_of(Log([OLD] * 10), settled=False)
-    log.truncate(4, 12)
-    log_moved(log.lane, log.bounds, is_truncated=True)
-    log.read()
-    assert log.settle() == [*((n, OLD) for n in range(4)), *((n, NEW) for n in range(4, 12))]
-
-
-def test_a_position_that_the_log_has_not_lost_to_retention_was_truncated() -> None:
-    log = owner_of(Log([OLD] * 10))
-    log.truncate(4, 12)
-    log_moved(log.lane, log.bounds)
-    log.read()
-    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
-
-
 @pytest.mark.parametrize("end", [8, 10, 14])
 def test_a_new_owner_that_has_read_the_old_log_asks_before_it_settles(end: int) -> None:
     before = owner_of(Log([OLD] * 10))
@@ -145,51 +114,6 @@ def test_a_new_owner_that_has_read_the_old_log_asks_before_it_settles(end: int) 
     assert log.settle() == [(offset, NEW) for offset in range(4, end)]
 
 
-def test_a_new_owner_with_an_empty_store_finds_where_the_log_was_cut() -> None:
-    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
-    log = Log([*[OLD] * 4, *[NEW] * 8])
-    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
-    log.read()
-    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
-
-
-def test_a_copy_that_has_read_the_new_log_knows_how_far_an_older_checkpoint_holds() -> None:
-    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
-    log = Log([*[OLD] * 4, *[NEW] * 8])
-    log.lane.follow(Cursor())
-    log.read()
-    assert log.lane.clamp(checkpoint.cursor, checkpoint.last_read).offset == 4
-    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
-    log.read()
-    assert log.settle() == [(offset, NEW) for offset in range(4, 12)]
-
-
-def test_the_next_owner_after_that_delivers_nothing_again() -> None:
-    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
-    log = Log([*[OLD] * 4, *[NEW] * 8])
-    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
-    log.read()
-    log.settle()
-    checkpoint = log.lane.checkpoint()
-    heir = Log(log.epochs)
-    heir.lane.take_over(checkpoint.cursor, heir.bounds, checkpoint.last_read)
-    heir.read()
-    assert heir.settle() == []
-
-
-def test_after_a_leader_change_positions_are_checked_before_settling() -> None:
-    checkpoint = owner_of(Log([OLD] * 10), settled=False).lane.checkpoint()
-    log = Log([OLD] * 10)
-    log.lane.follow(Cursor())
-    log.read()
-    log.leader_epoch = NEW
-    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
-    assert log.seeks[-1] == (10, LastRead(OLD, 9))
-    assert log.settle() == []
-    log.read()
-    assert log.settle() == [(offset, OLD) for offset in range(10)]
-
-
 def test_a_log_cut_before_the_first_fetch_is_noticed_below_s() -> None:
     """The position H is assigned without an epoch, so the client can't compare it."""
     checkpoint = owner_of(Log([OLD] * 6)).lane.checkpoint()
@@ -201,16 +125,6 @@ def test_a_log_cut_before_the_first_fetch_is_noticed_below_s() -> None:
     rows = [_row(offset, NEW) for offset in range(6, 12)]
     with pytest.raises(LogTruncatedError, match="offset 6 was written after it had been stored"):
         log.lane.ingest(PolledBatch(PLACE, 6, rows, 12, NEW))
-
-
-def test_under_the_same_leader_nothing_is_read_again() -> None:
-    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
-    log = Log([OLD] * 10)
-    log.lane.follow(Cursor())
-    log.read()
-    before = len(log.seeks)
-    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
-    assert len(log.seeks) == before
 
 
 def test_it_begins_right_behind_what_it_read_last_so_that_the_client_asks_for_it() -> None:
@@ -412,13 +326,6 @@ def test_records_stored_after_the_label_are_proved_after_a_crash(
     assert log.settle() == [*((n, OLD) for n in range(8)), *((n, NEW) for n in range(8, 14))]
 
 
-def test_nothing_is_settled_before_all_that_was_stored_is_proved() -> None:
-    log = Log([*[OLD] * 8, *[NEW] * 6], crashed(OLD))
-    log.lane.take_over(Cursor(offset=10), log.bounds)
-    log.lane.ingest(PolledBatch(PLACE, 5, [_row(offset, OLD) for offset in range(5, 8)], 8, OLD))
-    assert log.settle() == [], "8 and 9 are not proved"
-
-
 @pytest.mark.parametrize("later", [OLD, NEW])
 def test_after_a_crash_a_log_that_was_not_truncated_keeps_its_store(later: int) -> None:
     log = Log([*[OLD] * 6, *[later] * 4, *[NEW + 1] * 3], crashed(later))
@@ -447,27 +354,6 @@ def test_a_store_is_proved_though_retention_deleted_its_last_record(
     assert log.settle() + log.settle() == [*kept, *((n, later) for n in range(8, 12))]
 
 
-def test_a_crash_before_the_first_label_leaves_a_store_whose_epoch_is_known() -> None:
-    store = KeptStore()
-    log = Log([OLD] * 4, store)
-    log.lane.follow(Cursor())
-    log.read()
-    log = Log([NEW] * 6, store)
-    log.lane.take_over(Cursor(), log.bounds)
-    log.read()
-    assert log.settle() == [(offset, NEW) for offset in range(6)]
-
-
-def test_checkpoints_repeat_the_one_before_until_it_is_known_where_the_log_was_cut() -> None:
-    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
-    log = Log([*[OLD] * 4, *[NEW] * 3])
-    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
-    assert log.lane.checkpoint().cursor == checkpoint.cursor
-    assert log.lane.checkpoint().last_read == checkpoint.last_read
-    log.read()
-    assert log.lane.checkpoint().cursor.offset == 4
-
-
 def test_a_position_is_no_longer_proved_by_a_record_that_retention_has_deleted() -> None:
     log = owner_of(Log([OLD] * 10))
     log.lane.ingest(PolledBatch(PLACE, 10, [], 12, OLD))  # transaction markers
@@ -480,10 +366,11 @@ def test_a_position_is_no_longer_proved_by_a_record_that_retention_has_deleted()
     assert set(log.seeks[before:]) == {(12, NOTHING_READ)}
 
 
-def test_an_owner_is_in_doubt_until_the_client_has_checked_what_it_has_stored() -> None:
-    log = Log([OLD] * 10, crashed(OLD))
-    log.leader_epoch = NEW
-    log.lane.take_over(Cursor(offset=10), log.bounds)
-    assert log.lane.is_doubtful
+def test_under_the_same_leader_nothing_is_read_again() -> None:
+    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+    log = Log([OLD] * 10)
+    log.lane.follow(Cursor())
     log.read()
-    assert not log.lane.is_doubtful
+    before = len(log.seeks)
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    assert len(log.seeks) == before

@@ -25,15 +25,6 @@ SLOW = Limits(
 )
 
 
-def test_an_owner_settles_and_commits() -> None:
-    stage = Stage(3)
-    stage.own()
-    stage.write(3, 0)
-    stage.step(10)
-    assert stage.delivered() == [(3, 0)]
-    assert stage.sink.checkpoint(3).shards["delay_topic_any"].cursor.offset == 1
-
-
 @pytest.mark.parametrize("role", [Role.REPLICA, Role.HEIR, Role.PAUSED])
 def test_an_owner_that_lost_its_slice_during_the_poll_settles_nothing(role: Role) -> None:
     stage = Stage(3)
@@ -61,22 +52,6 @@ def test_an_owner_that_is_paused_finishes_what_has_begun_and_begins_nothing() ->
     assert stage.delivered() == [(3, 0), (3, 1)]
 
 
-def test_a_leaving_owner_commits_its_batch_and_writes_a_release() -> None:
-    stage = Stage(3, limits=SLOW)
-    stage.own()
-    stage.write(3, 0)
-    stage.step(1)
-    stage.gate.says(Role.REPLICA, [3])
-    stage.step()
-    last = stage.sink.committed[-1]
-    assert stage.delivered() == [(3, 0)]
-    assert last.words == [(3, "release")]
-    assert last.checkpoints == [3], "the heir goes on from there"
-    assert stage.gate.told == [(3, True), (3, False)]
-    assert not stage.loop.is_settling
-    assert stage.sink.discarded == 0, "the writer serves other slices"
-
-
 def test_an_heir_has_its_writer_open_and_claims_nothing() -> None:
     stage = Stage(3)
     stage.gate.says(Role.HEIR, [3])
@@ -89,20 +64,6 @@ def test_a_node_that_is_to_own_nothing_opens_no_writer() -> None:
     stage = Stage(3)
     stage.step(10, 3)
     assert stage.sink.opened == []
-
-
-def test_claim_take_over_checkpoint_and_serving_keep_their_order() -> None:
-    stage = Stage(3)
-    stage.write(3, 0)
-    stage.gate.says(Role.OWNER, [3])
-    stage.step(10, 5)
-    assert [one.words for one in stage.sink.committed[:1]] == [[(3, "claim")]]
-    first, second = stage.sink.committed[1:3]
-    assert first.checkpoints == [3]
-    assert first.outputs == []
-    assert [output[7] for _, output in second.outputs] == [0]
-    calls = [c for c in stage.heritage.calls if c in {"await_claims", "confirm", "fence", "bounds"}]
-    assert calls == ["await_claims", "confirm", "fence", "bounds"]
 
 
 def test_nobody_is_fenced_without_the_ensembles_word() -> None:
@@ -131,19 +92,6 @@ def test_a_slice_claimed_for_another_node_is_released_unserved() -> None:
     assert not stage.of(3).is_owner
     assert stage.of(4).is_owner
     assert 3 not in stage.sink.checkpoints
-
-
-def test_a_claimant_overtaken_while_fencing_releases_its_claim() -> None:
-    stage = Stage(3)
-    stage.write(3, 0)
-    stage.heritage.while_fencing = lambda: stage.gate.says(Role.REPLICA, [3])
-    stage.gate.says(Role.OWNER, [3])
-    stage.step(10, 5)
-    words = [word for one in stage.sink.committed for word in one.words]
-    assert words == [(3, "claim"), (3, "release")]
-    assert stage.of(3).phase is Phase.REPLICA
-    assert stage.sink.checkpoints == {}
-    assert stage.gate.served == set()
 
 
 def test_a_claim_that_is_wanted_no_longer_before_it_is_committed_is_not_made() -> None:

@@ -14,32 +14,24 @@ import pytest
 
 from delayservice.contract.codec import Payload, turn_of
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.contract.requeue import read_copy
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import AHEAD_MS, BURST_MS, Flow, FlowRules, SlotPolicy
-from delayservice.engine.outcome import Output, Routes
+from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, PolledBatch, Source
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
 from delayservice.slices.lane import Lane
-from tests.unit.known_targets import KnownTargets, any_target, some
-from tests.unit.lanes import window_of
+from tests.unit.known_targets import KnownTargets, some
+from tests.unit.lanes import routes_of, window_of
 
 TOPIC, PARTITION = "delay_topic_any", 3
 SECRET = b"secret"
 NOW_MS = 1_900_000_000_000
 TICK_MS = 10
-
-
-def routes(window_ms: int = 3_600_000) -> Routes:
-    delays_ms = (100, 1_000)
-    return Routes(
-        "letters", "outcomes", SECRET, window_ms, 0, delays_ms, cron_time, allowlist=any_target
-    )
 
 
 def payload(target: str = "orders", due_ms: int = NOW_MS, value: bytes = b"v") -> Payload:
@@ -73,7 +65,12 @@ class World:
         """Another owner, who has read all copies."""
         self.flow = flow
         self.settler = Settler(
-            TOPIC, PARTITION, routes(self.window_ms), self.verdicts, self.targets, flow
+            TOPIC,
+            PARTITION,
+            routes_of(self.window_ms, 100, 1_000),
+            self.verdicts,
+            self.targets,
+            flow,
         )
         for _, _, pending in self.pending:
             turn_ms = turn_of(pending[6])
@@ -133,48 +130,12 @@ def burst(world: World, count: int, **more: int) -> None:
 # --- rates ---------------------------------------------------------------------------------------
 
 
-def test_ten_seconds_worth_at_once_takes_ten_seconds_in_order_and_loses_none() -> None:
-    world = World(limited(100))
-    burst(world, 1_000)
-    world.run(NOW_MS + 15_000)
-    seen = world.delivered()
-    assert [value for _, value in seen] == [b"%d" % n for n in range(1_000)]
-    assert NOW_MS + 9_900 <= seen[-1][0] <= NOW_MS + 10_100
-    assert world.kinds()[outcome.PACED] <= 1_000
-
-
 def test_records_below_the_rate_limit_are_never_requeued() -> None:
     world = World(limited(100))
     for number in range(200):
         world.append(NOW_MS + 10 * number, payload(due_ms=NOW_MS + 10 * number))
     world.run(NOW_MS + 3_000)
     assert world.kinds() == {outcome.DELIVERED: 200}
-
-
-def test_late_records_are_rate_limited_too() -> None:
-    world = World(limited(10))
-    for number in range(30):
-        world.append(NOW_MS - 60_000, payload(due_ms=NOW_MS - 60_000, value=b"%d" % number))
-    world.run(NOW_MS + 5_000)
-    seen = world.delivered()
-    assert [value for _, value in seen] == [b"%d" % n for n in range(30)]
-    assert NOW_MS + 2_900 <= seen[-1][0] <= NOW_MS + 3_100
-
-
-def test_turns_that_passed_while_nobody_served_are_no_burst() -> None:
-    world = World(limited(100))
-    burst(world, 1_000)
-    world.run(NOW_MS + 2_000)
-    world.now_ms += 5_000
-    resumed_ms = world.now_ms
-    world.fail_over(limited(100))
-    world.run(resumed_ms + 13_000)
-    times = [at for at, _ in world.delivered()]
-    assert len(times) == 1_000
-    for since_ms in range(resumed_ms, resumed_ms + 10_000, 500):
-        went = sum(since_ms <= at < since_ms + 2_000 for at in times)
-        assert went <= 2 * 100 + 100 * BURST_MS / 1_000 + 2
-    assert times[-1] <= resumed_ms + 9_000
 
 
 def test_a_limited_target_does_not_hold_up_another() -> None:
@@ -198,33 +159,6 @@ def test_a_turn_that_is_near_goes_at_once_but_overtakes_nobody() -> None:
     assert turns == [*[None] * 6, NOW_MS + AHEAD_MS + 10]
     later_ms = NOW_MS + 20  # the next turn is 50 ms away, and one was given to a copy before it
     assert flow.turn_ms("orders", later_ms, later_ms) == NOW_MS + AHEAD_MS + 20
-
-
-def test_an_aborted_transaction_gives_its_turns_back() -> None:
-    flow = limited(10)
-    first = [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(50)]
-    for _ in range(10):
-        flow.abort()
-        assert [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(50)] == first
-    flow.commit(NOW_MS)
-    assert flow.turn_ms("orders", NOW_MS, NOW_MS) == NOW_MS + 5_000
-
-
-def test_a_new_owner_goes_on_where_the_copies_end() -> None:
-    flow, successor = limited(10), limited(10)
-    turns = [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(50)]
-    for turn_ms in turns:
-        if turn_ms is not None:
-            successor.observe("orders", turn_ms)
-    assert successor.turn_ms("orders", NOW_MS, NOW_MS) == NOW_MS + 5_000
-
-
-def test_a_requeued_record_keeps_its_place_after_an_abort() -> None:
-    flow = limited(10)
-    flow.turn_ms("orders", NOW_MS, NOW_MS)
-    flow.observe("orders", NOW_MS + 1_000)
-    flow.abort()
-    assert flow.turn_ms("orders", NOW_MS, NOW_MS) == NOW_MS + 1_100
 
 
 def test_a_copy_keeps_due_time_attempt_id_and_expiry() -> None:
@@ -331,7 +265,7 @@ def test_a_level_topic_is_rate_limited_through_the_precise_topic() -> None:
             *("delay_topic_1", PARTITION, "id"),
             window_of(park_topic=partial(next, repeat(park_topic))),
             create_autospec(Source, instance=True),
-            routes(),
+            routes_of(3_600_000, 100, 1_000),
             KnownTargets(),
             limited(1),
         )
@@ -437,3 +371,19 @@ def test_both_limits_hold_together() -> None:
     assert len(world.delivered()) == 30
     per_second = Counter((at - NOW_MS) // 1_000 for at, _ in world.delivered())
     assert max(per_second.values()) <= 6
+
+
+def test_turns_that_passed_while_nobody_served_are_no_burst() -> None:
+    world = World(limited(100))
+    burst(world, 1_000)
+    world.run(NOW_MS + 2_000)
+    world.now_ms += 5_000
+    resumed_ms = world.now_ms
+    world.fail_over(limited(100))
+    world.run(resumed_ms + 13_000)
+    times = [at for at, _ in world.delivered()]
+    assert len(times) == 1_000
+    for since_ms in range(resumed_ms, resumed_ms + 10_000, 500):
+        went = sum(since_ms <= at < since_ms + 2_000 for at in times)
+        assert went <= 2 * 100 + 100 * BURST_MS / 1_000 + 2
+    assert times[-1] <= resumed_ms + 9_000

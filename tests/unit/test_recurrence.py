@@ -9,10 +9,11 @@ from delayservice.contract.codes import CRON_INVALID, RecordRefusedError
 from delayservice.contract.recurrence import Recurrence, encode, following, recurrence_of
 from delayservice.contract.requeue import CONTINUES, read_copy
 from delayservice.engine import outcome
-from delayservice.engine.outcome import Output, Routes, Target
+from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
-from tests.unit.known_targets import KnownTargets, any_target, some
+from tests.unit.known_targets import KnownTargets, some
+from tests.unit.lanes import routes_of
 
 NOW_MS = 5_000_000
 SOURCE = b"delay_topic_any:3:7"
@@ -27,16 +28,7 @@ def calendar(cron: str, zone: str, after_ms: int) -> int | None:
     return None if cron == "never" else (after_ms // HOURLY_MS + 1) * HOURLY_MS
 
 
-ROUTES = Routes(
-    dead_letter="letters",
-    outcomes="outcomes",
-    secret=b"secret",
-    roll_window_ms=10_000,
-    roll_spread_ms=0,
-    park_delays_ms=(100,),
-    cron_time=calendar,
-    allowlist=any_target,
-)
+ROUTES = routes_of(10_000, 100, cron_time=calendar)
 BLOCKED = {("orders", -1): ("target-unknown", "topic orders does not exist")}
 
 
@@ -91,25 +83,6 @@ def test_an_occurrence_beyond_the_window_is_rolled_as_any_record() -> None:
     assert recurrence_of(copied(rolled)[2][6]) == Recurrence(60_000, number=2)
 
 
-def test_occurrences_missed_in_an_outage_are_skipped() -> None:
-    late_ms = NOW_MS + 12_345
-    assert copied(settled(payload(Recurrence(5_000)), late_ms)[1])[2][5] == NOW_MS + 15_000
-    exactly_ms = NOW_MS + 5_000
-    assert copied(settled(payload(Recurrence(5_000)), exactly_ms)[1])[2][5] == NOW_MS + 10_000
-    cron = payload(Recurrence(0, "hourly"), HOURLY_MS)
-    assert copied(settled(cron, 3 * HOURLY_MS)[1])[2][5] == 4 * HOURLY_MS
-
-
-def test_an_occurrence_that_is_fired_does_not_move_those_after_it() -> None:
-    record = payload(Recurrence(5_000), due_ms=NOW_MS + 4_000)
-    by = settler()
-    fired = some(by.fire(9, record, NOW_MS, 11))
-    assert fired[0] == outcome.FIRED
-    assert ("delay-fired-by", b"11") in fired[5]
-    again = some(by.following(fired, 9, record, NOW_MS, 12))
-    assert copied(again)[2][5] == NOW_MS + 9_000
-
-
 def test_it_ends_with_its_last_time_and_with_its_expiry() -> None:
     assert len(settled(payload(Recurrence(5_000, left=2)))) == 2
     assert len(settled(payload(Recurrence(5_000, left=1)))) == 1
@@ -153,18 +126,6 @@ def test_a_cron_schedule_waits_until_its_letter_can_be_written(
     assert letter[0] == outcome.DEAD_LETTERED
     said = dict(letter[5])
     assert (said["delay-source"], said["delay-cron"]) == (b"delay_topic_any:3:9", cron.encode())
-
-
-def test_a_cron_schedule_begins_with_a_copy_that_settles_it() -> None:
-    (armed,) = settled(cron_record("hourly"))
-    assert armed[0] == outcome.ROLLED
-    assert b'"settles":9' in (dict(armed[5])["delay-copy"] or b"")
-    record = copied(armed)[2]
-    assert record[5] == 2 * HOURLY_MS
-    assert record[6] is not None
-    assert record[6][1] == b"delay_topic_any:3:9#1"
-    begins = copied(settled(cron_record("hourly", start_ms=7 * HOURLY_MS))[0])[2]
-    assert begins[5] == 7 * HOURLY_MS
 
 
 def test_a_cron_schedule_that_means_nothing_is_dead_lettered() -> None:

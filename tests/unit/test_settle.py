@@ -12,24 +12,15 @@ from delayservice.contract.codes import (
     TOO_LARGE,
 )
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.cron import cron_time
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
-from tests.unit.known_targets import KnownTargets, any_target, some
+from tests.unit.known_targets import KnownTargets, some
+from tests.unit.lanes import routes_of
 
-ROUTES = Routes(
-    dead_letter="letters",
-    outcomes="outcomes",
-    secret=b"secret",
-    roll_window_ms=10_000,
-    roll_spread_ms=0,
-    park_delays_ms=(100, 1_000),
-    cron_time=cron_time,
-    allowlist=any_target,
-)
+ROUTES = routes_of(10_000, 100, 1_000)
 NOW_MS = 5_000_000
 
 

@@ -65,14 +65,6 @@ def test_fired_records_are_read_within_the_time_limit_but_at_least_one() -> None
     assert turns == [40, 40, 20]
 
 
-def test_fires_that_hit_nothing_read_nothing_and_are_walked_at_once() -> None:
-    walked = shard()
-    added = walked.ingest(0, [fire(n) for n in range(100)], 100, {}, lambda _, __: None)
-    assert added == Additions()
-    outputs = walked.advance_offset(1, 10_000, nothing_pending)
-    assert [output[0] for output in outputs] == [outcome.NOT_PENDING] * 100
-
-
 def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
     """A new client for each of them would take the loop's time."""
     walked = shard()
@@ -84,21 +76,6 @@ def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
         (outcome.FIRED, 1),
         (outcome.FIRED, 0),
     ]
-
-
-def test_an_owner_that_fills_its_store_again_keeps_only_marks_that_h_has_not_passed() -> None:
-    owner = Shard(Settler("delay_topic_any", 0, ROUTES, Verdicts(), KnownTargets()), 0)
-    owner.take_over(Cursor((1, 0), 1_000), [], 1_200)
-    latest: dict[bytes, Key] = {}
-    for offset in range(0, 1_200, 2):
-        payload: Payload = ("orders", -1, None, b"", [], 9_000, (b"id", None, 1, None))
-        pair: list[Entry] = [
-            (offset, SCHEDULE, 9_000, b"id", payload, None),
-            (offset + 1, CANCEL, 0, b"id", (None, None, []), None),
-        ]
-        added = owner.ingest(offset, pair, offset + 2, {}, lambda name, _: latest.get(name))
-        assert [mark[3] for mark in added.marks] == [offset + 1]  # the store marks each
-    assert sorted(owner.walk.victims) == list(range(1_001, 1_200, 2))
 
 
 @given(st.lists(st.tuples(st.booleans(), IDS, OFFSETS)), IDS, OFFSETS)
@@ -193,55 +170,6 @@ def sent(*offsets: int) -> list[tuple[int, int]]:
     return [(outcome.DELIVERED, offset) for offset in offsets]
 
 
-def test_k_delivers_while_h_waits_for_the_end_of_the_log_at_take_over() -> None:
-    walked = Walked()
-    walked.write(*[0] * 10)
-    walked.lane.follow(Cursor())
-    walked.read()
-    walked.own(Cursor(offset=6), end=50)
-    assert walked.walk_h(NOW_MS) == []
-    assert walked.walk_k(NOW_MS) == sent(0, 1, 2, 3, 4, 5), "what lies above H is not K's"
-    assert walked.lane.shard.staged == Cursor((NOW_MS, 5), 6)
-
-
-def test_records_above_h_and_below_k_are_delivered_from_the_log() -> None:
-    walked = Walked()
-    walked.write(*[1_000] * 5)
-    walked.write(*[500] * 5)
-    walked.lane.follow(Cursor())
-    walked.read()
-    walked.own(Cursor(offset=5), end=20)
-    assert walked.walk_k(NOW_MS + 2_000) == sent(0, 1, 2, 3, 4)
-    walked.commit()
-    assert walked.lane.shard.committed.key == (NOW_MS + 1_000, 4)
-    assert list(walked.lane.store.scanner().frames((0, 0), NOW_MS + 10_000)) == [], (
-        "pruned, 5 to 9 too"
-    )
-    walked.write(*[60_000] * 10)
-    walked.read()
-    walked.read()
-    assert walked.walk_h(NOW_MS + 2_000) == sent(5, 6, 7, 8, 9)
-    walked.commit()
-    assert walked.walk_k(NOW_MS + 2_000) == []
-    assert walked.walk_k(NOW_MS + 100_000) == sent(*range(10, 20))
-    walked.commit()
-    assert sorted(walked.delivered()) == list(range(20))
-
-
-def test_a_record_written_above_h_and_due_before_k_is_delivered_once() -> None:
-    walked = Walked()
-    walked.own(Cursor())
-    walked.write(1_000)
-    walked.read()
-    walked.walk_h(NOW_MS)
-    assert walked.walk_k(NOW_MS + 1_000) == sent(0)
-    walked.commit()
-    walked.write(0, at_ms=NOW_MS + 900)
-    walked.read()
-    assert walked.walk_k(NOW_MS + 2_000) == []
-    assert walked.walk_h(NOW_MS + 2_000) == sent(1)
-
-
 @pytest.mark.parametrize(("waited_ms", "goes"), [(0, False), (249, False), (250, True)])
 def test_k_waits_for_h_no_longer_than_a_quarter_of_a_second(waited_ms: int, *, goes: bool) -> None:
     walked = Walked()
@@ -256,24 +184,24 @@ def test_k_waits_for_h_no_longer_than_a_quarter_of_a_second(waited_ms: int, *, g
     assert walked.walk_k(now_ms) == (due if now_ms >= NOW_MS + 100 else sent(0))
 
 
-def test_once_h_has_passed_k_goes_up_to_now() -> None:
-    walked = Walked()
-    walked.own(Cursor())
-    walked.write(0, 100)
-    walked.write(60_000, at_ms=NOW_MS + 50)
-    walked.read()
-    walked.walk_h(NOW_MS + 120)
-    assert walked.walk_k(NOW_MS + 120) == sent(0, 1)
+def test_fires_that_hit_nothing_read_nothing_and_are_walked_at_once() -> None:
+    walked = shard()
+    added = walked.ingest(0, [fire(n) for n in range(100)], 100, {}, lambda _, __: None)
+    assert added == Additions()
+    outputs = walked.advance_offset(1, 10_000, nothing_pending)
+    assert [output[0] for output in outputs] == [outcome.NOT_PENDING] * 100
 
 
-def test_a_cancel_written_before_the_due_time_wins_below_h() -> None:
-    walked = Walked()
-    walked.own(Cursor())
-    walked.write(100, headers=[("delay-id", b"a")])
-    walked.read()
-    walked.walk_h(NOW_MS)
-    walked.cancel(b"a", NOW_MS + 90)
-    walked.read()
-    assert walked.walk_k(NOW_MS + 110) == []
-    assert walked.walk_h(NOW_MS + 110) == [(outcome.CANCELLED, 0), (outcome.CANCELLED, 1)]
-    assert walked.walk_k(NOW_MS + 110) == []
+def test_an_owner_that_fills_its_store_again_keeps_only_marks_that_h_has_not_passed() -> None:
+    owner = Shard(Settler("delay_topic_any", 0, ROUTES, Verdicts(), KnownTargets()), 0)
+    owner.take_over(Cursor((1, 0), 1_000), [], 1_200)
+    latest: dict[bytes, Key] = {}
+    for offset in range(0, 1_200, 2):
+        payload: Payload = ("orders", -1, None, b"", [], 9_000, (b"id", None, 1, None))
+        pair: list[Entry] = [
+            (offset, SCHEDULE, 9_000, b"id", payload, None),
+            (offset + 1, CANCEL, 0, b"id", (None, None, []), None),
+        ]
+        added = owner.ingest(offset, pair, offset + 2, {}, lambda name, _: latest.get(name))
+        assert [mark[3] for mark in added.marks] == [offset + 1]  # the store marks each
+    assert sorted(owner.walk.victims) == list(range(1_001, 1_200, 2))

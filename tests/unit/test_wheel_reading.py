@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor
-from delayservice.store.base import NO_MARK, Frame, Mark
+from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import (
     EVERYTHING,
@@ -78,47 +77,6 @@ def three_hours(store: LoneStore, count: int = 900) -> list[Frame]:
     return sorted(given)
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_whatever_a_wheel_went_through_it_is_read_as_its_owner_reads_it(
-    folder: Path, seed: int
-) -> None:
-    """Near and far slots, marks in other blocks than their records, prunes, restarts."""
-    chance = random.Random(seed)
-    store = opened(folder)
-    offset, hand_ms = 0, START_MS
-    unmarked: dict[int, int] = {}
-    for _ in range(chance.randrange(4, 14)):
-        frames = [
-            a_frame(hand_ms + chance.choice([60_000, 2 * HOUR_MS, 9 * HOUR_MS]) * n // 40, at)
-            for n, at in enumerate(range(offset, offset + 40))
-        ]
-        victims = chance.sample(sorted(unmarked), min(3, len(unmarked)))
-        marks: list[Mark] = [(b"id", unmarked.pop(at), at, offset + 40) for at in victims]
-        store.append(frames, [], marks, offset + 41)
-        unmarked |= {frame[1]: frame[0] for frame in frames if chance.random() < 0.3}
-        offset += 41
-        hand_ms += chance.choice([0, 30_000, 1_000_000])
-        store.read_due((hand_ms - 1_000, 0), hand_ms, 20)
-        store.prune(Cursor((hand_ms - 1_000, 0), offset))
-        unmarked = {at: key_ms for at, key_ms in unmarked.items() if key_ms > hand_ms}
-        if chance.random() < 0.5:
-            store.sync()
-        if chance.random() < 0.2:
-            store.close()
-            store = opened(folder)
-    store.sync()
-    found, damages = read_all(folder)
-    assert damages == []
-    assert found == scan(store)
-    store.abandon()
-
-
-def test_bytes_that_are_not_synced_are_not_read(store: LoneStore, folder: Path) -> None:
-    given = three_hours(store)
-    store.append([a_frame(START_MS + 5, 901)], [], [], 902)
-    assert read_all(folder) == (given, [])
-
-
 def test_only_what_is_asked_for_is_read(store: LoneStore, folder: Path) -> None:
     given = three_hours(store)
     bounds = ReadBounds(START_MS + HOUR_MS + 7, START_MS + 2 * HOUR_MS - 7)
@@ -157,13 +115,6 @@ def test_bytes_beyond_the_horizon_stay_in_the_folder(store: LoneStore, folder: P
     assert [path.stat().st_size for path in slot_files(folder)] == sizes
     assert store.sync() == 2_000
     assert len(scan(store)) == 1_800
-
-
-def test_rows_that_occur_twice_are_one_record(store: LoneStore, folder: Path) -> None:
-    given = three_hours(store)
-    store.append(given[:50], [], [], 900)
-    store.sync()
-    assert read_all(folder) == (given, [])
 
 
 def test_shards_are_found_from_every_folder_above_them(store: LoneStore, folder: Path) -> None:

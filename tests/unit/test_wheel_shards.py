@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from delayservice.base.errors import SlotDamagedError, StoreError
-from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor, Key
-from delayservice.store.base import NO_MARK, Frame, Store
+from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor
+from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
 from delayservice.store.offline import each_store, look
 from delayservice.store.wheel import Wheel, WheelOptions
@@ -103,37 +103,6 @@ def test_after_a_crash_only_a_file_that_is_still_needed_is_missed(tmp_path: Path
         store.read_due(passed.key, FAR_MS, 50)
     assert damage.value.start_ms == START_MS + 2 * SLOT_MS
     again.close()
-
-
-def test_one_damaged_file_is_read_again_by_each_of_its_shards(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS)
-    filled(wheel, 20, with_ids=0)
-    wheel.close()
-    victim = slot_files(tmp_path)[2]
-    data = bytearray(victim.read_bytes())
-    data[60] ^= 1
-    victim.write_bytes(data)
-    wheel = Wheel(tmp_path, OPTIONS)
-    stores = [opened(wheel, partition) for partition in range(20)]
-    spans = set()
-    for partition, store in enumerate(stores):
-        rows = rows_of(partition)
-        inside = [f for f in rows if 2 * SLOT_MS <= f[0] - START_MS < 3 * SLOT_MS]
-        if not inside:
-            assert everything(store) == sorted(rows)
-            continue
-        with pytest.raises(SlotDamagedError) as raised:
-            everything(store)
-        damage = raised.value
-        spans.add((damage.start_ms, damage.stop_ms))
-        assert damage.first_offset == min(f[1] for f in inside)
-        assert damage.stop_offset == max(f[1] for f in inside) + 1
-        store.rebuild(damage.start_ms, damage.stop_ms, inside)
-        assert everything(store) == sorted(rows)
-        assert store.stats().pending == len(rows)
-    assert spans == {(START_MS + 2 * SLOT_MS, START_MS + 3 * SLOT_MS)}
-    assert len(list((tmp_path / "quarantine").iterdir())) == 1
-    wheel.close()
 
 
 def test_marks_are_no_records_among_those_that_have_passed(tmp_path: Path) -> None:
@@ -294,38 +263,6 @@ def test_shared_blocks_take_no_more_memory_than_their_part_of_the_bound(tmp_path
     wheel.close()
 
 
-def test_a_mark_in_a_shared_block_is_one_of_its_shard_only(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 3, with_ids=0)
-    key_ms, offset, *_ = rows_of(1)[4]
-    stores[1].append([], [], [(b"id", key_ms, offset, 13)], 14)
-    wheel.close()
-    wheel = Wheel(tmp_path, OPTIONS)
-    for partition in range(3):
-        marked = offset if partition == 1 else -1
-        expected = [
-            (key, o, 13 if o == marked else NO_MARK, payload)
-            for key, o, _, payload in sorted(rows_of(partition))
-        ]
-        assert everything(opened(wheel, partition)) == expected
-    wheel.close()
-
-
-def test_rows_of_one_shard_are_replaced_beside_those_of_others(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 3, with_ids=0)
-    stores[0].sync()
-    again = [(key, offset, mark, b"again") for key, offset, mark, _ in rows_of(1)]
-    stores[1].rebuild(START_MS, START_MS + 6 * SLOT_MS, again)
-    wheel.close()
-    wheel = Wheel(tmp_path, OPTIONS)
-    for partition, rows in enumerate((rows_of(0), again, rows_of(2))):
-        store = opened(wheel, partition)
-        assert everything(store) == sorted(rows)
-        assert store.stats().pending == len(rows)
-    wheel.close()
-
-
 def test_the_windows_of_many_shards_are_counted_as_they_come_grow_and_go(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
     stores = filled(wheel, 50, with_ids=0)
@@ -365,76 +302,6 @@ def test_verify_reads_the_headers_of_a_slot_once_for_all_its_shards(
     assert len(positions) == len(set(positions)) >= 6
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_many_shards_went_through_each_reads_its_own_rows(
-    tmp_path: Path, seed: int
-) -> None:
-    """Runs of any length in shared blocks and in their own, flushes, prunes, restarts; in the end a
-    flipped byte in every file.
-    """
-    chance = Random(seed)
-    options = WheelOptions(slot_ms=SLOT_MS, buffer_bytes_max=90_000, near_bytes_max=120_000)
-    wheel = Wheel(tmp_path, options)
-    stores = [opened(wheel, partition) for partition in range(12)]
-    given: list[list[Frame]] = [[] for _ in stores]
-    hands = [START_MS for _ in stores]
-    for _ in range(150):
-        partition = chance.randrange(12)
-        store, rows, hand_ms = stores[partition], given[partition], hands[partition]
-        new = [
-            (
-                hand_ms + 1 + chance.randrange(4 * SLOT_MS),
-                offset,
-                chance.choice([NO_MARK, NO_MARK, 10**6]),
-                chance.randbytes(chance.randrange(1_500)),
-            )
-            for offset in range(len(rows), len(rows) + chance.choice([1, 1, 2, 7, 200]))
-        ]
-        store.append(new, [], [], new[-1][1] + 1)
-        rows += new
-        if chance.random() < 0.3:
-            found = read_on(store, (hand_ms, 0), rows)
-            assert found == sorted(row for row in rows if row[:2] > (hand_ms, 0))
-        if chance.random() < 0.3:
-            hands[partition] += chance.randrange(SLOT_MS)
-            store.prune(Cursor((hands[partition], 0), len(rows)))
-        if chance.random() < 0.05:
-            wheel.close()
-            wheel = Wheel(tmp_path, options)
-            stores = [opened(wheel, partition) for partition in range(12)]
-    wheel.close()
-    for path in slot_files(tmp_path):
-        data = bytearray(path.read_bytes())
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        path.write_bytes(data)
-    wheel = Wheel(tmp_path, options)
-    for partition, hand_ms in enumerate(hands):
-        after, rows = (hand_ms, 0), given[partition]
-        expected = sorted(row for row in rows if row[:2] > after)
-        assert read_on(opened(wheel, partition), after, expected) == expected
-    wheel.close()
-
-
-def read_on(store: Store, after: Key, rows: list[Frame]) -> list[Frame]:
-    """Read everything, and give back what is damaged."""
-    found: list[Frame] = []
-    while True:
-        try:
-            part = store.read_due(found[-1][:2] if found else after, FAR_MS, 37)
-        except SlotDamagedError as damage:
-            inside = [
-                row
-                for row in rows
-                if damage.start_ms <= row[0] < damage.stop_ms
-                and damage.first_offset <= row[1] < damage.stop_offset
-            ]
-            store.rebuild(damage.start_ms, damage.stop_ms, inside)
-            continue
-        if not part:
-            return found
-        found += part
-
-
 def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path) -> None:
     """Nothing that was kept in memory of the damaged one counts."""
     wheel = Wheel(tmp_path, OPTIONS)
@@ -455,4 +322,19 @@ def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path)
     for rows, store in zip(again, stores, strict=True):
         found = list(store.scanner().frames(START_KEY, START_MS + SLOT_MS - 1))
         assert found == sorted(row for row in rows if row[0] < START_MS + SLOT_MS)
+    wheel.close()
+
+
+def test_rows_of_one_shard_are_replaced_beside_those_of_others(tmp_path: Path) -> None:
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 3, with_ids=0)
+    stores[0].sync()
+    again = [(key, offset, mark, b"again") for key, offset, mark, _ in rows_of(1)]
+    stores[1].rebuild(START_MS, START_MS + 6 * SLOT_MS, again)
+    wheel.close()
+    wheel = Wheel(tmp_path, OPTIONS)
+    for partition, rows in enumerate((rows_of(0), again, rows_of(2))):
+        store = opened(wheel, partition)
+        assert everything(store) == sorted(rows)
+        assert store.stats().pending == len(rows)
     wheel.close()

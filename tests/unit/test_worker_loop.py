@@ -33,7 +33,6 @@ from delayservice.slices.edges import Limits
 from delayservice.slices.ingest import store
 from delayservice.slices.log_reading import RecordWanted
 from delayservice.slices.slice import Phase
-from delayservice.slices.writer import WriterPhase
 from tests.unit import loop_stage
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Inline, Stage
 
@@ -107,16 +106,6 @@ def test_a_burst_on_one_shard_leaves_the_others_their_share_of_the_transaction()
     )
 
 
-def test_bursts_on_all_shards_share_a_transaction_evenly() -> None:
-    stage = Stage(*range(4), limits=LITTLE)
-    stage.own()
-    for number in range(4):
-        stage.write(number, *[0] * 900)
-    stage.turn(10)
-    counts = Counter(number for number, _ in stage.delivered())
-    assert set(counts.values()) == {250}
-
-
 def test_schedules_that_are_hard_to_search_for_hold_up_no_other_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,32 +166,6 @@ def test_slices_without_news_are_looked_after_in_turn() -> None:
     assert Counter(slice_.number for slice_ in tended) == Counter(range(12))
 
 
-def test_a_slice_without_news_is_not_in_the_commit() -> None:
-    stage = Stage(*range(5))
-    stage.own()
-    commits = len(stage.sink.committed)
-    stage.write(3, 0)
-    stage.step(10)
-    assert [one.checkpoints for one in stage.sink.committed[commits:]] == [[3]]
-
-
-def test_while_a_commit_is_on_its_way_records_are_stored_and_none_is_settled() -> None:
-    stage = Stage(0)
-    stage.own()
-    stage.background.holds = True
-    stage.write(0, 0)
-    stage.step(10)
-    assert stage.background.waiting
-    stage.write(0, 0, 0)
-    stage.step(10, 3)
-    assert stage.lane(0).shard.stored == 3
-    assert len(stage.sink.open_outputs) == 1, "the commit has to find what it was begun with"
-    stage.background.holds = False
-    stage.background.run()
-    stage.step(10, 2)
-    assert stage.delivered() == [(0, 0), (0, 1), (0, 2)]
-
-
 # --- aborted ------------------------------------------------------------------------------------
 
 
@@ -221,28 +184,6 @@ def test_only_the_refused_record_of_a_transaction_is_dead_lettered() -> None:
         (0, 2): outcome.DELIVERED,
         (1, 0): outcome.DELIVERED,
     }
-
-
-def test_refused_record_whose_dead_letter_was_not_committed_is_dead_lettered_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(0)
-    stage.own()
-    stage.write(0, 0)
-    refused = {((TOPIC, 0), 0): ("too-large", "more than it takes")}
-    errors = [WriterEndedError("refused", refused), WriterEndedError("a target is slow")]
-    commit = stage.sink.commit
-
-    def fail_twice(controls: Sequence[Control]) -> None:
-        if stage.sink.open_outputs and errors:
-            stage.sink.open_outputs.clear()
-            raise errors.pop(0)
-        commit(controls)
-
-    monkeypatch.setattr(stage.sink, "commit", fail_twice)
-    stage.step(10, 20)
-    assert not errors
-    assert [output[0] for _, output in stage.sink.sent()] == [outcome.DEAD_LETTERED]
 
 
 def test_a_slice_that_fails_to_commit_repeatedly_is_left_to_another(
@@ -281,27 +222,6 @@ def test_a_writer_that_has_ended_is_replaced_at_once_and_counts_as_no_loss(call:
 
 
 # --- lost ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("call", ["send", "commit"])
-def test_a_lost_writer_steps_all_slices_down_and_a_new_one_claims_them_again(call: str) -> None:
-    stage = Stage(0, 1, 2)
-    stage.own()
-    stage.write(0, 0)
-    stage.sink.refuses_to[call] = OwnershipLostError("fenced")
-    stage.step(10)
-    assert stage.gate.served == set()
-    assert stage.sink.discarded == 1
-    assert stage.sink.aborted == 0, "an abort could hit a later transaction"
-    assert stage.delivered() == []
-    before = len(stage.sink.committed)
-    stage.step(10, 5)
-    assert stage.sink.opened == ["w1", "w2"]
-    assert stage.sink.committed[before].words == [(0, "claim"), (1, "claim"), (2, "claim")]
-    assert set(stage.heritage.fenced) == {"w1"}, "its transaction may be open still"
-    assert stage.gate.served == {0, 1, 2}
-    assert stage.delivered() == [(0, 0)]
-    assert stage.sink.checkpoint(0).tenure == Tenure("w2", 3)
 
 
 def test_a_fenced_owner_stores_by_the_next_owners_contracts() -> None:
@@ -345,29 +265,6 @@ def test_contracts_that_were_never_committed_end_with_the_take_over() -> None:
     assert len(stage.lane(0).contracts.entries()) == 2, "committed, they hold on"
 
 
-def test_a_writer_lost_during_a_take_over_begins_anew() -> None:
-    stage = Stage(0, 1)
-    stage.gate.says(Role.OWNER, [0])
-    stage.step(10, 4)
-    stage.gate.says(Role.OWNER, [1])
-    stage.step(10)  # claimed
-    stage.background.holds = True
-    stage.step(10)
-    stage.write(0, 0)
-    stage.background.holds = False
-    stage.sink.refuses_to["send"] = OwnershipLostError("fenced")
-    stage.step(10)
-    for work in list(stage.background.waiting):  # what the lost writer had asked for comes late
-        work()
-    stage.step(10, 6)
-    assert stage.gate.served == {0, 1}
-    assert stage.delivered() == [(0, 0)]
-    for number in (0, 1):
-        tenure = stage.sink.checkpoint(number).tenure
-        assert tenure is not None
-        assert tenure.writer == "w2"
-
-
 def test_three_lost_writers_in_a_row_give_up_the_slice() -> None:
     stage = Stage(0)
     stage.own()
@@ -390,24 +287,6 @@ def test_writers_that_are_lost_one_after_another_are_opened_ever_more_slowly() -
 # --- taking over --------------------------------------------------------------------------------
 
 
-def test_an_heir_fences_who_may_still_commit_and_goes_on_from_the_last_checkpoint() -> None:
-    stage = Stage(0)
-    stage.write(0, *[0] * 10)
-    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
-    stage.sink.note_checkpoint(0, left_by("old", 0, 4))
-    last = left_by("old", 0, 6)
-    stage.heritage.while_fencing = lambda: stage.sink.note_checkpoint(0, last)
-    stage.own()
-    stage.step(10, 3)
-    assert stage.heritage.fenced == ["old"]
-    assert stage.delivered() == [(0, offset) for offset in range(6, 10)]
-    checkpoint = stage.sink.checkpoint(0)
-    assert checkpoint.epoch == 41
-    assert "delay_topic_elsewhere" in checkpoint.shards, "what is not served here keeps its cursor"
-    forgotten = [c for one in stage.sink.committed for c in one.controls if c.writer == "old"]
-    assert [(c.slice_no, c.value) for c in forgotten] == [(0, None)]
-
-
 def test_a_claim_that_is_to_be_forgotten_is_still_to_be_after_an_abort() -> None:
     stage = Stage(0)
     stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
@@ -419,17 +298,6 @@ def test_a_claim_that_is_to_be_forgotten_is_still_to_be_after_an_abort() -> None
     assert ([0], False) in stage.heard.transactions
     forgotten = [c for one in stage.sink.committed for c in one.controls if c.writer == "old"]
     assert [(c.slice_no, c.value) for c in forgotten] == [(0, None)]
-
-
-def test_a_node_with_another_secret_fences_nobody() -> None:
-    stage = Stage(0)
-    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
-    stage.sink.note_checkpoint(0, left_by("old", 0, 4, 0, "another"))
-    stage.gate.says(Role.OWNER, [0])
-    stage.step(10, 5)
-    assert stage.heritage.fenced == []
-    assert not stage.of(0).is_owner
-    assert "another cluster secret" in stage.gate.given_up[0][1]
 
 
 def test_nothing_is_stored_or_claimed_of_a_slice_that_is_served_with_another_secret() -> None:
@@ -517,68 +385,6 @@ def test_a_shard_replaced_during_a_take_over_goes_by_its_own_log() -> None:
     assert stage.delivered() == [(0, 0)]
 
 
-def owner_that_waits_for(end: int, limits: Limits = LITTLE) -> Stage:
-    """An owner of a log that holds six records, two of them above H; its end was said to be
-    another.
-    """
-    stage = Stage(0, limits=limits)
-    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
-    stage.sink.note_checkpoint(0, left_by("old", 0, 4))
-    stage.write(0, 100, 100, 100, 100, 0, 0)
-    bounds = stage.heritage.bounds
-    stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, end))  # type: ignore[method-assign]
-    stage.own()
-    stage.heritage.bounds = bounds  # type: ignore[method-assign]
-    assert stage.of(0).is_owner
-    assert stage.lane(0).shard.end == end
-    return stage
-
-
-def test_an_owner_stops_waiting_for_lost_records_after_two_answers() -> None:
-    stage = owner_that_waits_for(9)
-    stage.step(100, 3)
-    assert stage.delivered() == [(0, offset) for offset in range(4)], "K goes on"
-    stage.step(1_000)
-    stage.step(10, 4)
-    assert stage.delivered() == [(0, offset) for offset in range(4)], "one answer may be wrong"
-    stage.step(1_000)
-    stage.step(10, 4)
-    assert stage.delivered() == [(0, offset) for offset in range(6)]
-    stage.write(0, 0)
-    stage.step(10, 4)
-    assert stage.delivered()[6:] == [(0, 6)]
-
-
-def test_staged_outputs_are_committed_once_with_the_release() -> None:
-    slow = Limits(transaction_interval_ms_min=3_000, transaction_interval_ms_max=3_000)
-    stage = owner_that_waits_for(9, replace(slow, visible_at_commit=False))
-    stage.step(400, 2)
-    assert stage.loop.state.writer.phase is WriterPhase.SENDING
-    assert stage.delivered() == []
-    with capture_logs() as told:
-        stage.step(300, 6)
-    assert "handed_over" in [line["event"] for line in told]
-    stage.step(3_000, 6)
-    assert sorted(stage.delivered()) == [(0, offset) for offset in range(6)]
-
-
-def test_an_owner_waits_for_records_that_its_log_still_holds() -> None:
-    stage = owner_that_waits_for(9)
-    stage.logs.bounds = lambda place: Bounds(place[1], 9)  # type: ignore[method-assign]
-    with capture_logs() as told:
-        for _ in range(3):
-            stage.step(1_000)
-            stage.step(10, 4)
-    assert "log_moved" not in [line["event"] for line in told]
-    assert stage.delivered() == [(0, offset) for offset in range(4)]
-    stage.write(0, 0, 0, 0)
-    stage.step(10, 4)
-    assert stage.delivered() == [(0, offset) for offset in range(9)]
-    asked = stage.heritage.calls.count("bounds")
-    stage.step(1_000, 4)
-    assert stage.heritage.calls.count("bounds") == asked, "there is nothing to ask for any more"
-
-
 def test_an_owner_that_rereads_its_store_does_not_wait_for_lost_records() -> None:
     stage = Stage(0, limits=Limits(poll_records=3, transaction_interval_ms_min=STEP_MS - 1))
     stage.write(0, *[60_000] * 6)
@@ -597,20 +403,6 @@ def test_an_owner_that_rereads_its_store_does_not_wait_for_lost_records() -> Non
     asked = stage.heritage.calls.count("bounds")
     stage.step(1_000, 6)
     assert stage.heritage.calls.count("bounds") == asked, "it waits for nothing any more"
-
-
-def test_a_log_end_from_before_the_log_grew_is_not_too_short() -> None:
-    stage = owner_that_waits_for(9)
-    stage.background.holds = True
-    stage.step(1_000)
-    stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, 10))  # type: ignore[method-assign]
-    while stage.background.waiting:
-        stage.background.run()
-    stage.background.holds = False
-    stage.lane(0).shard.end = 12  # it waits for more than when the end was asked for
-    with capture_logs() as told:
-        stage.step(10)
-    assert "log_moved" not in [line["event"] for line in told]
 
 
 def test_a_shard_with_a_silent_leader_holds_up_no_other() -> None:
@@ -640,19 +432,6 @@ def test_a_shard_with_a_silent_leader_holds_up_no_other() -> None:
         if stage.background.waiting:
             stage.background.run()
     assert sorted(place[0] for place, _ in stage.sink.sent()) == [TOPIC, "delay_topic_slow"]
-
-
-def test_an_added_topic_is_served_after_a_commit_that_names_it() -> None:
-    stage = Stage(0)
-    stage.own()
-    stage.logs.write(("delay_topic_new", 0), stage.clock.now_ms, [0])
-    stage.add(0, "delay_topic_new")
-    commits = len(stage.sink.committed)
-    stage.step(10, 4)
-    named, delivered = stage.sink.committed[commits : commits + 2]
-    assert named.outputs == []
-    assert [place[0] for place, _ in delivered.outputs] == ["delay_topic_new"]
-    assert set(stage.sink.checkpoint(0).shards) == {TOPIC, "delay_topic_new"}
 
 
 # --- letting go ---------------------------------------------------------------------------------
@@ -702,22 +481,6 @@ def test_a_worker_that_leaves_claims_nothing_again_although_it_is_to_own_everyth
     assert not stage.loop.is_settling
     words = [word for one in stage.sink.committed[2:] for word in one.words]
     assert words == [(0, "release"), (1, "release")]
-
-
-def test_after_its_release_a_slice_is_not_settled_before_it_is_claimed_again() -> None:
-    stage = Stage(0)
-    stage.own()
-    stage.gate.says(Role.REPLICA, [0])
-    stage.step(10)
-    stage.write(0, 0)
-    stage.step(10, 5)
-    assert stage.delivered() == []
-    stage.gate.says(Role.OWNER, [0])
-    stage.step(10, 5)
-    words = [word for one in stage.sink.committed for word in one.words]
-    assert words == [(0, "claim"), (0, "release"), (0, "claim")]
-    assert stage.sink.checkpoint(0).tenure == Tenure("w1", 2), "under the newer claim"
-    assert stage.delivered() == [(0, 0)]
 
 
 def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
