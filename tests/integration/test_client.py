@@ -15,10 +15,9 @@ from connectors.kafka.client import (
     OutcomeReader,
     source_of,
 )
-from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
-from tests.integration.bench import Bench, Seen, await_true, now_ms, quiet
+from tests.integration.bench import Bench, Seen, await_true, now_ms, quiet, served
 
 pytestmark = pytest.mark.quick
 
@@ -26,14 +25,8 @@ PARTITIONS = 3
 LEVELS_MS = (400, 1_500)
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("client")
-    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running:
-        levels = ",".join(map(str, LEVELS_MS))
-        names = f"levels.prefix={running.any}_level_"
-        with running.serving(f"levels.delays_ms={levels}", names):
-            yield running
+LEVELS = ("levels.delays_ms=400,1500", "levels.prefix=delay_topic_{run}_level_")
+bench = served(partitions=PARTITIONS, sets=LEVELS)
 
 
 @pytest.fixture

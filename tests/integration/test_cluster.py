@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from kazoo.client import KazooClient
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import free_ports
 from delayservice.base.errors import ClusterError
+from tests.integration.bench import Reader
 
 GONE_SECONDS_MAX = 20
 
@@ -30,22 +30,9 @@ def produce_in_transaction(bootstrap: str, topic: str, values: list[bytes]) -> N
     producer.commit_transaction(30)
 
 
-def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": uuid.uuid4().hex,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    try:
-        messages = consumer.consume(count, timeout=30)
-        assert not [message.error() for message in messages if message.error()]
-        return [message.value() for message in messages]
-    finally:
-        consumer.close()
+def read(bootstrap: str, topic: str) -> list[bytes | None]:
+    with Reader(bootstrap, [topic]) as reader:
+        return [one.value for one in reader.to_end()]
 
 
 def create_topic(bootstrap: str, copies: int) -> str:
@@ -76,28 +63,11 @@ class Up:
         self.reapers = [child for child in children if child not in self.servers]
 
 
-def test_a_transaction_is_written_and_read(cluster: EmbeddedCluster, make_topic: object) -> None:
-    assert callable(make_topic)
-    topic = make_topic("roundtrip")
-    produce_in_transaction(cluster.bootstrap, topic, [b"one", b"two"])
-    assert read(cluster.bootstrap, topic, 2) == [b"one", b"two"]
-
-
 def test_a_misspelt_topic_is_not_created(cluster: EmbeddedCluster) -> None:
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "speller"})
     with pytest.raises(KafkaException, match="Unknown"):
         consumer.get_watermark_offsets(TopicPartition("misspelt", 0), timeout=10)
     consumer.close()
-
-
-def test_zookeeper_keeps_what_it_is_given(cluster: EmbeddedCluster) -> None:
-    client = KazooClient(cluster.zookeeper)
-    client.start(timeout=15)
-    path = f"/{uuid.uuid4().hex}"
-    client.create(path, b"fact", ephemeral=True)
-    assert client.get(path)[0] == b"fact"
-    client.stop()
-    client.close()
 
 
 @pytest.mark.slow
@@ -107,12 +77,12 @@ def test_a_killed_broker_comes_back_with_its_data_and_stop_leaves_nothing() -> N
         topic = create_topic(bootstrap, copies=1)
         produce_in_transaction(bootstrap, topic, [b"before"])
         # Read first: with one broker a transaction must be complete before a kill (stop_broker).
-        assert read(bootstrap, topic, 1) == [b"before"]
+        assert read(bootstrap, topic) == [b"before"]
         own.stop_broker(1, kill=True)
         own.start_broker(1)
         assert own.bootstrap == bootstrap
         produce_in_transaction(bootstrap, topic, [b"after"])
-        assert read(bootstrap, topic, 2) == [b"before", b"after"]
+        assert read(bootstrap, topic) == [b"before", b"after"]
         processes = [psutil.Process(pid) for pid in own.pids()]
     assert_gone(processes, folder)
 
@@ -125,7 +95,7 @@ def test_three_brokers_serve_while_one_of_them_is_down() -> None:
         own.stop_broker(2, kill=True)
         produce_in_transaction(own.bootstrap, topic, [b"with two"])
         own.start_broker(2)
-        assert read(own.bootstrap, topic, 1) == [b"with two"]
+        assert read(own.bootstrap, topic) == [b"with two"]
 
 
 @pytest.mark.slow
@@ -134,7 +104,7 @@ def test_a_chosen_folder_is_kept_and_found_again(tmp_path: Path) -> None:
         topic = create_topic(first.bootstrap, copies=1)
         produce_in_transaction(first.bootstrap, topic, [b"kept"])
     with EmbeddedCluster(zookeepers=0, folder=tmp_path / "kept") as second:
-        assert read(second.bootstrap, topic, 1) == [b"kept"]
+        assert read(second.bootstrap, topic) == [b"kept"]
 
 
 def test_a_server_that_does_not_start_shows_the_end_of_its_log() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,19 +15,9 @@ from connectors.kafka.dead_letters import DeadLetterTopic, Replayer
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract import dead_letters
-from tests.integration.bench import Bench, Header, Seen, now_ms
+from tests.integration.bench import Bench, Header, Seen, now_ms, served
 
-PARK_MS = 200
-
-
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    sets = (f"delivery.park_delays_ms={PARK_MS}", "node.store=memory")
-    with (
-        Bench(cluster.bootstrap, tmp_path_factory.mktemp("dlq"), sets=sets) as running,
-        running.serving(),
-    ):
-        yield running
+bench = served(sets=("delivery.park_delays_ms=200", "node.store=memory"))
 
 
 def dlq(bench: Bench, *arguments: str) -> list[dict[str, Any]]:

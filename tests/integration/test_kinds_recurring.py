@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -13,18 +12,14 @@ import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
-from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_of
+from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_of, served
 
 WINDOW_MS = 5_000
 BERLIN = ZoneInfo("Europe/Berlin")
 SETS = ("wheel.slots=60", "wheel.slot_ms=1s", f"delivery.roll_window_ms={WINDOW_MS}")
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("recurring")
-    with Bench(cluster.bootstrap, folder, sets=SETS) as running, running.serving():
-        yield running
+bench = served(sets=SETS)
 
 
 def series(bench: Bench, target: str, *headers: Header) -> tuple[int, int]:
@@ -129,28 +124,6 @@ def test_schedules_recur_as_long_as_they_say(bench: Bench) -> None:
     assert after["due"] == int((breakfast + timedelta(days=1)).timestamp() * 1_000)
     bench.send([("delay-id", b"breakfast"), ("delay-op", b"cancel")])
     assert outcomes_of(bench, "breakfast", 3) == ["fired", "cancelled", "cancelled"]
-
-
-@pytest.mark.parametrize("store", ["wheel", "rocksdb"])
-def test_a_series_goes_on_where_the_service_was_killed(
-    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory, store: str
-) -> None:
-    with Bench(cluster.bootstrap, tmp_path_factory.mktemp("killed"), sets=SETS) as bench:
-        service = bench.serve(f"node.store={store}")
-        targets = [bench.target(f"series{number}") for number in range(20)]
-        offsets = []
-        for number, target in enumerate(targets):
-            how: Header = ("delay-every", b"1000") if number % 2 else ("delay-cron", b"* * * * * *")
-            name = ("delay-id", b"series %d" % number)
-            offsets.append(series(bench, target, how, name, ("delay-times", b"5"))[0])
-        bench.read(targets[0], 2)
-        service.kill()
-        service = bench.serve(f"node.store={store}")
-        for target, offset in zip(targets, offsets, strict=True):
-            dues = assert_series(bench, bench.read(target, 5), offset, 5)
-            assert dues == sorted(set(dues))
-        assert len(bench.read_all(*targets)) == 5 * len(targets)
-        assert service.stop() == 0
 
 
 def last_epoch(node: ServiceProcess) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Final
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.nodes import LocalNode, NodeGroup, sets_of_several
 from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Place, Seen, await_true
 
@@ -21,7 +19,6 @@ LEVELS_MS: Final = tuple(range(200, 2_600, 200))
 PARTITIONS: Final = 4
 LATE_MS_P50: Final = 100
 """Or twice what the topic of any delay has at the same time, on a machine with other work."""
-SESSION_S: Final = 6
 
 
 def level(bench: Bench, number: int) -> str:
@@ -140,24 +137,6 @@ def test_more_than_is_fetched_ahead_arrives_in_order(bench: Bench) -> None:
     assert service.stop() == 0
 
 
-def test_a_kill_in_the_middle_costs_time_and_nothing_else(bench: Bench) -> None:
-    sets = leveled(bench, 500, 1_000)
-    service = bench.serve(*sets)
-    target = bench.target("killed")
-    sent = Sent(bench, (500, 1_000))
-    for kill in range(1, 4):
-        for number in (1, 2):
-            sent.send(number, target, 2_000)
-        bench.producer.flush()
-        bench.read(target, len(sent) - 3_000 // kill)
-        service.kill()
-        service = bench.serve(*sets)
-    seen = bench.read(target, len(sent))
-    sent.assert_each_once_in_order(seen)
-    assert service.stop() == 0
-    assert len(bench.read_all(target)) == len(sent)
-
-
 def test_a_missing_target_is_waited_for_in_the_topic_of_any_delay(bench: Bench) -> None:
     sets = ("delivery.park_delays_ms=500,1000,30000", "delivery.mode=exactly_once")
     bench.serve(*leveled(bench, 300), *sets)
@@ -271,47 +250,6 @@ def test_levels_change_and_what_was_written_before_does_not(bench: Bench) -> Non
     bench.send(to_target, topic=level(bench, 1), value=b"the other level goes on")
     seen = bench.read(target, 103)
     assert [one.value for one in seen[102:]] == [b"the other level goes on"]
-
-
-def test_another_node_goes_on_where_a_killed_one_was(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
-    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS) as bench:
-        target = bench.target("followed")
-        shared = [
-            *bench.settings(*leveled(bench, 300, 700)),
-            *sets_of_several(cluster.zookeeper, f"/{bench.run}"),
-            f"zookeeper.session_timeout_s={SESSION_S}",
-            "node.workers=1",
-        ]
-        nodes = [LocalNode(f"n{number}", shared, tmp_path) for number in (1, 2)]
-        with NodeGroup(nodes, PARTITIONS) as group:
-            group.start()
-            sent = Sent(bench, (300, 700))
-            done = threading.Event()
-            writer = threading.Thread(target=_write, args=(sent, target, done))
-            writer.start()
-            try:
-                victim = group.owner(0)
-                bench.read(target, 200)
-                owned = group.owned_by(victim)
-                victim.kill()
-                group.await_successors(owned, [victim])
-                reached = len(sent)
-                bench.read(target, reached)
-                victim.start()
-            finally:
-                done.set()
-                writer.join()
-            bench.producer.flush()
-            sent.assert_each_once_in_order(bench.read(target, len(sent)))
-            assert len(bench.read_all(target)) == len(sent)
-
-
-def _write(sent: Sent, target: str, done: threading.Event) -> None:
-    while not done.wait(0.05):
-        for number in (1, 2):
-            sent.send(number, target, PARTITIONS, partitions=PARTITIONS)
 
 
 def test_a_level_topic_must_retain_its_delay_and_no_more(bench: Bench) -> None:

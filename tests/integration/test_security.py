@@ -224,12 +224,7 @@ def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     target = bench.target("one")
     bench.send(bench.to(target, 0), value=b"waits")
     service = bench.start()
-    names = {"any": bench.any, "checkpoint": bench.checkpoint, "run": bench.run}
-    names |= {"claims": bench.claims}
-    names |= {"dead_letter": bench.dead_letter, "outcomes": bench.outcomes}
-    names |= {"digests": bench.digests, "repairs": bench.repairs, "audit": bench.audit}
-    names |= {"pauses": bench.pauses}
-    expected = WITHOUT[right].format(**names)
+    expected = WITHOUT[right].format(**vars(bench))
     await_true(lambda: expected in told(bench), expected)
     assert bench.read_all(target) == []
     grant(secure, bench, [right])

@@ -7,16 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import JudgePlan, Verdict, counts, judge
 from delayservice.smoke.load import Batch, Loaded, LoadPlan, load
-from tests.integration.bench import Bench, await_true
+from tests.integration.bench import Bench, await_true, benches
 
 RECORDS = 4_000
 PER_S = 1_000
@@ -65,10 +63,7 @@ def assert_exactly_once(verdict: Verdict) -> None:
     assert not verdict.strangers
 
 
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path, partitions=SLICES, sets=ROLL_SETS) as running:
-        yield running
+bench = benches(partitions=SLICES, sets=ROLL_SETS)
 
 
 def served(bench: Bench, *sets: str, fault: str = "") -> ServiceProcess:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import uuid
 
 import psutil
 from confluent_kafka import TopicPartition
 
 from tests.integration.bench import Bench, await_true
-
-PASSWORD = "s3cr3t-Pa55word"  # noqa: S105  # must never be seen anywhere
 
 
 def sent_pending(bench: Bench, target: str, count: int, delay_ms: int) -> set[bytes]:
@@ -129,35 +125,6 @@ def test_a_zombie_that_wakes_up_is_fenced_and_everything_arrives_once(bench: Ben
     bench.read(target, 2_101)
     assert successor.stop() == 0
     assert_each_once(bench, target, values)
-
-
-def test_no_secret_is_ever_shown(bench: Bench) -> None:
-    sets = (
-        f"kafka.client.sasl.password={PASSWORD}",
-        "kafka.client.sasl.username=somebody",
-        f"kafka.producer.ssl.key.password={PASSWORD}",
-        "kafka.client.debug=all",
-        "log.level=debug",
-    )
-    service = bench.serve(*sets)
-    target = bench.target("hidden")
-    bench.send(bench.to(target, 0))
-    bench.read(target, 1)
-    status = repr(bench.status(service))
-    command = [sys.executable, "-m", "delayservice", "config", "show"]
-    for setting in bench.settings(*sets):
-        command += ["--set", setting]
-    shown = [
-        subprocess.run([*command, *more], capture_output=True, check=True).stdout
-        for more in ([], ["--json"])
-    ]
-    assert service.stop() == 0
-    log = bench.log_path.read_text()
-    assert "somebody" in shown[0].decode()
-    assert "sasl.password" in shown[0].decode()
-    for text in (status, log, *(output.decode() for output in shown)):
-        assert PASSWORD not in text
-        assert "only-for-tests" not in text
 
 
 def test_a_state_folder_serves_one_service_at_a_time(bench: Bench) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from confluent_kafka import Producer
 
-from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, Header, await_true
+from tests.integration.bench import Bench, Header, await_true, served
 
 HUGE = b"\0" * 5_000_000
 """Compresses to a few kilobytes, so the delay topic takes it from a producer that compresses."""
@@ -16,14 +12,8 @@ PARKED_MS = 500
 LATE_MS_MAX = 10_000
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    sets = (f"delivery.park_delays_ms={PARKED_MS},{PARKED_MS}", "node.store=memory")
-    with (
-        Bench(cluster.bootstrap, tmp_path_factory.mktemp("poison"), sets=sets) as running,
-        running.serving(),
-    ):
-        yield running
+SETS = (f"delivery.park_delays_ms={PARKED_MS},{PARKED_MS}", "node.store=memory")
+bench = served(sets=SETS)
 
 
 def test_a_record_that_the_dead_letter_topic_refuses_leaves_a_trace(

@@ -165,15 +165,16 @@ def test_every_command_that_is_named_exists_with_its_options(page: Path) -> None
     groups = [group.name for group in app.registered_groups]
     makefile = (ROOT / "Makefile").read_text("utf-8")
     shell = [bare(one.text) for one in commands(str(page.relative_to(ROOT)))]
-    for line in (*shell, *CODE.findall(prose(page))):
-        program, *words = [*line.partition(" #")[0].split(), "", ""]
-        if program == "make" and re.fullmatch("[a-z-]+", words[0]):
-            assert re.search(rf"^{words[0]}:", makefile, re.MULTILINE), line
-        if program == "delayservice" and words[0]:
-            path = [word for word in words[: 2 if words[0] in groups else 1] if word[:1] != "-"]
-            options = [word.partition("=")[0] for word in words]
-            for option in (one for one in options if re.match(r"-[a-zA-Z]|--\w", one)):
-                assert re.search(rf"(?<![\w-]){option}(?![\w-])", help_of(*path)), line
+    for line in map(str, [*shell, *CODE.findall(prose(page))]):
+        match line.partition(" #")[0].split():
+            case ["make", target, *_] if re.fullmatch("[a-z-]+", target):
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), line
+            case ["delayservice", first, *rest]:
+                path = [first, *rest[: first in groups]]
+                help_text = help_of(*(word for word in path if not word.startswith("-")))
+                for option in (word.partition("=")[0] for word in (first, *rest)):
+                    if re.match(r"-[a-zA-Z]|--\w", option):
+                        assert re.search(rf"(?<![\w-]){option}(?![\w-])", help_text), line
 
 
 def log_calls() -> Iterator[tuple[str, str, bool]]:
