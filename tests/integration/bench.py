@@ -35,6 +35,7 @@ from delay_devtools.service import ServiceProcess
 
 SECRET: Final = "only-for-tests-0123456789"  # noqa: S105  # nothing else is signed with it
 WAIT_S: Final = 30.0
+OWN_TOPICS: Final = "checkpoint", "dead_letter", "outcomes", "digests", "repairs", "audit", "pauses"
 
 _headers_of: Final = methodcaller("headers")
 """In a plain call the client's error would appear anywhere later (``connectors.kafka.source``)."""
@@ -144,13 +145,7 @@ class Bench:
             f"kafka.transactional_id_prefix=tx-{self.run}",
             f"topics.delay={self.any}",
             f"topics.pattern=delay_topic_{self.run}*",
-            f"topics.checkpoint={self.checkpoint}",
-            f"topics.dead_letter={self.dead_letter}",
-            f"topics.outcomes={self.outcomes}",
-            f"topics.digests={self.digests}",
-            f"topics.repairs={self.repairs}",
-            f"topics.audit={self.audit}",
-            f"topics.pauses={self.pauses}",
+            *(f"topics.{name}={getattr(self, name)}" for name in OWN_TOPICS),
             f"topics.partitions={self.partitions}",
             "topics.refresh_s=1",
             f"node.state_dir={self.folder / 'state'}",
@@ -223,20 +218,10 @@ class Bench:
 
     # --- a user ----------------------------------------------------------------------------------
 
-    def send(
-        self,
-        headers: Sequence[Header],
-        *,
-        key: bytes | None = None,
-        value: bytes | None = b"value",
-        partition: int = 0,
-        topic: str = "",
-    ) -> Place:
-        """Write one record and wait until the broker has it."""
+    def send(self, headers: Sequence[Header], **record: Any) -> Place:
+        """Write one record, as ``send_later`` does, and wait until the broker has it."""
         places: list[Place] = []
-        self.send_later(
-            headers, key=key, value=value, partition=partition, topic=topic, note=places.append
-        )
+        self.send_later(headers, note=places.append, **record)
         assert self.producer.flush(WAIT_S) == 0
         return places[0]
 

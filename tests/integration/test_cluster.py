@@ -88,17 +88,6 @@ def test_a_killed_broker_comes_back_with_its_data_and_stop_leaves_nothing() -> N
 
 
 @pytest.mark.slow
-def test_three_brokers_serve_while_one_of_them_is_down() -> None:
-    with EmbeddedCluster(brokers=3, zookeepers=0) as own:
-        assert own.broker_ids == (1, 2, 3)
-        topic = create_topic(own.bootstrap, copies=3)
-        own.stop_broker(2, kill=True)
-        produce_in_transaction(own.bootstrap, topic, [b"with two"])
-        own.start_broker(2)
-        assert read(own.bootstrap, topic) == [b"with two"]
-
-
-@pytest.mark.slow
 def test_a_chosen_folder_is_kept_and_found_again(tmp_path: Path) -> None:
     with EmbeddedCluster(zookeepers=0, folder=tmp_path / "kept") as first:
         topic = create_topic(first.bootstrap, copies=1)

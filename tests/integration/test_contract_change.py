@@ -68,9 +68,7 @@ def test_a_change_of_settings_under_load_rebuilds_no_copy(nodes: Nodes) -> None:
         assert node.events("contract_changed") == []
 
 
-def test_a_changed_allowlist_applies_to_pending_records_without_a_contract(
-    nodes: Nodes,
-) -> None:
+def test_a_changed_allowlist_applies_to_pending_records_without_a_contract(nodes: Nodes) -> None:
     bench, target = nodes.bench, nodes.bench.target("kept")
     closed, opened = bench.target("closed"), bench.topic(f"opened_{bench.run}")
     lives = [nodes.ready(name) for name in ("a", "b")]

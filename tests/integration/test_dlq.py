@@ -154,14 +154,10 @@ def test_filters_choose_and_a_dry_run_writes_nothing(bench: Bench) -> None:
     here = [place(bench, offset) for offset in (missing, invalid, late)]
     assert found() == here
     assert found("--code", "time-missing") == [here[0], here[2]]
-    assert found("--to", str(until)) == here[:2]
-    assert found("--source", here[1]) == [here[1]]
-    assert found("--source", f"{bench.any}:1") == []
-    assert found("--limit", "1") == here[:1]
+    assert found("--to", str(until), "--limit", "1") == here[:1]
     (shown,) = dlq(bench, "list", "--source", here[1], "--values")
     assert (shown["code"], shown["target"]) == ("target-denied", "elsewhere")
     assert (shown["key"], shown["value"], shown["key_bytes"]) == ("k", "denied", 1)
-    assert "value" not in dlq(bench, "list", "--source", here[1])[0]
 
     (plan,) = dlq(bench, "replay", "--dry-run", "--from", str(since), "--code", "time-missing")
     assert plan["replayed"] == 2
@@ -183,20 +179,7 @@ def test_a_letter_that_comes_back_during_a_replay_is_left_for_the_next(bench: Be
     assert replayed(bench, "--from", since) == (1_200, {"replayed": 1_200})
 
 
-def test_letters_that_cannot_be_replayed_are_counted_by_reason(bench: Bench) -> None:
-    since = str(now_ms())
-    lettered(bench, [("delay-copy", b"{}")], value=b"forged")
-    headers: list[Header] = [
-        ("delay-error", b"time-missing"),
-        ("delay-source", b"__consumer_offsets:0:0"),
-    ]
-    bench.send(headers, topic=bench.dead_letter, value=b"written by somebody")
-    assert replayed(bench, "--from", since) == (0, {"copy-forged": 1, "no-source": 1})
-
-
-def test_a_record_that_has_outgrown_its_delay_topic_is_left_and_the_others_go(
-    bench: Bench,
-) -> None:
+def test_a_record_that_has_outgrown_its_delay_topic_is_left_and_the_others_go(bench: Bench) -> None:
     target = bench.target("grown")
     since = str(now_ms())
     lettered(bench, [("delay-target-topic", target)], value=b"small")

@@ -149,9 +149,7 @@ if __name__ == "__main__":
 """A node that waits for a hung loop no longer than a test can."""
 
 
-def test_a_worker_whose_loop_hangs_is_replaced_by_its_supervisor(
-    nodes: Nodes,
-) -> None:
+def test_a_worker_whose_loop_hangs_is_replaced_by_its_supervisor(nodes: Nodes) -> None:
     trap, program = nodes.bench.folder / "trap", nodes.bench.folder / "soon_ended.py"
     program.write_text(SOON_ENDED, "utf-8")
     node = nodes.ready("a", fault=f"after_poll:stick:{trap}", program=[str(program)])

@@ -36,9 +36,7 @@ def make_delay_topic(bench: Bench) -> None:
     bench.admin.create_topics([new])[bench.any].result(30)
 
 
-def test_records_for_a_home_without_leader_wait_in_order(
-    tmp_path: Path,
-) -> None:
+def test_records_for_a_home_without_leader_wait_in_order(tmp_path: Path) -> None:
     with EmbeddedCluster(brokers=3, zookeepers=0) as cluster:
         sets = (f"delivery.id_partitions={PARTITIONS}",)
         with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as bench:

@@ -143,43 +143,6 @@ def test_order_decides_in_one_millisecond_too(stand: Stand) -> None:
     assert one.header("delay-source") == source(bench, at[1])
 
 
-def test_a_record_due_in_a_year_is_fired_once(stand: Stand) -> None:
-    bench, target = stand.bench, stand.bench.target("fired")
-    nothing = stand.control("year", FIRE)
-    headers = bench.to(target, YEAR_MS, stand.name("year"), ("trace", b"\x00\xff"))
-    _, record, written_ms = bench.send(headers, key=b"k", value=b"v\xff")
-    fires = [stand.control("year", FIRE), stand.control("year", FIRE)]
-    cancel = stand.control("year", CANCEL)
-    stand.await_fence()
-    (one,) = bench.read_all(target)
-    assert (one.key, one.value) == (b"k", b"v\xff")
-    assert one.headers == [
-        ("trace", b"\x00\xff"),
-        ("delay-due-at", b"%d" % (written_ms + YEAR_MS)),
-        ("delay-source", source(bench, record).encode()),
-        ("delay-settles", b"%d" % record),
-        ("delay-id", b"year"),
-        ("delay-fired-by", b"%d" % fires[0]),
-    ]
-    assert one.timestamp_ms < written_ms + 60_000
-    assert stand.fates()["year"] == [
-        ("not_pending", nothing),
-        ("fired", fires[0]),
-        ("not_pending", fires[1]),
-        ("not_pending", cancel),
-    ]
-
-
-def test_a_fire_after_the_delivery_meets_nothing(stand: Stand) -> None:
-    target = stand.bench.target("delivered")
-    stand.schedule("done", target, 0)
-    stand.bench.read(target, 1)
-    fire, cancel = stand.control("done", FIRE), stand.control("done", CANCEL)
-    stand.await_fence()
-    assert stand.fates()["done"] == [("not_pending", fire), ("not_pending", cancel)]
-    assert len(stand.bench.read_all(target)) == 1
-
-
 def test_rolled_records_are_cancelled_fired_and_replaced(stand: Stand) -> None:
     bench, target = stand.bench, stand.bench.target("rolled")
     ids = ("roll cancel", "roll fire", "roll replace")

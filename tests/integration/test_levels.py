@@ -95,9 +95,7 @@ class Sent:
         return [one.timestamp_ms - self.due_ms[one.value or b""] for one in seen]
 
 
-def test_records_of_twelve_levels_arrive_in_order_and_never_early(
-    broad: Bench,
-) -> None:
+def test_records_of_twelve_levels_arrive_in_order_and_never_early(broad: Bench) -> None:
     service = broad.serve(*leveled(broad, *LEVELS_MS))
     target, other = broad.target("leveled"), broad.target("any")
     assert broad.partitions_of(level(broad, 12)) == PARTITIONS
@@ -169,26 +167,16 @@ def test_a_missing_target_is_waited_for_in_the_topic_of_any_delay(bench: Bench) 
     assert bench.read_all(bench.dead_letter) == []
 
 
-def test_without_a_topic_of_any_delay_a_missing_target_means_a_dead_letter(bench: Bench) -> None:
-    bench.serve(*leveled(bench, 300), "topics.delay=")
+@pytest.mark.parametrize("setting", ["topics.delay=", "delivery.missing_target=dead-letter"])
+def test_a_missing_target_means_a_dead_letter_where_nothing_can_or_may_be_parked(
+    bench: Bench, setting: str
+) -> None:
+    bench.serve(*leveled(bench, 300), setting)
     missing = bench.target_name("missing")
     bench.send([("delay-target-topic", missing)], topic=level(bench, 1))
     (letter,) = bench.read(bench.dead_letter, 1)
     assert letter.header("delay-error") == "target-unknown"
     assert letter.header("delay-source") == f"{level(bench, 1)}:0:0"
-
-
-def test_a_missing_target_means_a_dead_letter_at_once_where_settings_want_it(bench: Bench) -> None:
-    bench.serve(*leveled(bench, 300), "delivery.missing_target=dead-letter")
-    missing = bench.target_name("missing")
-    bench.send([("delay-target-topic", missing)], topic=level(bench, 1))
-    bench.send(bench.to(missing, 0), value=b"nowhere to go")
-    letters = bench.read(bench.dead_letter, 2)
-    assert {one.header("delay-error") for one in letters} == {"target-unknown"}
-    sources = {one.header("delay-source") for one in letters}
-    assert sources == {f"{level(bench, 1)}:0:0", f"{bench.any}:0:0"}
-    copies = [one for one in bench.read_all(bench.any) if one.header("delay-copy")]
-    assert copies == [], "nothing was parked"
 
 
 @pytest.mark.parametrize(

@@ -112,22 +112,6 @@ def test_at_least_once_loses_nothing_when_the_service_is_killed(bench: Bench, st
     assert_exactly_once(verdict)
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_delivers_exactly_once(bench: Bench) -> None:
-    load = Load(bench, records=2_000)
-    service = served(bench, "node.workers=1")
-    with load.running():
-        for lives in range(1, 3):
-            (worker,) = service.workers()
-            worker.kill()
-            await_true(
-                lambda: len(service.events("took_over")) >= SLICES * (lives + 1),  # noqa: B023
-                "another worker has taken over",
-            )
-        assert len(service.events("worker_died")) == 2
-        assert_exactly_once(load.judged(service.stop))
-
-
 FAULTS = (
     "take_over:kill:1",
     "after_append:kill:30",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.bench import Bench, Header, Seen, now_ms, served
+from tests.integration.bench import Bench, Header, Seen, served
 from tests.integration.raw_producer import produce_raw
 
 PARK_MS = (600, 1_500)
@@ -88,27 +88,6 @@ def test_hostile_records_are_dead_lettered_byte_for_byte_and_the_shard_goes_on(
         assert len(letter.header("delay-error-detail") or "") in range(1, 513)
 
 
-def test_a_denied_target_is_dead_lettered_when_due_and_can_be_replayed(
-    bench: Bench, target: str
-) -> None:
-    places = {
-        name: bench.send(bench.to(name, 200, ("own", b"\xff")), key=b"x", value=b"denied")
-        for name in ("elsewhere", target.upper())
-    }
-    offsets = {str(offset): (name, at_ms) for name, (_, offset, at_ms) in places.items()}
-    found = bench.await_match(
-        bench.dead_letter, lambda one: one.header("delay-settles") in offsets, len(offsets)
-    )
-    assert len(found) == len(offsets)
-    for letter in found:
-        name, at_ms = offsets[letter.header("delay-settles") or ""]
-        assert letter.header("delay-error") == "target-denied"
-        assert (letter.key, letter.value, letter.own) == (b"x", b"denied", [("own", b"\xff")])
-        assert letter.header("delay-target-topic") == name
-        assert letter.header("delay-at") == str(at_ms + 200)
-        assert letter.timestamp_ms >= at_ms + 200
-
-
 @pytest.mark.parametrize("name", [b"\xff\xfe-name", b"trace\0id", b"delay-id\0x", b"\0"])
 @pytest.mark.parametrize("kind", ["delay", "level"])
 def test_a_record_with_an_unreadable_header_name_is_dead_lettered(
@@ -152,30 +131,6 @@ def test_a_record_waits_for_its_target_and_holds_nobody_up(bench: Bench, target:
     assert int(one.header("delay-settles") or 0) > offset
     (beside,) = [seen for seen in bench.read(target, 1) if seen.key == b"beside"]
     assert 0 <= beside.timestamp_ms - appended_ms - 100 <= SOUND_LATE_MS_MAX
-
-
-def test_a_target_that_never_comes_is_a_dead_letter_after_the_last_attempt(
-    bench: Bench, target: str
-) -> None:
-    never = bench.target_name("never")
-    expiry: Header = ("delay-expires-at", str(now_ms() + 600_000))
-    nowhere: Header = ("delay-target-partition", "7")
-    headers = bench.to(never, 0, ("own", b"1"), ("delay-id", b"lost"), expiry)
-    _, offset, appended_ms = bench.send(headers, key=b"k", value=b"v")
-    _, _, _ = bench.send(bench.to(target, 0, nowhere), key=b"k7", value=b"v7")
-    found = bench.await_match(bench.dead_letter, lambda one: one.value in {b"v", b"v7"}, 2)
-    unknown = {one.value: one for one in found}
-    for value in (b"v", b"v7"):
-        assert unknown[value].header("delay-error") == "target-unknown"
-        assert unknown[value].timestamp_ms >= appended_ms + sum(PARK_MS)
-    letter = unknown[b"v"]
-    assert (letter.key, dict(letter.headers)["own"]) == (b"k", b"1")
-    assert letter.header("delay-source") == f"{bench.any}:0:{offset}"
-    # It can be sent again as it is: it still says what was asked for.
-    assert letter.header("delay-at") == str(appended_ms)
-    assert letter.header("delay-target-topic") == never
-    assert letter.header("delay-id") == "lost"
-    assert unknown[b"v7"].header("delay-target-partition") == "7"
 
 
 # --- too large -----------------------------------------------------------------------------------

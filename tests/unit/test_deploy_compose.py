@@ -7,10 +7,7 @@ import re
 import pytest
 
 from connectors.spark.common.session import JAVA_VERSIONS
-from delay_devtools.demo.choices import SLICES, Choices, sets_of
 from delayservice.config.kafka import is_secret_name
-from delayservice.config.reference import effective
-from delayservice.config.settings import Settings, load_with_origins
 from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import LARGE, ROOT, SMALL, Service, nodes, parse, seconds, services
 
@@ -18,25 +15,6 @@ ALL = list(services().values())
 EACH = [*ALL, *services(SMALL).values()]
 every_service = pytest.mark.parametrize("service", EACH, ids=lambda one: one.name)
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8").replace("\\\n", " ")
-OF_DEMO = {
-    "kafka.bootstrap": "addresses of this machine",
-    "zookeeper.hosts": "addresses of this machine",
-    "zookeeper.root": "the benchmarks meet in the same ensemble",
-    "metrics.listen": "any free port, for the nodes share an address",
-    "admin.listen": "any free port, for the nodes share an address",
-    "zookeeper.session_timeout_s": "a dead node is noticed soon, to keep the demo short",
-    "placement.leader_stable_s": "slices come home soon after a crash, as above",
-    "node.workers": "three nodes share the cores that one node has",
-    "targets.default.allow": "its own topics",
-    "node.cluster_secret": "one for all runs, for nothing else is signed with it",
-    "node.cluster_secret_file": "as above",
-    "zookeeper.password": "as above",
-    "zookeeper.password_file": "as above",
-    "admin.token_file": "each node makes a token for the minute that it lives",
-    "node.node_id": "given to each process beside these settings",
-    "node.state_dir": "as above",
-}
-"""Settings of ``make demo`` that differ from those of ``docker-compose.yml``, and why."""
 
 
 @every_service
@@ -112,26 +90,6 @@ def test_a_job_of_spark_goes_on_and_keeps_its_results(name: str) -> None:
     assert f"{folder}/{name}/summary.json " in job.facts["healthcheck"]["test"][1]
     assert job.environment.items() <= node.environment.items()
     assert name == "audit" or f"--replicas={len(nodes())}" in job.command
-
-
-def settings_of(sets: list[str], environment: dict[str, str]) -> dict[str, object]:
-    return {row.name: row.value for row in effective(load_with_origins(None, sets, environment))}
-
-
-def test_the_demo_and_the_compose_file_differ_in_what_is_listed_and_nothing_else() -> None:
-    composed = [settings_of([], node.environment) for node in nodes()]
-    choices = Choices(1, None, len(composed), "wheel", "exactly_once")
-    demo = [settings_of(sets, {}) for sets in sets_of(choices, "b:1", "z:1").values()]
-    differ = {
-        name
-        for one, other in zip(demo, composed, strict=True)
-        for name in one.keys() | other.keys()
-        if one.get(name) != other.get(name)
-    }
-    assert differ - OF_DEMO.keys() == set()
-    # node.workers is how many cores there are, which may be one.
-    assert OF_DEMO.keys() - differ <= {"node.workers", "node.node_id", "node.state_dir"}
-    assert Settings().topics.partitions == SLICES
 
 
 # --- the images ----------------------------------------------------------------------------------
