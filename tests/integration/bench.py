@@ -191,10 +191,18 @@ class Bench:
 
     def topic(self, name: str, partitions: int = 1, **config: str) -> str:
         """Make a topic; ``config`` with ``_`` for ``.``."""
-        dotted = {key.replace("_", "."): value for key, value in config.items()}
-        new = NewTopic(name, partitions, 1, config=dotted)
-        self.admin.create_topics([new], operation_timeout=30)[name].result(30)
-        return name
+        return self._make(NewTopic(name, partitions, 1, config=_dotted(config)))
+
+    def placed(self, name: str, copies: Sequence[Sequence[int]], **config: str) -> str:
+        """Make a topic; ``copies`` are the brokers of each partition."""
+        brokers = [list(one) for one in copies]
+        count, dotted = len(brokers), _dotted(config)
+        return self._make(NewTopic(name, count, replica_assignment=brokers, config=dotted))
+
+    def _make(self, topic: NewTopic) -> str:
+        made = self.admin.create_topics([topic], operation_timeout=30)
+        made[topic.topic].result(60)
+        return str(topic.topic)
 
     def target(self, name: str, partitions: int = 1, **config: str) -> str:
         """Make a topic that records may be delivered to."""
@@ -356,6 +364,10 @@ class Reader:
         return self.seen
 
 
+def _dotted(config: Mapping[str, str]) -> dict[str, str]:
+    return {key.replace("_", "."): value for key, value in config.items()}
+
+
 def alter(
     admin: AdminClient,
     name: str,
@@ -364,8 +376,8 @@ def alter(
 ) -> None:
     """Change the configuration of a topic or a broker; ``config`` with ``_`` for ``.``."""
     entries = [
-        ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for key, value in config.items()
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in _dotted(config).items()
     ]
     resource = ConfigResource(kind, name, incremental_configs=entries)
     admin.incremental_alter_configs([resource])[resource].result(30)

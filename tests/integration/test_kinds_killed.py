@@ -12,7 +12,7 @@ import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, await_true, benches, outcomes_by_id
-from tests.integration.nodes import two_nodes
+from tests.integration.nodes import is_ready, two_nodes
 from tests.integration.test_homes import CANCEL, FIRE, YEAR_MS, await_fences, named
 
 pytestmark = pytest.mark.slow
@@ -127,5 +127,7 @@ def test_every_kind_of_record_has_one_outcome_though_nodes_are_killed(
                 group.await_successors(owned, [victim])
                 victim.start()
         kinds.await_all()
+        for node in group.nodes.values():
+            await_true(partial(is_ready, node.service), "it can be stopped in good order", 60)
         group.stop()
     kinds.judge()

@@ -43,37 +43,30 @@ def rfc3339(epoch_ms: int) -> str:
 def test_a_record_arrives_when_each_way_of_saying_so_says(bench: Bench) -> None:
     target = bench.target("when")
     at_ms = now_ms() + 1_500
-    ways: dict[bytes, tuple[str, str]] = {
-        b"now": ("delay-after", "0"),
-        b"ms": ("delay-after", "700"),
-        b"iso": ("delay-after", "PT0.9S"),
-        b"at": ("delay-at", str(at_ms)),
-        b"rfc": ("delay-at", rfc3339(at_ms)),
-        b"units": ("delay-after", "1.2s"),
-        b"past": ("delay-at", "1000000000000"),
-        b"sec": ("TIMER_DELAY_SEC", "1"),
-        b"millis": ("TIMER_DELAY_MS", "800"),
-        b"deliver": ("TIMER_DELIVER_MS", str(at_ms)),
-        b"level": ("DELAY", "1"),
+    ways: dict[bytes, tuple[str, str, int | None]] = {
+        b"now": ("delay-after", "0", 0),
+        b"ms": ("delay-after", "700", 700),
+        b"iso": ("delay-after", "PT0.9S", 900),
+        b"at": ("delay-at", str(at_ms), None),
+        b"rfc": ("delay-at", rfc3339(at_ms), None),
+        b"units": ("delay-after", "1.2s", 1_200),
+        b"past": ("delay-at", "1000000000000", None),
+        b"sec": ("TIMER_DELAY_SEC", "1", 1_000),
+        b"millis": ("TIMER_DELAY_MS", "800", 800),
+        b"deliver": ("TIMER_DELIVER_MS", str(at_ms), None),
+        b"level": ("DELAY", "1", 1_000),
     }
-    after_ms = {
-        b"now": 0,
-        b"ms": 700,
-        b"iso": 900,
-        b"units": 1_200,
-        b"sec": 1_000,
-        b"millis": 800,
-        b"level": 1_000,
-    }
+    to: Header = ("delay-target-topic", target)
     sent = {
-        name: bench.send([header, ("delay-target-topic", target)], key=name, value=name)
-        for name, header in ways.items()
+        key: bench.send([(name, value), to], key=key, value=key)
+        for key, (name, value, _) in ways.items()
     }
     seen = {one.key: one for one in bench.read(target, len(ways))}
     assert seen.keys() == sent.keys()
     for name, (partition, offset, appended_ms) in sent.items():
         one = seen[name]
-        due_ms = appended_ms + after_ms[name] if name in after_ms else at_ms
+        after_ms = ways[name][2]
+        due_ms = at_ms if after_ms is None else appended_ms + after_ms
         if name == b"past":
             assert appended_ms <= one.timestamp_ms <= appended_ms + LATE_MS_MAX
             due_ms = 1_000_000_000_000
