@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import free_ports
 from delay_devtools.service import ServiceProcess
@@ -14,6 +12,7 @@ from tests.faults.wallclock import WallClock, clock_missing
 from tests.integration.asked import probed
 from tests.integration.bench import Bench, await_true
 from tests.integration.nodes import READY_S, Nodes, is_ready, metrics_text, nodes_with
+from tests.needs import missing
 
 
 def await_unready(node: ServiceProcess, *words: str, timeout_s: float = READY_S) -> None:
@@ -173,10 +172,11 @@ def broker_of(bench: Bench) -> int:
     return leader
 
 
-@pytest.mark.skipif(bool(clock_missing()), reason=clock_missing() or "-")
 def test_a_node_with_a_wrong_clock_does_not_take_its_preferred_slices(
     nodes: Nodes, tmp_path: Path
 ) -> None:
+    if reason := clock_missing():
+        missing(reason)
     first = nodes.ready("a", "node.broker_id=999")
     first.wait_serving(1)
     clock = WallClock(tmp_path / "clock", offset_s=20.0)
