@@ -157,6 +157,10 @@ def told(bench: Bench) -> str:
 
 
 TOLD_OTHERWISE = {
+    Right("topic", "delay_topic_*", "DescribeConfigs"): "DescribeConfigs on the topic",
+    Right("topic", "delay_dead_letter", "DescribeConfigs"): (
+        "the configuration of {dead_letter} can't be read: give the service DescribeConfigs"
+    ),
     Right("topic", "delay_digests", "Write"): "missing topics: {digests}",
     Right("topic", "delay_audit", "Read"): "missing topics: {audit}",
     Right("transactional-id", "delayservice-*", "Write"): (
