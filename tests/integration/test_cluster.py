@@ -30,8 +30,10 @@ def produce_in_transaction(bootstrap: str, topic: str, values: list[bytes]) -> N
     producer.commit_transaction(30)
 
 
-def read(bootstrap: str, topic: str) -> list[bytes | None]:
+def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
+    """Await so many records, for a commit returns before they can be read, and all beyond them."""
     with Reader(bootstrap, [topic]) as reader:
+        reader.await_count(count)
         return [one.value for one in reader.to_end()]
 
 
@@ -77,12 +79,12 @@ def test_a_killed_broker_comes_back_with_its_data_and_stop_leaves_nothing() -> N
         topic = create_topic(bootstrap, copies=1)
         produce_in_transaction(bootstrap, topic, [b"before"])
         # Read first: with one broker a transaction must be complete before a kill (stop_broker).
-        assert read(bootstrap, topic) == [b"before"]
+        assert read(bootstrap, topic, 1) == [b"before"]
         own.stop_broker(1, kill=True)
         own.start_broker(1)
         assert own.bootstrap == bootstrap
         produce_in_transaction(bootstrap, topic, [b"after"])
-        assert read(bootstrap, topic) == [b"before", b"after"]
+        assert read(bootstrap, topic, 2) == [b"before", b"after"]
         processes = [psutil.Process(pid) for pid in own.pids()]
     assert_gone(processes, folder)
 
@@ -93,7 +95,7 @@ def test_a_chosen_folder_is_kept_and_found_again(tmp_path: Path) -> None:
         topic = create_topic(first.bootstrap, copies=1)
         produce_in_transaction(first.bootstrap, topic, [b"kept"])
     with EmbeddedCluster(zookeepers=0, folder=tmp_path / "kept") as second:
-        assert read(second.bootstrap, topic) == [b"kept"]
+        assert read(second.bootstrap, topic, 1) == [b"kept"]
 
 
 def test_a_server_that_does_not_start_shows_the_end_of_its_log() -> None:
