@@ -1,7 +1,7 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test try demo simulate crash long night compat wheel dist faults fault-tools alert-tools compose-tools helm-tools manifest browser-tools lock lock-jars clean containers container-tools
+.PHONY: help venv check format test try demo simulate crash long night compat wheel dist faults fault-tools alert-tools systemd-tools helm-tools manifest browser-tools lock lock-jars clean containers container-tools
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -156,8 +156,8 @@ fault-tools:  ## install what the fault suite needs of Debian, if root and missi
 alert-tools:  ## install what the tests of alerts need of Debian, if root and missing
 	$(call install,promtool prometheus,prometheus)
 
-compose-tools:  ## install what the tests of deployments need of Debian, if root and missing
-	$(call install,docker-compose systemd-analyze,docker-compose systemd)
+systemd-tools:  ## install what the tests of units need of Debian, if root and missing
+	$(call install,systemd-analyze,systemd)
 
 HELM := helm.sh/helm/v3/cmd/helm@v3.19.0
 helm-tools: $(STAMP)  ## build Helm, which the tests of the chart need, if Go is there and Helm is missing

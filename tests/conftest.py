@@ -19,7 +19,7 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from hypothesis import settings
 
 from delay_devtools.cluster import EmbeddedCluster, forget_settings
-from tests.integration.bench import Bench
+from tests.integration.bench import benches
 
 forget_settings()
 settings.register_profile("tests", deadline=None)  # a machine under load breaks any deadline
@@ -90,11 +90,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
         yield running
 
 
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    """Topics with one partition in the session's cluster, and the services that a test starts."""
-    with Bench(cluster.bootstrap, tmp_path) as running:
-        yield running
+bench = benches()
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from delayservice.cli import app
 from delayservice.config.settings import Settings, load
 
 ROOT = Path(__file__).parents[1]
+LARGE = "docker-compose.yml"
+SMALL = "deploy/docker-compose.small.yml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,6 @@ class Service:
 
     name: str
     facts: Mapping[str, Any]
-    file: str = "docker-compose.yml"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -48,18 +49,10 @@ class Service:
         return load(None, [], self.environment)
 
 
-LARGE = "docker-compose.yml"
-SMALL = "deploy/docker-compose.small.yml"
-
-
-def compose(file: str = LARGE) -> dict[str, Any]:
-    """The file."""
-    return dict(yaml.safe_load((ROOT / file).read_text("utf-8")))
-
-
 def services(file: str = LARGE) -> dict[str, Service]:
     """All services by name."""
-    return {n: Service(n, facts, file) for n, facts in compose(file)["services"].items()}
+    composed = yaml.safe_load((ROOT / file).read_text("utf-8"))
+    return {name: Service(name, facts) for name, facts in composed["services"].items()}
 
 
 def nodes(file: str = LARGE) -> list[Service]:
@@ -67,39 +60,22 @@ def nodes(file: str = LARGE) -> list[Service]:
     return [one for one in services(file).values() if one.is_ours and one.command == ["run"]]
 
 
-def pair_of(one: Service) -> Service:
-    """The service whose network a broker or a node shares."""
-    return services(one.file)[str(one.facts["network_mode"]).removeprefix("service:")]
-
-
-def pairs(file: str = LARGE) -> list[Service]:
-    """Those that own the network of a broker and its node."""
-    return [pair_of(node) for node in nodes(file)]
-
-
-class UsageError(Exception):
-    """The command line can't be called so."""
-
-
 def parse(words: list[str]) -> None:
     """Let the command line read a call of ``delayservice`` without running it.
 
     Raises:
-        UsageError: it can't be called so.
+        TyperException: it can't be called so.
     """
     whole = typer.Typer()
     whole.registered_commands += app.registered_commands
     whole.registered_groups += app.registered_groups
     command = get_command(whole)
-    try:
-        context = command.make_context("delayservice", list(words))
-        while isinstance(command, TyperGroup):
-            left = [*context._protected_args, *context.args]
-            name, found, rest = command.resolve_command(context, left)
-            assert found is not None, words
-            command, context = found, found.make_context(name, rest, parent=context)
-    except Exception as exc:
-        raise UsageError(f"delayservice {' '.join(words)}: {exc}") from exc
+    context = command.make_context("delayservice", list(words))
+    while isinstance(command, TyperGroup):
+        left = [*context._protected_args, *context.args]
+        name, found, rest = command.resolve_command(context, left)
+        assert found is not None, words
+        command, context = found, found.make_context(name, rest, parent=context)
 
 
 def seconds(text: str) -> float:
@@ -107,13 +83,3 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+)(s|m|)", str(text))
     assert match, text
     return float(match[1]) * (60 if match[2] == "m" else 1)
-
-
-def property_of(name: str) -> str:
-    """The setting of a broker that its image makes of a variable.
-
-    ``KAFKA_NODE_ID`` is ``node.id``: one ``_`` a dot, two a ``_``, three a dash.
-    """
-    signs = {"_": ".", "__": "_", "___": "-"}
-    plain = name.removeprefix("KAFKA_").lower()
-    return re.sub(r"_{1,3}", lambda found: signs[found[0]], plain)

@@ -10,8 +10,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = sorted((ROOT / "docs").rglob("*.md"))
-PAGES: Final = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS)
-_FENCE: Final = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+PAGES: Final = (*sorted(ROOT.glob("*.md")), *DOCS)
+FENCE: Final = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _GOES_ON: Final = re.compile(r"(\\|\|)$")
 
 
@@ -45,7 +45,7 @@ def blocks(language: str | None = None, page: str | None = None) -> list[Block]:
     for path in PAGES:
         text = path.read_text("utf-8")
         name = str(path.relative_to(ROOT))
-        for fence in _FENCE.finditer(text):
+        for fence in FENCE.finditer(text):
             line = text.count("\n", 0, fence.start()) + 1
             found.append(Block(name, line, fence[2], textwrap.dedent(fence[3])))
     return [one for one in found if language in (None, one.language) and page in (None, one.page)]

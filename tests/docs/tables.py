@@ -2,120 +2,83 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from tests.docs.pages import Block, Command, bare
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Commands that are not typed: those of a page that begin so, and why."""
+_CONTAINERS = "make containers runs files and images"
+_MACHINE = "would change the machine that runs the tests"
+_STORE = "needs an object store"
+_CHECKPOINT = "tests/integration/test_foreign_checkpoints.py: needs a slice without its checkpoint"
+_DAMAGED = "tests/integration/test_damaged_log.py alters a segment"
+_SUBMIT = "tests/spark/test_cluster_mode.py submits to a cluster of Spark"
 
-    page: str
-    begins: str
-    why: str
+NOT_TYPED: Final = {
+    "make try": "tests/docs/test_try.py runs what it runs",
+    "make demo": "minutes, and a job of its own",
+    "make test": "its tests are the ones that don't need this one's servers",
+    "make long": "this test is a part of it",
+    "delayservice --": "tests/docs/test_cli_page.py types it in another home",
+    "docker": _CONTAINERS,
+    "kubectl": _CONTAINERS,
+    "helm": "tests/unit/test_deploy_helm.py renders it",
+    "pip install": "tests/integration/test_packages.py installs it",
+    "python3.11 -m venv": _MACHINE,
+    "/opt/delayservice/bin/": _MACHINE,
+    "env/bin/": _SUBMIT,
+    "spark-submit": _SUBMIT,
+    "sh connectors/spark/common/install_jars.sh": _MACHINE,
+    "apt-get": _MACHINE,
+    "ln -s": _MACHINE,
+    "install -m 0644 deploy/systemd/delayservice-audit": _MACHINE,
+    "systemctl daemon-reload": "tests/unit/test_deploy_systemd.py asks systemd about the units",
+    "systemctl enable": "tests/unit/test_deploy_systemd.py asks systemd about the units",
+    "ssh": "needs a second machine",
+    "zkCli.sh": "needs ZooKeeper's own shell, which no test installs",
+    "kafka-transactions.sh": "needs a transaction that hangs",
+    "kcat": _CHECKPOINT,
+    "CHECKPOINT=": _CHECKPOINT,
+    'echo "$SLICE|': _CHECKPOINT,
+    "kafka-dump-log.sh": _DAMAGED,
+    "kafka-delete-records.sh": _DAMAGED,
+    "echo '{": _DAMAGED,
+    "delayservice cluster rights": "tests/integration/test_ensemble_security.py: needs logins",
+    "delayservice cluster pin": "tests/integration/test_pinning.py: needs an upgrade",
+    "delayservice cluster unpin": "tests/integration/test_pinning.py: needs an upgrade",
+    "delayservice dev bench whole --bootstrap": "needs a broker with TLS of yours",
+    "delayservice dev bench failover": "tests/integration/test_bench.py: minutes",
+    "delayservice dev drill --keep": "it leaves its files",
+    "delayservice spark reconcile -c": "tests/spark/test_reconcile_follow.py: goes on",
+    "delayservice spark schedule --stream": "tests/spark/test_schedule_killed.py: goes on",
+    "delayservice spark schedule s3a:": _STORE,
+    "delayservice spark archive --config": _STORE,
+    "delayservice spark audit --archive": _STORE,
+}
+"""Commands that begin so are not typed, and why."""
 
-
-_BENCHES = "docs/internals/benchmarks.md"
-_DRILL = "docs/internals/drill.md"
-_DIGESTS = "docs/internals/digests.md"
-_PROCEDURES = "docs/internals/procedures.md"
-_ON_SPARK = "docs/internals/spark-running.md"
-_OTHERS = "docs/internals/other-systems.md"
-_IMAGES = "no container engine on a build machine; `make containers` runs it"
-_IMAGE_STEPS = "fetches packages; `make containers` goes the same steps"
-_SYSTEMD = "needs systemd as the first process; tests/unit/test_deploy_systemd.py checks the unit"
-_KUBERNETES = "needs a cluster; tests/unit/test_deploy_kubernetes.py checks the manifests"
-_MINUTES = "minutes; tests/integration/test_bench.py runs it with small sizes"
-_SUBMIT = "needs a Spark cluster; tests/spark/test_cluster_mode.py submits to one"
-_UNTIL = "goes on until it is stopped, as tests/spark/test_schedule_killed.py does"
-_CHECKPOINT = (
-    "needs kcat and a slice without its checkpoint; tests/integration/test_foreign_checkpoints.py"
-)
-_DAMAGED = "needs a damaged segment; tests/integration/test_damaged_log.py alters one"
-_LOGINS = "needs an ensemble that asks for a login; tests/integration/test_ensemble_security.py"
-_PINNED = "needs the cluster that is upgraded; tests/integration/test_pinning.py"
-_PACKAGE = "the package is installed already, and spark is an extra of it"
-
-NOT_TYPED: Final = (
-    Listed("README.md", "make try", "tests/docs/test_try.py runs what it runs"),
-    Listed("README.md", "make demo", "minutes, and a job of its own"),
-    Listed("README.md", "make test", "its tests are the ones that don't need this one's servers"),
-    Listed("README.md", "make long", "this test is a part of it"),
-    Listed("docs/start.md", "make try", "tests/docs/test_try.py runs what it runs"),
-    Listed(
-        "docs/cli.md", "delayservice --", "typed by tests/docs/test_cli_page.py, in another home"
-    ),
-    Listed(
-        _PROCEDURES,
-        "zkCli.sh",
-        "needs the shell that comes with ZooKeeper, which no test installs",
-    ),
-    Listed("docs/operations.md", "kafka-transactions.sh", "needs a transaction that hangs"),
-    Listed("docs/deployment.md", "docker-compose", _IMAGES),
-    Listed("docs/deployment.md", "docker build", _IMAGE_STEPS),
-    Listed("docs/deployment.md", "python3.11 -m venv", _IMAGE_STEPS),
-    Listed("docs/deployment.md", "/opt/delayservice/bin/pip", _IMAGE_STEPS),
-    Listed("docs/deployment.md", "ln -s", "would stay on the machine that runs the tests"),
-    Listed("docs/deployment.md", "systemctl", _SYSTEMD),
-    Listed("docs/deployment.md", "kubectl", _KUBERNETES),
-    Listed("docs/kubernetes.md", "kubectl", _KUBERNETES),
-    Listed("docs/kubernetes.md", "helm", "tests/unit/test_deploy_helm.py renders it"),
-    Listed(_PROCEDURES, "kcat", _CHECKPOINT),
-    Listed(_PROCEDURES, "CHECKPOINT=", _CHECKPOINT),
-    Listed(_PROCEDURES, 'echo "$SLICE|', _CHECKPOINT),
-    Listed(_PROCEDURES, "kafka-dump-log.sh", _DAMAGED),
-    Listed(_PROCEDURES, "kafka-delete-records.sh", _DAMAGED),
-    Listed(_PROCEDURES, "echo '{", _DAMAGED),
-    Listed(_PROCEDURES, "delayservice cluster rights", _LOGINS),
-    Listed("docs/operations.md", "delayservice cluster pin", _PINNED),
-    Listed("docs/operations.md", "delayservice cluster unpin", _PINNED),
-    Listed(
-        "docs/reconcile.md",
-        "delayservice spark reconcile -c",
-        "goes on until Ctrl-C; tests/spark/test_reconcile_follow.py starts it",
-    ),
-    Listed("docs/api.md", "ssh", "needs a second machine"),
-    Listed(
-        _BENCHES, "delayservice dev bench whole --bootstrap", "needs a broker with TLS of yours"
-    ),
-    Listed(_BENCHES, "delayservice dev bench failover", _MINUTES),
-    Listed(_DRILL, "delayservice dev drill --keep", "it leaves its files"),
-    Listed("docs/client.md", "pip install", "tests/integration/test_packages.py installs it"),
-    Listed("docs/spark.md", "pip install", _PACKAGE),
-    Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
-    Listed("docs/audit.md", "delayservice spark archive --config", "needs an object store"),
-    Listed("docs/audit.md", "delayservice spark audit --archive", "needs an object store"),
-    Listed(_ON_SPARK, "delayservice spark schedule --stream", _UNTIL),
-    Listed("docs/spark.md", "docker", _IMAGES),
-    Listed("docs/spark.md", "kubectl", _KUBERNETES),
-    Listed(_ON_SPARK, "apt-get", _IMAGE_STEPS),
-    Listed(_ON_SPARK, "/opt/delayservice/bin/", _IMAGE_STEPS),
-    Listed(_ON_SPARK, "sh connectors/spark/common/install_jars.sh", _IMAGE_STEPS),
-    Listed(_ON_SPARK, "install -m", _SYSTEMD),
-    Listed(_ON_SPARK, "systemctl", _SYSTEMD),
-    Listed(_ON_SPARK, "spark-submit", _SUBMIT),
-    Listed(_ON_SPARK, "python3.11 -m venv", _SUBMIT),
-    Listed(_ON_SPARK, "env/bin/", _SUBMIT),
-)
-
-_RECIPE = "run by tests/integration/test_client_recipes.py"
+_RECIPE = "tests/integration/test_client_recipes.py runs it"
 _FRAGMENT = "a fragment: what it stands in is the reader's own"
 
-PYTHON_NOT_RUN: Final = (
-    Listed("docs/audit.md", "from connectors.spark.audit import", "Spark: run by make night"),
-    Listed(
-        "docs/internals/audit-method.md",
-        "from connectors.spark.audit import AuditOptions, F",
-        _FRAGMENT,
-    ),
-    Listed("docs/client.md", "from datetime import", _RECIPE),
-    Listed("docs/client.md", "from connectors.kafka.client import LevelProducer", "needs levels"),
-    Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
-    Listed(_OTHERS, "producer.produce(", _FRAGMENT),
-    Listed(_DIGESTS, "from connectors.spark.reconcile.store_source", _FRAGMENT),
-    Listed(_DIGESTS, "from connectors.spark.reconcile.compare", _FRAGMENT),
-)
-"""Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
+PYTHON_NOT_RUN: Final = {
+    "from connectors.spark.audit import AuditOptions, audit": "Spark: run by make night",
+    "from connectors.spark.audit import AuditOptions, F": _FRAGMENT,
+    "from datetime import": _RECIPE,
+    "from connectors.kafka.client import LevelProducer": "needs levels",
+    "to_reports =": _FRAGMENT,
+    "producer.produce(": _FRAGMENT,
+    "from connectors.spark.reconcile.store_source": _FRAGMENT,
+    "from connectors.spark.reconcile.compare": _FRAGMENT,
+}
+"""Blocks of Python that begin so, and why they are not run; all are compiled."""
+
+
+def is_listed(command: Command) -> bool:
+    return bare(command.text).startswith(tuple(NOT_TYPED))
+
+
+def is_python_listed(block: Block) -> bool:
+    return block.text.startswith(tuple(PYTHON_NOT_RUN))
+
 
 LONG: Final = (
     "delayservice dev bench",

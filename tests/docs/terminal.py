@@ -13,7 +13,7 @@ import urllib.request
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import psutil
 
@@ -113,7 +113,8 @@ class Machine:
         if verb in {"stop", "restart"}:
             assert node.stop() == 0
         if verb in {"start", "restart"}:
-            node.start()
+            if node.process.poll() is not None:  # else it runs, as systemd would see
+                node.start()
             self.await_node()
 
     def await_node(self) -> None:
@@ -129,7 +130,7 @@ class Machine:
 
     def worker_pid(self) -> int:
         """A process of the node that delivers."""
-        node = psutil.Process(self.servers[SERVERS[1]].pid)
+        node = psutil.Process(self.servers[SERVERS[1]].process.pid)
         return next(p.pid for p in node.children(recursive=True) if is_worker(p))
 
 
@@ -141,46 +142,32 @@ class Server:
     ) -> None:
         self.command = command
         self.log = log
-        self._folder = folder
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._how: dict[str, Any] = {"cwd": folder, "env": environment, "start_new_session": True}
         self.start()
 
     def start(self) -> None:
-        """Type it, unless it runs, as systemd does."""
-        if self._process is not None and self._process.poll() is None:
-            return
+        """Type it."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 ["bash", "-c", f"exec {bare(self.command)}"],  # noqa: S607 (from the PATH)
-                cwd=self._folder,
-                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                **self._how,
             )
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        assert self._process is not None
-        return self._process.pid
 
     def stop(self) -> int:
         """Press Ctrl-C, so to say, unless it has ended; its exit status."""
-        assert self._process is not None
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(_WAIT_S)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_WAIT_S)
 
     def await_said(self, pattern: str) -> str:
         """Until it has said something; the first group of it."""
         found: list[re.Match[str]] = []
 
         def said() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, f"{self.command} ended: {self.log.read_text()}"
+            assert self.process.poll() is None, f"{self.command} ended: {self.log.read_text()}"
             found.extend(re.finditer(pattern, self.log.read_text(errors="replace")))
             return bool(found)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,10 +56,6 @@ def test_the_table_has_no_other_command() -> None:
         assert set(re.findall(r"`([a-z ]+)`", names)) <= known
 
 
-needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-
-
-@needs_bash
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash"}
     path = ROOT / ".venv" / "bin"

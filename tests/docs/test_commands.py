@@ -2,7 +2,7 @@
 
 The machine is made as the README says: its first terminal starts a broker, its second a node with
 the page's own configuration, and every other page finds them running. What is not typed, and why,
-is in ``tables``; ``test_listed`` reads it at least.
+is in ``tables``; ``tests/unit/test_docs.py`` parses it at least.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import ANY_PORTS
 from delay_devtools.service import ServiceProcess
 from tests.docs.pages import Command, bare, blocks, commands
-from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER
+from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER, is_listed, is_python_listed
 from tests.docs.terminal import Machine, Terminal
-from tests.docs.test_listed import is_listed, is_python_listed
 from tests.integration.bench import await_true
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

@@ -26,12 +26,7 @@ def test_it_sees_the_records_of_an_aborted_transaction_again_and_loses_none(benc
     first_due_ms = now_ms() + 1_500
     for number in range(RECORDS):
         due_ms = first_due_ms + number * SPACING_MS
-        bench.send_later(
-            [
-                ("delay-at", str(due_ms)),
-                ("delay-target-topic", target),
-            ]
-        )
+        bench.send_later([("delay-at", str(due_ms)), ("delay-target-topic", target)])
     bench.producer.flush()
     await_true(lambda: service.events("worker_died"), "the worker dies")
     service.kill()

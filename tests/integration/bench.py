@@ -12,12 +12,13 @@ import time
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
+import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
@@ -29,10 +30,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ResourceType,
 )
 
+from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 
 SECRET: Final = "only-for-tests-0123456789"  # noqa: S105  # nothing else is signed with it
 WAIT_S: Final = 30.0
+OWN_TOPICS: Final = "checkpoint", "dead_letter", "outcomes", "digests", "repairs", "audit", "pauses"
 
 _headers_of: Final = methodcaller("headers")
 """In a plain call the client's error would appear anywhere later (``connectors.kafka.source``)."""
@@ -92,7 +95,7 @@ class Bench:
         bootstrap: the brokers.
         folder: state and log go there.
         partitions: of the delay topic.
-        sets: settings of every service that this bench starts.
+        sets: settings of every service that this bench starts; ``{run}`` is the name of the run.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Bench:
                 "log_level": 0,  # the cluster's end is no news
             }
         )
-        self._sets = list(sets)
+        self._sets = [one.replace("{run}", self.run) for one in sets]
         self._services: list[ServiceProcess] = []
 
     def __enter__(self) -> Self:
@@ -142,13 +145,7 @@ class Bench:
             f"kafka.transactional_id_prefix=tx-{self.run}",
             f"topics.delay={self.any}",
             f"topics.pattern=delay_topic_{self.run}*",
-            f"topics.checkpoint={self.checkpoint}",
-            f"topics.dead_letter={self.dead_letter}",
-            f"topics.outcomes={self.outcomes}",
-            f"topics.digests={self.digests}",
-            f"topics.repairs={self.repairs}",
-            f"topics.audit={self.audit}",
-            f"topics.pauses={self.pauses}",
+            *(f"topics.{name}={getattr(self, name)}" for name in OWN_TOPICS),
             f"topics.partitions={self.partitions}",
             "topics.refresh_s=1",
             f"node.state_dir={self.folder / 'state'}",
@@ -160,10 +157,10 @@ class Bench:
             *more,
         ]
 
-    def start(self, *more: str, fault: str = "", log: str = "") -> ServiceProcess:
-        """A service, not awaited."""
+    def start(self, *more: str, fault: str = "", log: str = "", **how: Any) -> ServiceProcess:
+        """A service, not awaited; ``how`` are further arguments of ``ServiceProcess``."""
         path = self.folder / log if log else self.log_path
-        service = ServiceProcess(self.settings(*more), path, fault=fault)
+        service = ServiceProcess(self.settings(*more), path, fault=fault, **how)
         self._services.append(service)
         return service
 
@@ -194,10 +191,18 @@ class Bench:
 
     def topic(self, name: str, partitions: int = 1, **config: str) -> str:
         """Make a topic; ``config`` with ``_`` for ``.``."""
-        dotted = {key.replace("_", "."): value for key, value in config.items()}
-        new = NewTopic(name, partitions, 1, config=dotted)
-        self.admin.create_topics([new], operation_timeout=30)[name].result(30)
-        return name
+        return self._make(NewTopic(name, partitions, 1, config=_dotted(config)))
+
+    def placed(self, name: str, copies: Sequence[Sequence[int]], **config: str) -> str:
+        """Make a topic; ``copies`` are the brokers of each partition."""
+        brokers = [list(one) for one in copies]
+        count, dotted = len(brokers), _dotted(config)
+        return self._make(NewTopic(name, count, replica_assignment=brokers, config=dotted))
+
+    def _make(self, topic: NewTopic) -> str:
+        made = self.admin.create_topics([topic], operation_timeout=30)
+        made[topic.topic].result(60)
+        return str(topic.topic)
 
     def target(self, name: str, partitions: int = 1, **config: str) -> str:
         """Make a topic that records may be delivered to."""
@@ -208,12 +213,7 @@ class Bench:
 
     def alter(self, topic: str, **config: str) -> None:
         """Change a topic's configuration."""
-        entries = [
-            ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-            for key, value in config.items()
-        ]
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        self.admin.incremental_alter_configs([resource])[resource].result(30)
+        alter(self.admin, topic, config)
 
     def grow(self, topic: str, partitions: int) -> None:
         """Add partitions, and wait until the brokers show them."""
@@ -226,20 +226,10 @@ class Bench:
 
     # --- a user ----------------------------------------------------------------------------------
 
-    def send(
-        self,
-        headers: Sequence[Header],
-        *,
-        key: bytes | None = None,
-        value: bytes | None = b"value",
-        partition: int = 0,
-        topic: str = "",
-    ) -> Place:
-        """Write one record and wait until the broker has it."""
+    def send(self, headers: Sequence[Header], **record: Any) -> Place:
+        """Write one record, as ``send_later`` does, and wait until the broker has it."""
         places: list[Place] = []
-        self.send_later(
-            headers, key=key, value=value, partition=partition, topic=topic, note=places.append
-        )
+        self.send_later(headers, note=places.append, **record)
         assert self.producer.flush(WAIT_S) == 0
         return places[0]
 
@@ -279,9 +269,10 @@ class Bench:
         return Reader(self.bootstrap, topics)
 
     def read(self, topic: str, count: int, timeout_s: float = WAIT_S) -> list[Seen]:
-        """Return all records of a topic, once there are ``count`` at least."""
+        """Return all records of a topic, once there are ``count`` at least: also those beyond."""
         with self.reader(topic) as reader:
-            return reader.await_count(count, timeout_s)
+            reader.await_count(count, timeout_s)
+            return reader.to_end()
 
     def await_match(
         self, topic: str, matches: Callable[[Seen], object], count: int = 1
@@ -354,13 +345,15 @@ class Reader:
             self.take(0.1)
         return self.seen
 
-    def await_match(self, matches: Callable[[Seen], object], count: int = 1) -> list[Seen]:
+    def await_match(
+        self, matches: Callable[[Seen], object], count: int = 1, timeout_s: float = WAIT_S
+    ) -> list[Seen]:
         """Until ``count`` records that match were seen."""
         while True:
             found = [one for one in self.seen if matches(one)]
             if len(found) >= count:
                 return found
-            self.await_count(len(self.seen) + 1)
+            self.await_count(len(self.seen) + 1, timeout_s)
 
     def to_end(self, timeout_s: float = WAIT_S) -> list[Seen]:
         """Until every partition is at its end."""
@@ -369,6 +362,51 @@ class Reader:
             assert time.monotonic() < deadline_s, "the end of the topics was not reached"
             self.take(0.1)
         return self.seen
+
+
+def _dotted(config: Mapping[str, str]) -> dict[str, str]:
+    return {key.replace("_", "."): value for key, value in config.items()}
+
+
+def alter(
+    admin: AdminClient,
+    name: str,
+    config: Mapping[str, str],
+    kind: ResourceType = ResourceType.TOPIC,
+) -> None:
+    """Change the configuration of a topic or a broker; ``config`` with ``_`` for ``.``."""
+    entries = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in _dotted(config).items()
+    ]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+def benches(*, partitions: int = 1, sets: Sequence[str] = ()) -> Any:
+    """Return the fixture ``bench`` of a module: topics and services of each test's own."""
+
+    @pytest.fixture(name="bench")
+    def made(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+        with Bench(cluster.bootstrap, tmp_path, partitions=partitions, sets=sets) as running:
+            yield running
+
+    return made
+
+
+def served(*, partitions: int = 1, sets: Sequence[str] = ()) -> Any:
+    """Return the fixture ``bench`` of a module all of whose tests have the same service."""
+
+    @pytest.fixture(name="bench", scope="module")
+    def made(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+        folder = tmp_path_factory.mktemp("served")
+        with (
+            Bench(cluster.bootstrap, folder, partitions=partitions, sets=sets) as running,
+            running.serving(),
+        ):
+            yield running
+
+    return made
 
 
 def aborts(service: ServiceProcess) -> list[object]:

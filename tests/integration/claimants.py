@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
-
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.sink import KafkaSink, WriterOptions
@@ -19,6 +17,7 @@ from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.ports import Control
 from delayservice.slices.slice import Taken
 from delayservice.slices.take_over import take_over
+from tests.integration.bench import Reader
 
 SECRET = fingerprint(b"secret")
 SLICE = 5
@@ -40,21 +39,8 @@ class Topics:
 
     def delivered(self) -> list[bytes]:
         """Return what a read_committed consumer of the target sees, to the end of the log."""
-        consumer = Consumer(
-            {
-                **self.client,
-                "group.id": "judge",
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "enable.auto.commit": False,
-            }
-        )
-        consumer.assign([TopicPartition(self.target, 0, 0)])
-        values: list[bytes] = []
-        while (message := consumer.poll(30.0)) is not None and message.error() is None:
-            values.append(message.value() or b"")
-        consumer.close()
-        return values
+        with Reader(self.bootstrap, [self.target]) as reader:
+            return [one.value or b"" for one in reader.to_end()]
 
 
 @dataclass

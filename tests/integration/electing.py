@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
+from delayservice.cli import app
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.ports import Role
 from ha.elected_ownership import ElectedOwnership
@@ -95,6 +99,21 @@ def by_hand(hosts: str, *login: str) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+def typed(zookeeper: ZooKeeper, folder: Path, *words: str) -> dict[str, Any]:
+    """Type a command of ``delayservice cluster``; return what it says in JSON."""
+    settings = zookeeper.model_dump(mode="json", exclude_defaults=True)
+    if zookeeper.password is not None:
+        settings["password"] = zookeeper.password.get_secret_value()
+    lines = ["[node]", 'cluster_secret = "of the cluster, 32 bytes or more"', "[zookeeper]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    config = folder / "delayservice.toml"
+    config.write_text("\n".join([*lines, ""]), "utf-8")
+    done = CliRunner().invoke(app, ["cluster", *words, "--config", str(config), "--json"])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def logged(lines: Lines, event: str, *words: str) -> Callable[[], Lines]:

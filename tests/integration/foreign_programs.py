@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from delay_devtools.jars import ensure_jars
+from tests.needs import missing
 
 MISSING: Final = re.compile(
     r"ECONN\w+|ENOTFOUND|EAI_AGAIN|ETIMEDOUT|dial tcp.*|i/o timeout|requires go >= \S+"
@@ -23,9 +24,8 @@ MISSING: Final = re.compile(
 
 
 def need(*tools: str) -> None:
-    """Skip the test if a tool is not installed."""
     if absent := [tool for tool in tools if shutil.which(tool) is None]:
-        pytest.skip(f"not installed: {', '.join(absent)}")
+        missing(f"not installed: {', '.join(absent)}")
 
 
 def class_path(*more: str) -> str:

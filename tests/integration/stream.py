@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from confluent_kafka import Consumer, TopicPartition
-
-from tests.integration.bench import Bench, Seen, await_true, now_ms
+from tests.integration.bench import Bench, await_true, now_ms
 
 PARTITIONS: Final = 4
 DELAY_MS: Final = 2_000
@@ -56,24 +53,14 @@ class Stream:
         self.bench.producer.flush()
 
     def _read(self) -> None:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bench.bootstrap,
-                "group.id": uuid.uuid4().hex,
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 20,
-                "log_level": 0,
-            }
-        )
-        consumer.assign([TopicPartition(self.sound, 0, 0)])
-        while not self._stop.is_set():
-            messages = consumer.consume(1_000, 0.05)
-            at_ms = now_ms()
-            for seen in (Seen(message) for message in messages if message.error() is None):
-                due_ms = int(seen.header("delay-due-at") or 0)
-                self.late_ms.setdefault(due_ms // 1_000, []).append(at_ms - due_ms)
-                self.sources.append(seen.header("delay-source"))
-        consumer.close()
+        with self.bench.reader(self.sound) as reader:
+            while not self._stop.is_set():
+                reader.take(0.05)
+                at_ms = now_ms()
+                for seen in reader.seen[len(self.sources) :]:
+                    due_ms = int(seen.header("delay-due-at") or 0)
+                    self.late_ms.setdefault(due_ms // 1_000, []).append(at_ms - due_ms)
+                    self.sources.append(seen.header("delay-source"))
 
     def finish(self) -> None:
         """Send no more, and await what was sent to the sound target."""

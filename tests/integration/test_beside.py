@@ -5,23 +5,14 @@ aborts, never times. For the topics of the service's own see
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, aborts, await_true
+from tests.integration.bench import Bench, aborts, await_true, benches
 
 SMALL_BYTES = 1_000
 PARTITIONS = 2
 
 
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    sets = ("delivery.park_delays_ms=300,300", "node.workers=1")
-    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as running:
-        yield running
+SETS = ("delivery.park_delays_ms=300,300", "node.workers=1")
+bench = benches(partitions=PARTITIONS, sets=SETS)
 
 
 def test_a_target_that_takes_small_batches_gets_all_it_takes_and_aborts_nothing(

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
@@ -19,7 +18,7 @@ from delayservice.engine.claims import CLAIM, Tenure
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Control
 from tests.conftest import MakeTopic
-from tests.integration.bench import await_true
+from tests.integration.bench import Reader
 from tests.integration.claimants import PLACE, SLICE, Topics, Worker
 from tests.simulation.mutations import to_lso
 
@@ -202,23 +201,7 @@ def test_a_writer_that_the_coordinator_forgot_is_given_up_and_never_recovers(
 
 def await_forgotten(topics: Topics, writer: str) -> None:
     """Wait until the coordinator has written that a transactional id has expired."""
-    consumer = Consumer(
-        {
-            **topics.client,
-            "group.id": "coordinator",
-            "isolation.level": "read_uncommitted",
-            "enable.auto.commit": False,
-        }
-    )
-    state = "__transaction_state"
-    partitions = consumer.list_topics(state, 30).topics[state].partitions
-    consumer.assign([TopicPartition(state, number, 0) for number in partitions])
-
-    def is_forgotten() -> bool:
-        message = consumer.poll(1.0)
-        if message is None or message.error() is not None:
-            return False
-        return writer.encode() in (message.key() or b"") and message.value() is None
-
-    await_true(is_forgotten, "the coordinator forgets the writer", timeout_s=60)
-    consumer.close()
+    with Reader(topics.bootstrap, ["__transaction_state"], "read_uncommitted") as reader:
+        reader.await_match(
+            lambda one: writer.encode() in (one.key or b"") and one.value is None, timeout_s=60
+        )

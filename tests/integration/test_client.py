@@ -13,12 +13,10 @@ from connectors.kafka.client import (
     DelayProducer,
     LevelProducer,
     OutcomeReader,
-    source_of,
 )
-from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
-from tests.integration.bench import Bench, Seen, await_true, now_ms, quiet
+from tests.integration.bench import Bench, await_true, quiet, served
 
 pytestmark = pytest.mark.quick
 
@@ -26,14 +24,8 @@ PARTITIONS = 3
 LEVELS_MS = (400, 1_500)
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("client")
-    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running:
-        levels = ",".join(map(str, LEVELS_MS))
-        names = f"levels.prefix={running.any}_level_"
-        with running.serving(f"levels.delays_ms={levels}", names):
-            yield running
+LEVELS = ("levels.delays_ms=400,1500", "levels.prefix=delay_topic_{run}_level_")
+bench = served(partitions=PARTITIONS, sets=LEVELS)
 
 
 @pytest.fixture
@@ -103,46 +95,6 @@ def test_keys_and_ids_go_to_the_partitions_that_java_would_choose(
     assert len(set(expected.values())) == PARTITIONS
 
 
-def test_a_cancel_and_a_reschedule_meet_the_record_of_their_id(
-    bench: Bench, client: DelayProducer
-) -> None:
-    target = bench.target("ids")
-    for number in range(6):
-        client.send(target, b"first", key=b"k%d" % number, id=f"{target}-{number}", delay="PT5S")
-    client.flush(30)
-    for number in range(3):
-        client.cancel(f"{target}-{number}")
-        client.reschedule(f"{target}-{number + 3}", target, b"second", key=b"k", delay=100)
-    client.cancel(f"{target}-none")
-    client.flush(30)
-    seen = bench.read(target, 3)
-    assert {one.header("delay-id") for one in seen} == {f"{target}-{n}" for n in (3, 4, 5)}
-    for number in range(3):
-        found = outcomes(bench, f"{target}-{number}", 2)
-        assert [what for what, _ in found] == ["cancelled", "cancelled"]
-        assert outcomes(bench, f"{target}-{number + 3}", 1)[0][0] == "replaced"
-    assert outcomes(bench, f"{target}-none", 1)[0][0] == "not_pending"
-    end_ms = now_ms() + 5_000
-    client.send(target, b"last", at=end_ms)
-    client.flush(30)
-    assert [one.value for one in bench.read(target, 4)] == [b"second"] * 3 + [b"last"]
-
-
-def test_a_fire_delivers_at_once_and_a_schedule_recurs(bench: Bench, client: DelayProducer) -> None:
-    target = bench.target("again")
-    client.send(target, b"fired", id=f"{target}-fired", delay="PT1H")
-    client.send(target, b"tick", id=f"{target}-tick", every=timedelta(seconds=1), times=2)
-    client.flush(30)
-    client.fire(f"{target}-fired")
-    client.flush(30)
-    seen = bench.read(target, 3)
-    ticks = [one for one in seen if one.value == b"tick"]
-    assert [one.value for one in seen if one not in ticks] == [b"fired"]
-    sources = [source_of(as_message(one)) for one in ticks]
-    assert [source.partition("#")[2] for source in sources] == ["1", "2"]
-    assert outcomes(bench, f"{target}-fired", 1)[0][0] == "fired"
-
-
 def test_a_cancel_and_a_fire_are_answered(bench: Bench, client: DelayProducer) -> None:
     reader = OutcomeReader({"bootstrap.servers": bench.bootstrap}, bench.outcomes)
     target = bench.target("answered")
@@ -199,9 +151,3 @@ def test_a_delay_by_level_waits_for_the_next_level_up_and_the_last_one_at_most(
         assert (topic, one.key, one.own) == (f"{bench.any}_level_{level}", b"k", [("trace", b"1")])
         (source,) = (seen for seen in bench.read_all(topic) if str(seen.offset) == offset)
         assert one.timestamp_ms >= source.timestamp_ms + LEVELS_MS[level - 1]
-
-
-def as_message(seen: Seen) -> Message:
-    return Message(
-        topic=seen.topic, partition=seen.partition, offset=seen.offset, headers=list(seen.headers)
-    )

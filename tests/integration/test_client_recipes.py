@@ -23,7 +23,7 @@ from delay_devtools.jars import ensure_jars
 from delay_devtools.servers import find_java
 from delayservice.contract.partitioner import partition_for
 from tests.docs.kafka_tools import CLASSES, TOOLS_JAR
-from tests.integration.bench import Bench
+from tests.integration.bench import Bench, served
 from tests.integration.foreign_programs import class_path, fetch, need, run
 
 ROOT: Final = Path(__file__).parents[2]
@@ -33,11 +33,7 @@ at_night = pytest.mark.night
 minutes = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("recipes")
-    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running, running.serving():
-        yield running
+bench = served(partitions=PARTITIONS)
 
 
 def here(bench: Bench, text: str, target: str, more: Mapping[str, str] | None = None) -> str:

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from kazoo.client import KazooClient
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import free_ports
 from delayservice.base.errors import ClusterError
+from tests.integration.bench import Reader
 
 GONE_SECONDS_MAX = 20
 
@@ -32,21 +32,10 @@ def produce_in_transaction(bootstrap: str, topic: str, values: list[bytes]) -> N
 
 
 def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": uuid.uuid4().hex,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    try:
-        messages = consumer.consume(count, timeout=30)
-        assert not [message.error() for message in messages if message.error()]
-        return [message.value() for message in messages]
-    finally:
-        consumer.close()
+    """Await so many records, for a commit returns before they can be read, and all beyond them."""
+    with Reader(bootstrap, [topic]) as reader:
+        reader.await_count(count)
+        return [one.value for one in reader.to_end()]
 
 
 def create_topic(bootstrap: str, copies: int) -> str:
@@ -77,28 +66,11 @@ class Up:
         self.removers = [child for child in children if child not in self.servers]
 
 
-def test_a_transaction_is_written_and_read(cluster: EmbeddedCluster, make_topic: object) -> None:
-    assert callable(make_topic)
-    topic = make_topic("roundtrip")
-    produce_in_transaction(cluster.bootstrap, topic, [b"one", b"two"])
-    assert read(cluster.bootstrap, topic, 2) == [b"one", b"two"]
-
-
 def test_a_misspelt_topic_is_not_created(cluster: EmbeddedCluster) -> None:
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "speller"})
     with pytest.raises(KafkaException, match="Unknown"):
         consumer.get_watermark_offsets(TopicPartition("misspelt", 0), timeout=10)
     consumer.close()
-
-
-def test_zookeeper_keeps_what_it_is_given(cluster: EmbeddedCluster) -> None:
-    client = KazooClient(cluster.zookeeper)
-    client.start(timeout=15)
-    path = f"/{uuid.uuid4().hex}"
-    client.create(path, b"fact", ephemeral=True)
-    assert client.get(path)[0] == b"fact"
-    client.stop()
-    client.close()
 
 
 @pytest.mark.slow
@@ -116,17 +88,6 @@ def test_a_killed_broker_comes_back_with_its_data_and_stop_leaves_nothing() -> N
         assert read(bootstrap, topic, 2) == [b"before", b"after"]
         processes = [psutil.Process(pid) for pid in own.pids()]
     assert_gone(processes, folder)
-
-
-@pytest.mark.slow
-def test_three_brokers_serve_while_one_of_them_is_down() -> None:
-    with EmbeddedCluster(brokers=3, zookeepers=0) as own:
-        assert own.broker_ids == (1, 2, 3)
-        topic = create_topic(own.bootstrap, copies=3)
-        own.stop_broker(2, kill=True)
-        produce_in_transaction(own.bootstrap, topic, [b"with two"])
-        own.start_broker(2)
-        assert read(own.bootstrap, topic, 1) == [b"with two"]
 
 
 @pytest.mark.slow

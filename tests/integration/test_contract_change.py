@@ -6,29 +6,21 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.service import ServiceProcess
-from tests.integration.bench import Bench, await_true
-from tests.integration.test_cluster_secret import Pair
+from tests.integration.bench import Bench, Seen, await_true
+from tests.integration.nodes import Nodes, nodes_with
 
 pytestmark = pytest.mark.slow
 
-WINDOW_MS = 600_000
 HOUR_MS = 3_600_000
 PENDING = 5
 PAUSE_S = 0.01
 """Between two records: some 100 a second."""
 
 
-@pytest.fixture
-def pair(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(cluster, tmp_path, WINDOW_MS)
-    with made.bench:
-        yield made
+nodes = nodes_with(sets=["delivery.roll_window_ms=10m"])
 
 
 @contextmanager
@@ -51,44 +43,35 @@ def written_all_along(bench: Bench, target: str, sent: list[bytes]) -> Iterator[
     assert bench.producer.flush(30) == 0
 
 
-def restarted(pair: Pair, *sets: str) -> list[ServiceProcess]:
-    """Give both nodes other settings, one after the other."""
-    lives = []
-    for name in ("a", "b"):
-        assert pair.running[name].stop() == 0
-        lives.append(pair.start(name, *sets))
-        pair.await_ready(lives[-1])
-    return lives
+def assert_each_once(bench: Bench, topic: str, values: list[bytes]) -> list[Seen]:
+    """Await all records of a topic, and read on to its end."""
+    bench.read(topic, len(values), timeout_s=90)
+    seen = bench.read_all(topic)
+    assert Counter(one.value for one in seen) == Counter(values)
+    return seen
 
 
-def test_a_change_of_settings_under_load_rebuilds_no_copy(pair: Pair) -> None:
-    bench, target = pair.bench, pair.bench.target("changed")
+def test_a_change_of_settings_under_load_rebuilds_no_copy(nodes: Nodes) -> None:
+    bench, target = nodes.bench, nodes.bench.target("changed")
     sent: list[bytes] = []
-    for name in ("a", "b"):
-        pair.await_ready(pair.start(name))
-    lives = list(pair.running.values())
+    lives = [nodes.ready(name) for name in ("a", "b")]
     with written_all_along(bench, target, sent):
         await_true(lambda: len(sent) > 300, "some seconds passed", 60)
-        lives += restarted(pair, "delivery.max_delay_ms=86400000")
+        lives += [nodes.restart(name, "delivery.max_delay_ms=1d") for name in ("a", "b")]
         begun = [line for node in lives for line in node.events("contract_extended")]
         assert begun, "the new owner wants another contract"
         assert all(line["from_offset"] > line["log_end"] for line in begun)
         read_to = max(line["from_offset"] for line in begun)
         await_true(lambda: len(sent) > read_to, "the new contract holds", 60)
-    seen = bench.read(target, len(sent), timeout_s=90)
-    assert Counter(one.value for one in seen) == Counter(sent)
+    assert_each_once(bench, target, sent)
     for node in lives:
         assert node.events("contract_changed") == []
 
 
-def test_a_changed_allowlist_applies_to_pending_records_without_a_contract(
-    pair: Pair,
-) -> None:
-    bench, target = pair.bench, pair.bench.target("kept")
+def test_a_changed_allowlist_applies_to_pending_records_without_a_contract(nodes: Nodes) -> None:
+    bench, target = nodes.bench, nodes.bench.target("kept")
     closed, opened = bench.target("closed"), bench.topic(f"opened_{bench.run}")
-    for name in ("a", "b"):
-        pair.await_ready(pair.start(name))
-    lives = list(pair.running.values())
+    lives = [nodes.ready(name) for name in ("a", "b")]
     for number in range(PENDING):
         for topic in (closed, opened):
             named = ("delay-id", f"{topic} {number}")
@@ -96,16 +79,15 @@ def test_a_changed_allowlist_applies_to_pending_records_without_a_contract(
     sent: list[bytes] = []
     with written_all_along(bench, target, sent):
         await_true(lambda: len(sent) > 300, "some seconds passed", 60)
-        lives += restarted(pair, f"targets.default.allow={target},{opened}")
+        allowed = f"targets.default.allow={target},{opened}"
+        lives += [nodes.restart(name, allowed) for name in ("a", "b")]
         for number in range(PENDING):
             for topic in (closed, opened):
                 bench.send_later([("delay-id", f"{topic} {number}"), ("delay-op", "fire")])
-        fired = bench.read(opened, PENDING, timeout_s=90)
-        letters = bench.read(bench.dead_letter, PENDING, timeout_s=90)
-    seen = bench.read(target, len(sent), timeout_s=90)
-    assert Counter(one.value for one in seen) == Counter(sent)
-    values = Counter(b"%d" % number for number in range(PENDING))
-    assert Counter(one.value for one in fired) == Counter(one.value for one in letters) == values
+        values = [b"%d" % number for number in range(PENDING)]
+        assert_each_once(bench, opened, values)
+    letters = assert_each_once(bench, bench.dead_letter, values)
+    assert_each_once(bench, target, sent)
     assert {one.header("delay-error") for one in letters} == {"target-denied"}
     assert bench.read_all(closed) == []
     for node in lives:

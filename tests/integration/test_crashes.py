@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.nodes import LocalNode, NodeGroup, sets_of_several
-from tests.integration.bench import Bench
+from delay_devtools.nodes import LocalNode, NodeGroup
+from tests.integration.bench import Bench, benches
+from tests.integration.nodes import two_nodes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.quick]
 
-SLICES: Final = 2
 SESSION_S: Final = 60
 TAKEN_S_MAX: Final = 20.0
 """Enough for a busy machine, and far from the session timeout."""
@@ -25,27 +22,7 @@ KEPT_S: Final = 12
 CALM_S: Final = 6.0
 """Longer than an owner waits before it hands over to a better one, if there was no crash."""
 
-MakeGroup = Callable[..., NodeGroup]
-
-
-@pytest.fixture
-def make_group(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[MakeGroup]:
-    """Return a function that starts two nodes of one worker each."""
-    with ExitStack() as stack:
-        bench = stack.enter_context(Bench(cluster.bootstrap, tmp_path, partitions=SLICES))
-
-        def make(*sets: str) -> NodeGroup:
-            shared = [
-                *bench.settings("node.workers=1"),
-                *sets_of_several(cluster.zookeeper, f"/{bench.run}"),
-                *sets,
-            ]
-            nodes = [LocalNode(name, shared, tmp_path) for name in ("a", "b")]
-            group = stack.enter_context(NodeGroup(nodes, SLICES))
-            group.start()
-            return group
-
-        yield make
+bench = benches(partitions=2)
 
 
 def seconds(event: dict[str, Any]) -> float:
@@ -72,10 +49,11 @@ def kill_worker_of(group: NodeGroup) -> tuple[LocalNode, LocalNode, float]:
 
 
 def test_a_killed_workers_slices_are_taken_over_long_before_its_session_would_end(
-    make_group: MakeGroup,
+    cluster: EmbeddedCluster, bench: Bench
 ) -> None:
-    group = make_group(f"zookeeper.session_timeout_s={SESSION_S}")
-    victim, successor, taken_s = kill_worker_of(group)
+    with two_nodes(bench, cluster.zookeeper, f"zookeeper.session_timeout_s={SESSION_S}") as group:
+        group.start()
+        victim, successor, taken_s = kill_worker_of(group)
     died = victim.service.events("worker_died")[-1]
     ended = victim.service.events("worker_session_ended")[-1]
     assert seconds(died) <= seconds(ended) <= taken_s < seconds(died) + TAKEN_S_MAX
@@ -84,11 +62,12 @@ def test_a_killed_workers_slices_are_taken_over_long_before_its_session_would_en
 
 
 def test_slices_of_a_killed_worker_are_not_handed_back_as_soon_as_it_is_replaced(
-    make_group: MakeGroup,
+    cluster: EmbeddedCluster, bench: Bench
 ) -> None:
-    group = make_group("zookeeper.session_timeout_s=4", f"placement.leader_stable_s={KEPT_S}")
-    group.await_calm(CALM_S)
-    _, successor, taken_s = kill_worker_of(group)
-    group.await_home()
+    with two_nodes(bench, cluster.zookeeper, f"placement.leader_stable_s={KEPT_S}") as group:
+        group.start()
+        group.await_calm(CALM_S)
+        _, successor, taken_s = kill_worker_of(group)
+        group.await_home()
     handing = [seconds(event) for event in successor.service.events("handing_over")]
     assert min(one_s for one_s in handing if one_s > taken_s) > taken_s + KEPT_S - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,9 @@ from connectors.kafka.scan import consumer_config, scan_partition
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
 from tests.conftest import MakeTopic
-from tests.integration.bench import Bench, await_true
+from tests.integration.bench import Bench, await_true, benches
 
-
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path, partitions=2) as running:
-        yield running
+bench = benches(partitions=2)
 
 
 def alter(cluster: EmbeddedCluster, topic: str, was: bytes, becomes: bytes) -> None:

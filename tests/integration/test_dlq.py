@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,19 +16,9 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract import dead_letters
 from delayservice.contract.entry import RecordPlace
-from tests.integration.bench import Bench, Header, Seen, now_ms
+from tests.integration.bench import Bench, Header, Seen, now_ms, served
 
-PARK_MS = 200
-
-
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    sets = (f"delivery.park_delays_ms={PARK_MS}", "node.store=memory")
-    with (
-        Bench(cluster.bootstrap, tmp_path_factory.mktemp("dlq"), sets=sets) as running,
-        running.serving(),
-    ):
-        yield running
+bench = served(sets=("delivery.park_delays_ms=200", "node.store=memory"))
 
 
 def dlq(bench: Bench, *arguments: str) -> list[dict[str, Any]]:
@@ -166,14 +155,10 @@ def test_filters_choose_and_a_dry_run_writes_nothing(bench: Bench) -> None:
     here = [place(bench, offset) for offset in (missing, invalid, late)]
     assert found() == here
     assert found("--code", "time-missing") == [here[0], here[2]]
-    assert found("--to", str(until)) == here[:2]
-    assert found("--source", here[1]) == [here[1]]
-    assert found("--source", f"{bench.any}:1") == []
-    assert found("--limit", "1") == here[:1]
+    assert found("--to", str(until), "--limit", "1") == here[:1]
     (shown,) = dlq(bench, "list", "--source", here[1], "--values")
     assert (shown["code"], shown["target"]) == ("target-denied", "elsewhere")
     assert (shown["key"], shown["value"], shown["key_bytes"]) == ("k", "denied", 1)
-    assert "value" not in dlq(bench, "list", "--source", here[1])[0]
 
     (plan,) = dlq(bench, "replay", "--dry-run", "--from", str(since), "--code", "time-missing")
     assert plan["replayed"] == 2
@@ -195,20 +180,7 @@ def test_a_letter_that_comes_back_during_a_replay_is_left_for_the_next(bench: Be
     assert replayed(bench, "--from", since) == (1_200, {"replayed": 1_200})
 
 
-def test_letters_that_cannot_be_replayed_are_counted_by_reason(bench: Bench) -> None:
-    since = str(now_ms())
-    lettered(bench, [("delay-copy", b"{}")], value=b"forged")
-    headers: list[Header] = [
-        ("delay-error", b"time-missing"),
-        ("delay-source", b"__consumer_offsets:0:0"),
-    ]
-    bench.send(headers, topic=bench.dead_letter, value=b"written by somebody")
-    assert replayed(bench, "--from", since) == (0, {"copy-forged": 1, "no-source": 1})
-
-
-def test_a_record_that_has_outgrown_its_delay_topic_is_left_and_the_others_go(
-    bench: Bench,
-) -> None:
+def test_a_record_that_has_outgrown_its_delay_topic_is_left_and_the_others_go(bench: Bench) -> None:
     target = bench.target("grown")
     since = str(now_ms())
     lettered(bench, [("delay-target-topic", target)], value=b"small")

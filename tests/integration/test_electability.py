@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import signal
-import uuid
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import free_ports
-from delay_devtools.service import PROGRAM, ServiceProcess
+from delay_devtools.service import ServiceProcess
 from tests.faults.wallclock import WallClock, clock_missing
-from tests.integration.asked import metrics_of, probed
+from tests.integration.asked import probed
 from tests.integration.bench import Bench, await_true
-
-START_S = 40.0
-"""A process needs a while to start on a busy machine."""
-
-
-def is_ready(node: ServiceProcess) -> bool:
-    return probed(node, "/readyz")[0] == 200
+from tests.integration.nodes import READY_S, Nodes, is_ready, metrics_text, nodes_with
+from tests.needs import missing
 
 
-def await_unready(node: ServiceProcess, *words: str, timeout_s: float = START_S) -> None:
+def await_unready(node: ServiceProcess, *words: str, timeout_s: float = READY_S) -> None:
     """Until ``/readyz`` and ``/status`` refuse with these words."""
     seen: list[object] = []
 
@@ -43,73 +33,7 @@ def await_unready(node: ServiceProcess, *words: str, timeout_s: float = START_S)
     assert all(any(word in problem for problem in state["problems"]) for word in words)
 
 
-def unelectable(node: ServiceProcess) -> str:
-    return "\n".join(metrics_of(node, "delay_unelectable{"))
-
-
-class Nodes:
-    """Nodes of one cluster of the service."""
-
-    def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
-        self.folder = folder
-        self.zookeeper = cluster.zookeeper
-        self.root = f"/{uuid.uuid4().hex}"
-        self.bench = Bench(
-            cluster.bootstrap,
-            folder,
-            sets=[
-                f"zookeeper.hosts={cluster.zookeeper}",
-                f"zookeeper.root={self.root}",
-                "zookeeper.session_timeout_s=4",
-                "node.workers=1",
-            ],
-        )
-        self._others: list[ServiceProcess] = []
-
-    def start(
-        self,
-        name: str,
-        *sets: str,
-        state: str = "",
-        fault: str = "",
-        environment: dict[str, str] | None = None,
-        program: Sequence[str] = PROGRAM,
-    ) -> ServiceProcess:
-        """A node, not awaited."""
-        folder = f"node.state_dir={self.folder / (state or name)}"
-        settings = self.bench.settings(f"node.node_id={name}", folder, *sets)
-        log = self.folder / f"{state or name}.log"
-        node = ServiceProcess(settings, log, fault=fault, environment=environment, program=program)
-        self._others.append(node)
-        return node
-
-    def ready(self, name: str, *sets: str, **more: Any) -> ServiceProcess:
-        """A node that could take over."""
-        node = self.start(name, *sets, **more)
-        await_true(lambda: is_ready(node), f"{name} is ready", START_S)
-        return node
-
-    def deliver(self, count: int = 3, timeout_s: float = 30) -> None:
-        """Write records that are due at once, and wait for their delivery."""
-        target = self.bench.target(f"t{uuid.uuid4().hex[:6]}")
-        for number in range(count):
-            self.bench.send_later(self.bench.to(target, 0), value=b"%d" % number)
-        assert self.bench.producer.flush(30) == 0
-        seen = self.bench.read(target, count, timeout_s=timeout_s)
-        assert sorted(one.value or b"" for one in seen) == [b"%d" % n for n in range(count)]
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        for node in self._others:
-            node.kill()
-
-
-@pytest.fixture
-def nodes(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(cluster, tmp_path)
-    with made.bench:
-        yield made
-        made.close()
+nodes = nodes_with()
 
 
 # --- what it needs is not there ------------------------------------------------------------------
@@ -120,7 +44,7 @@ def test_a_node_that_waits_for_kafka_listens_and_says_what_it_waits_for(nodes: N
     node = nodes.start("a", f"kafka.bootstrap=127.0.0.1:{port}")
     await_unready(node, "Kafka can't be reached")
     assert probed(node, "/healthz")[0] == 200, "it lives: a restart would mend nothing"
-    assert 'reason="kafka_unreachable"' in unelectable(node)
+    assert 'reason="kafka_unreachable"' in metrics_text(node, "delay_unelectable{")
     assert node.stop() == 0
 
 
@@ -133,8 +57,8 @@ def test_a_node_that_does_not_reach_zookeeper_is_not_ready_though_it_stores(node
     (port,) = free_ports(1)
     node = nodes.start("a", NO_ZOOKEEPER.format(port=port))
     await_unready(node, "ZooKeeper can't be used")
-    assert 'slice="all"' in unelectable(node)
-    assert 'reason="zookeeper_unusable"' in unelectable(node)
+    assert 'slice="all"' in metrics_text(node, "delay_unelectable{")
+    assert 'reason="zookeeper_unusable"' in metrics_text(node, "delay_unelectable{")
 
 
 def test_a_node_with_a_wrong_password_is_not_ready_and_an_update_stops_at_it(nodes: Nodes) -> None:
@@ -162,7 +86,7 @@ def test_a_node_for_which_kafka_opens_no_transactional_producer_is_not_ready(
     ):
         node = bench.start()
         await_unready(node, "Kafka opens no transactional producer")
-        assert 'reason="writer_refused"' in unelectable(node)
+        assert 'reason="writer_refused"' in metrics_text(node, "delay_unelectable{")
         assert node.stop() == 0
 
 
@@ -172,7 +96,7 @@ def test_a_node_for_which_kafka_opens_no_transactional_producer_is_not_ready(
 def test_a_slice_whose_owner_hangs_is_delivered_by_another_node_within_seconds(
     nodes: Nodes,
 ) -> None:
-    trap = nodes.folder / "trap"
+    trap = nodes.bench.folder / "trap"
     hung = nodes.ready("a", fault=f"after_poll:hang:{trap}")
     hung.wait_serving(1)
     other = nodes.ready("b", "node.broker_id=999")
@@ -188,7 +112,7 @@ def test_a_slice_whose_owner_hangs_is_delivered_by_another_node_within_seconds(
 
 
 def test_a_lone_node_that_hangs_keeps_its_slices_and_goes_on(nodes: Nodes) -> None:
-    trap = nodes.folder / "trap"
+    trap = nodes.bench.folder / "trap"
     alone = nodes.ready("a", fault=f"after_poll:hang:{trap}")
     alone.wait_serving(1)
     trap.touch()
@@ -224,10 +148,8 @@ if __name__ == "__main__":
 """A node that waits for a hung loop no longer than a test can."""
 
 
-def test_a_worker_whose_loop_hangs_is_replaced_by_its_supervisor(
-    nodes: Nodes,
-) -> None:
-    trap, program = nodes.folder / "trap", nodes.folder / "soon_ended.py"
+def test_a_worker_whose_loop_hangs_is_replaced_by_its_supervisor(nodes: Nodes) -> None:
+    trap, program = nodes.bench.folder / "trap", nodes.bench.folder / "soon_ended.py"
     program.write_text(SOON_ENDED, "utf-8")
     node = nodes.ready("a", fault=f"after_poll:stick:{trap}", program=[str(program)])
     node.wait_serving(1)
@@ -250,10 +172,11 @@ def broker_of(bench: Bench) -> int:
     return leader
 
 
-@pytest.mark.skipif(bool(clock_missing()), reason=clock_missing() or "-")
 def test_a_node_with_a_wrong_clock_does_not_take_its_preferred_slices(
     nodes: Nodes, tmp_path: Path
 ) -> None:
+    if reason := clock_missing():
+        missing(reason)
     first = nodes.ready("a", "node.broker_id=999")
     first.wait_serving(1)
     clock = WallClock(tmp_path / "clock", offset_s=20.0)

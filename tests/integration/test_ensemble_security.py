@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -12,17 +11,24 @@ from typing import Any
 import pytest
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_digest_acl_credential
-from typer.testing import CliRunner
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import free_ports
 from delayservice.base.errors import DelayServiceError
-from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.ports import Role
 from ha.operator_commands import set_rights
 from tests.integration.bench import await_true
-from tests.integration.electing import Lines, by_hand, captured, logged, new_root, options, working
+from tests.integration.electing import (
+    Lines,
+    by_hand,
+    captured,
+    logged,
+    new_root,
+    options,
+    typed,
+    working,
+)
 from tests.integration.tls_front import TlsFront, make_authority, make_certificate
 
 USER = "service"
@@ -111,20 +117,11 @@ def names(auth: str, user: str, password: str) -> str:
     return user if auth == "sasl" else str(make_digest_acl_credential(user, password))
 
 
-def type_rights(settings: ZooKeeper, config: Path) -> int:
-    """Type ``delayservice cluster rights``; gives how many ZooKeeper nodes it says it has set."""
-    texts = {name: str(getattr(settings, name)) for name in ("hosts", "root", "auth", "username")}
-    assert settings.password is not None
-    texts["password"] = settings.password.get_secret_value()
-    lines = [f"{name} = {json.dumps(text)}" for name, text in texts.items()]
-    lines.append(f"accepted = {json.dumps(list(settings.accepted))}")
-    secret = ["[node]", f"cluster_secret = {json.dumps('of the cluster, 32 bytes or more')}"]
-    config.write_text("\n".join([*secret, "[zookeeper]", *lines, ""]), "utf-8")
-    typed = CliRunner().invoke(app, ["cluster", "rights", "--config", str(config), "--json"])
-    assert typed.exit_code == 0, typed.output
-    said = json.loads(typed.stdout)
-    assert said["root"] == settings.root
-    return int(said["nodes"])
+def type_rights(settings: ZooKeeper, folder: Path) -> int:
+    """Return how many ZooKeeper nodes ``delayservice cluster rights`` says it has set."""
+    told = typed(settings, folder, "rights")
+    assert told["root"] == settings.root
+    return int(told["nodes"])
 
 
 @pytest.mark.parametrize("auth", ["digest", "sasl"])
@@ -132,7 +129,6 @@ def test_user_and_password_are_replaced_while_the_slice_is_owned(
     cluster: EmbeddedCluster, lines: Lines, auth: str, tmp_path: Path
 ) -> None:
     root = new_root()
-    config = tmp_path / "delayservice.toml"
 
     def having(user: str, password: str, *accepted: tuple[str, str]) -> ZooKeeper:
         others = tuple(names(auth, *one) for one in accepted)
@@ -144,12 +140,12 @@ def test_user_and_password_are_replaced_while_the_slice_is_owned(
     with working(having(*old)), working(having(*new, old), "b", role=None):
         await_true(logged(lines, "zookeeper_refuses"), "nobody accepts the new one yet")
     with working(having(*old, new)) as first:
-        assert type_rights(having(*old, new), config) > 5
+        assert type_rights(having(*old, new), tmp_path) > 5
         with working(having(*new, old), "b", role=Role.REPLICA) as second:
             assert first.ownership.confirm_all([0])
             first.ownership.close()
             second.await_role(Role.OWNER)
-            assert type_rights(having(*new), config) > 5
+            assert type_rights(having(*new), tmp_path) > 5
             assert second.ownership.confirm_all([0])
             with pytest.raises(DelayServiceError, match="does not let"):
                 set_rights(having(*old))

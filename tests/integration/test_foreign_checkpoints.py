@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
+from delayservice.engine.checkpoint import VERSION
 from tests.integration.bench import Bench, Seen, await_true
 
 pytestmark = pytest.mark.cluster
@@ -123,9 +125,7 @@ def is_emptied(bench: Bench, end: TopicPartition) -> bool:
         return True
 
 
-def test_a_slice_without_a_checkpoint_waits_for_one_and_says_so(
-    bench: Bench,
-) -> None:
+def test_a_slice_without_a_checkpoint_waits_for_one_and_says_so(bench: Bench) -> None:
     target = bench.target("stands")
     service = bench.serve()
     deliver(bench, target, [b"record %d" % number for number in range(20)])
@@ -152,9 +152,26 @@ def test_a_slice_without_a_checkpoint_waits_for_one_and_says_so(
     assert len(values) == len(set(values)) == 22
 
 
-def test_a_checkpoint_topic_with_retention_is_refused_at_the_start(
-    bench: Bench,
-) -> None:
+def test_a_checkpoint_of_a_newer_version_is_refused_until_it_is_replaced(bench: Bench) -> None:
+    target = bench.target("newer")
+    service = bench.serve()
+    deliver(bench, target, [b"before"])
+    bench.send(bench.to(target, 4_000), value=b"pending")
+    assert service.stop() == 0
+    kept = checkpoints(bench)[-1].value
+    write(bench, json.dumps({"v": VERSION + 1, "something": "else"}).encode())
+    service = bench.start()
+    await_true(lambda: service.events("take_over_failed"), "it says why it does not serve")
+    why = service.events("take_over_failed")[0]["why"]
+    assert f"holds version {VERSION + 1}, this build reads version {VERSION}: upgrade" in why
+    assert not service.events("took_over")
+    write(bench, kept)
+    bench.await_match(target, lambda one: one.value == b"pending")
+    assert service.stop() == 0
+    assert [one.value for one in bench.read_all(target)] == [b"before", b"pending"]
+
+
+def test_a_checkpoint_topic_with_retention_is_refused_at_the_start(bench: Bench) -> None:
     target = bench.target("policy")
     service = bench.serve()
     deliver(bench, target, [b"before"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,8 @@ from typing import Final, TypeAlias
 import pytest
 from confluent_kafka import Producer
 
-from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import find_java
-from tests.integration.bench import Bench, Header, outcomes_by_id
+from tests.integration.bench import Bench, Header, benches, outcomes_by_id
 from tests.integration.foreign_programs import class_path, fetch, need, run
 from tests.integration.test_homes import (
     HOMES,
@@ -41,10 +40,7 @@ IDS: Final = 5
 """Of each pair of clients."""
 
 
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=[HOMES]) as bench:
-        yield bench
+bench = benches(partitions=PARTITIONS, sets=[HOMES])
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from confluent_kafka.cimpl import NewTopic
 
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.partitioner import partition_for
@@ -24,28 +23,13 @@ def ids_at(home: int, fate: str, count: int = 10) -> list[str]:
     return [name for name in names if partition_for(name.encode(), PARTITIONS) == home][:count]
 
 
-def make_delay_topic(bench: Bench) -> None:
-    """Each partition on a broker of its own, without replicas."""
-    replicas = [[1], [2], [3]]
-    new = NewTopic(
-        bench.any,
-        PARTITIONS,
-        replica_assignment=replicas,
-        config={"message.timestamp.type": "LogAppendTime"},
-    )
-    bench.admin.create_topics([new])[bench.any].result(30)
-
-
-def test_records_for_a_home_without_leader_wait_in_order(
-    tmp_path: Path,
-) -> None:
+def test_records_for_a_home_without_leader_wait_in_order(tmp_path: Path) -> None:
     with EmbeddedCluster(brokers=3, zookeepers=0) as cluster:
         sets = (f"delivery.id_partitions={PARTITIONS}",)
         with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as bench:
-            make_delay_topic(bench)
-            target = bench.target_name("orders")
-            new = NewTopic(target, 1, 3)
-            bench.admin.create_topics([new])[target].result(30)
+            # Each partition on a broker of its own, without replicas.
+            bench.placed(bench.any, [[1], [2], [3]], message_timestamp_type="LogAppendTime")
+            target = bench.placed(bench.target_name("orders"), [[1, 2, 3]])
             service = bench.serve()
             cluster.stop_broker(3, kill=True)
             ids = {name: fate for fate in OPS for name in ids_at(AWAY, fate)}

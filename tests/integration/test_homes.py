@@ -7,20 +7,17 @@ end of a batch are fences: once their outcomes are there, all before them had it
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
 from connectors.kafka.client import DelayProducer, OutcomeReader
-from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.partitioner import partition_for
-from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_by_id
+from tests.integration.bench import Bench, Header, Seen, await_true, benches, now_ms, outcomes_by_id
 
 pytestmark = pytest.mark.cluster
 
@@ -34,10 +31,7 @@ HOMES = f"delivery.id_partitions={PARTITIONS}"
 ROLLS = ("wheel.slots=60", "wheel.slot_ms=1s", "delivery.roll_window_ms=5s")
 
 
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=(HOMES, *ROLLS)) as bench:
-        yield bench
+bench = benches(partitions=PARTITIONS, sets=(HOMES, *ROLLS))
 
 
 def producer(bench: Bench, partitioner: str) -> Producer:
@@ -195,45 +189,4 @@ def test_a_forwarded_record_that_is_too_large_is_dead_lettered(bench: Bench) -> 
     [letter] = bench.read(bench.dead_letter, 1)
     assert (letter.header("delay-error"), letter.header("delay-settles")) == ("too-large", "0")
     assert len(delivered.value or b"") == 1_000
-    assert service.stop() == 0
-
-
-def _is_above(written: Counter[int], some: float) -> bool:
-    return written[0] > some
-
-
-def test_every_id_ends_once_when_the_service_is_killed_while_it_forwards(bench: Bench) -> None:
-    target = bench.target("killed", 2)
-    service = bench.serve()
-    count, written = 600, Counter[int]()
-    names = [f"victim {number}" for number in range(count)]
-    for number, name in enumerate(names):
-        headers = bench.to(target, YEAR_MS, named(name))
-        bench.send_later(headers, partition=number % PARTITIONS)
-    bench.producer.flush()
-    await_fences(bench)
-
-    def control_all() -> None:
-        pace = threading.Event()
-        for number, name in enumerate(names):
-            op = FIRE if number % 2 else CANCEL
-            bench.send_later([named(name), op], partition=(number // 7) % PARTITIONS)
-            written[0] += 1
-            if number % 10 == 0:
-                pace.wait(0.05)
-        bench.producer.flush()
-
-    sender = threading.Thread(target=control_all)
-    sender.start()
-    for some in (count / 3, count / 2):
-        await_true(partial(_is_above, written, some), "some controls are written")
-        service.kill()
-        service = bench.serve()
-    sender.join()
-    await_fences(bench)
-    found = outcomes_by_id(bench)
-    assert [name for name in names[::2] if found.get(name) != Counter(cancelled=2)] == []
-    assert [name for name in names[1::2] if found.get(name) != Counter(fired=1)] == []
-    seen = Counter(str(one.header("delay-id")) for one in bench.read_all(target))
-    assert seen == Counter(names[1::2])
     assert service.stop() == 0

@@ -6,8 +6,7 @@ was written before it has had its effect, so what did not happen by then never h
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,6 @@ WINDOW_MS = 5_000
 YEAR_MS = 365 * 86_400_000
 CANCEL: Header = ("delay-op", b"cancel")
 FIRE: Header = ("delay-op", b"fire")
-VICTIMS = 300
 Fate = tuple[str | None, int]
 
 
@@ -101,17 +99,6 @@ def await_copy(bench: Bench, value: bytes) -> Seen:
     )[-1]
 
 
-class Offsets:
-    """Where each of many records was written, by name."""
-
-    def __init__(self) -> None:
-        self.at: dict[str, int] = {}
-
-    def of(self, name: str) -> Callable[[Place], None]:
-        """What notes it."""
-        return lambda place: self.at.update({name: place[1]})
-
-
 def test_order_decides_in_one_millisecond_too(stand: Stand) -> None:
     bench, target = stand.bench, stand.bench.target("order")
     places: list[Place] = []
@@ -154,43 +141,6 @@ def test_order_decides_in_one_millisecond_too(stand: Stand) -> None:
     ]
     (one,) = bench.read(target, 1)
     assert one.header("delay-source") == source(bench, at[1])
-
-
-def test_a_record_due_in_a_year_is_fired_once(stand: Stand) -> None:
-    bench, target = stand.bench, stand.bench.target("fired")
-    nothing = stand.control("year", FIRE)
-    headers = bench.to(target, YEAR_MS, stand.name("year"), ("trace", b"\x00\xff"))
-    _, record, written_ms = bench.send(headers, key=b"k", value=b"v\xff")
-    fires = [stand.control("year", FIRE), stand.control("year", FIRE)]
-    cancel = stand.control("year", CANCEL)
-    stand.await_fence()
-    (one,) = bench.read_all(target)
-    assert (one.key, one.value) == (b"k", b"v\xff")
-    assert one.headers == [
-        ("trace", b"\x00\xff"),
-        ("delay-due-at", b"%d" % (written_ms + YEAR_MS)),
-        ("delay-source", source(bench, record).encode()),
-        ("delay-settles", b"%d" % record),
-        ("delay-id", b"year"),
-        ("delay-fired-by", b"%d" % fires[0]),
-    ]
-    assert one.timestamp_ms < written_ms + 60_000
-    assert stand.fates()["year"] == [
-        ("not_pending", nothing),
-        ("fired", fires[0]),
-        ("not_pending", fires[1]),
-        ("not_pending", cancel),
-    ]
-
-
-def test_a_fire_after_the_delivery_meets_nothing(stand: Stand) -> None:
-    target = stand.bench.target("delivered")
-    stand.schedule("done", target, 0)
-    stand.bench.read(target, 1)
-    fire, cancel = stand.control("done", FIRE), stand.control("done", CANCEL)
-    stand.await_fence()
-    assert stand.fates()["done"] == [("not_pending", fire), ("not_pending", cancel)]
-    assert len(stand.bench.read_all(target)) == 1
 
 
 def test_rolled_records_are_cancelled_fired_and_replaced(stand: Stand) -> None:
@@ -255,44 +205,3 @@ def test_controls_written_while_no_node_runs_take_effect_once(stand: Stand) -> N
     assert fates["sour"] == [("expired", sour)]
     sources = [source(bench, offset) for offset in (before["stop 2"], fresh, replaced)]
     assert sorted(str(one.header("delay-source")) for one in seen) == sorted(sources)
-
-
-def test_every_outcome_is_there_once_when_the_service_is_killed(stand: Stand) -> None:
-    """Half are cancelled and half fired while it dies; rolls are in flight all the time."""
-    bench, target = stand.bench, stand.bench.target("killed")
-    names = [f"victim {number}" for number in range(VICTIMS)]
-    records, controls = Offsets(), Offsets()
-    for name in names:
-        bench.send_later(bench.to(target, YEAR_MS, stand.name(name)), note=records.of(name))
-    bench.producer.flush()
-    bench.await_match(bench.any, lambda one: one.header("delay-copy"), VICTIMS // 2)
-
-    def control_all() -> None:
-        pace = threading.Event()
-        for number, name in enumerate(names):
-            op = FIRE if number % 2 else CANCEL
-            bench.send_later([stand.name(name), op], note=controls.of(name))
-            if number % 10 == 0:
-                pace.wait(0.03)
-        bench.producer.flush()
-
-    sender = threading.Thread(target=control_all)
-    sender.start()
-    await_true(lambda: len(controls.at) > VICTIMS // 2, "half of the controls are written")
-    stand.service.kill()
-    stand.serve()
-    sender.join()
-    stand.await_fence()
-    fates = stand.fates()
-    for name in names[::2]:
-        (victim, at), own = fates[name]
-        assert (victim, own) == ("cancelled", ("cancelled", controls.at[name]))
-        assert at >= records.at[name]
-    for name in names[1::2]:
-        assert fates[name] == [("fired", controls.at[name])]
-    seen = {str(one.header("delay-id")): one for one in bench.read_all(target)}
-    assert sorted(seen) == sorted(names[1::2])
-    assert len(bench.read_all(target)) == len(seen)
-    for name, fired in seen.items():
-        assert fired.header("delay-fired-by") == str(controls.at[name])
-        assert fired.header("delay-source") == source(bench, records.at[name])

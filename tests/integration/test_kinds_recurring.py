@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-import pytest
-
-from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.service import ServiceProcess
-from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_of
+from tests.integration.bench import Bench, Header, Seen, await_true, now_ms, outcomes_of, served
 
 WINDOW_MS = 5_000
 BERLIN = ZoneInfo("Europe/Berlin")
 SETS = ("wheel.slots=60", "wheel.slot_ms=1s", f"delivery.roll_window_ms={WINDOW_MS}")
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("recurring")
-    with Bench(cluster.bootstrap, folder, sets=SETS) as running, running.serving():
-        yield running
+bench = served(sets=SETS)
 
 
 def series(bench: Bench, target: str, *headers: Header) -> tuple[int, int]:
@@ -129,67 +119,3 @@ def test_schedules_recur_as_long_as_they_say(bench: Bench) -> None:
     assert after["due"] == int((breakfast + timedelta(days=1)).timestamp() * 1_000)
     bench.send([("delay-id", b"breakfast"), ("delay-op", b"cancel")])
     assert outcomes_of(bench, "breakfast", 3) == ["fired", "cancelled", "cancelled"]
-
-
-@pytest.mark.parametrize("store", ["wheel", "rocksdb"])
-def test_a_series_goes_on_where_the_service_was_killed(
-    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory, store: str
-) -> None:
-    with Bench(cluster.bootstrap, tmp_path_factory.mktemp("killed"), sets=SETS) as bench:
-        service = bench.serve(f"node.store={store}")
-        targets = [bench.target(f"series{number}") for number in range(20)]
-        offsets = []
-        for number, target in enumerate(targets):
-            how: Header = ("delay-every", b"1000") if number % 2 else ("delay-cron", b"* * * * * *")
-            name = ("delay-id", b"series %d" % number)
-            offsets.append(series(bench, target, how, name, ("delay-times", b"5"))[0])
-        bench.read(targets[0], 2)
-        service.kill()
-        service = bench.serve(f"node.store={store}")
-        for target, offset in zip(targets, offsets, strict=True):
-            dues = assert_series(bench, bench.read(target, 5), offset, 5)
-            assert dues == sorted(set(dues))
-        assert len(bench.read_all(*targets)) == 5 * len(targets)
-        assert service.stop() == 0
-
-
-def last_epoch(node: ServiceProcess) -> int:
-    """Of its last take-over, which grows from owner to owner."""
-    return max((int(event["epoch"]) for event in node.events("took_over")), default=0)
-
-
-def test_another_node_goes_on_with_a_series(
-    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("failover")
-    several = (
-        f"zookeeper.hosts={cluster.zookeeper}",
-        f"zookeeper.root=/kinds-{uuid.uuid4().hex[:8]}",
-        "zookeeper.session_timeout_s=4",
-        "node.workers=1",
-    )
-    with Bench(cluster.bootstrap, folder, sets=(*SETS, *several)) as bench:
-        nodes = {
-            name: bench.start(
-                f"node.node_id={name}", f"node.state_dir={folder / name}", log=f"{name}.log"
-            )
-            for name in ("n1", "n2")
-        }
-        await_true(
-            lambda: [name for name, node in nodes.items() if node.events("took_over")],
-            "a node delivers",
-            60,
-        )
-        target = bench.target("failover")
-        offset, _ = series(
-            bench, target, ("delay-every", b"1000"), ("delay-times", b"6"), ("delay-id", b"over")
-        )
-        bench.read(target, 2)
-        owner = max(nodes, key=lambda name: last_epoch(nodes[name]))
-        nodes.pop(owner).kill()
-        dues = assert_series(bench, bench.read(target, 6, 60), offset, 6)
-        assert dues == sorted(set(dues))
-        (heir,) = nodes.values()
-        assert heir.events("took_over")
-        assert heir.stop() == 0
-        assert len(bench.read_all(target)) == 6

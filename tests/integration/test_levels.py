@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Final
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.nodes import LocalNode, NodeGroup, sets_of_several
 from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Place, Seen, await_true
 
@@ -21,7 +19,6 @@ LEVELS_MS: Final = tuple(range(200, 2_600, 200))
 PARTITIONS: Final = 4
 LATE_MS_P50: Final = 100
 """Or twice what the topic of any delay has at the same time, on a machine with other work."""
-SESSION_S: Final = 6
 
 
 def level(bench: Bench, number: int) -> str:
@@ -98,9 +95,7 @@ class Sent:
         return [one.timestamp_ms - self.due_ms[one.value or b""] for one in seen]
 
 
-def test_records_of_twelve_levels_arrive_in_order_and_never_early(
-    broad: Bench,
-) -> None:
+def test_records_of_twelve_levels_arrive_in_order_and_never_early(broad: Bench) -> None:
     service = broad.serve(*leveled(broad, *LEVELS_MS))
     target, other = broad.target("leveled"), broad.target("any")
     assert broad.partitions_of(level(broad, 12)) == PARTITIONS
@@ -140,24 +135,6 @@ def test_more_than_is_fetched_ahead_arrives_in_order(bench: Bench) -> None:
     assert service.stop() == 0
 
 
-def test_a_kill_in_the_middle_costs_time_and_nothing_else(bench: Bench) -> None:
-    sets = leveled(bench, 500, 1_000)
-    service = bench.serve(*sets)
-    target = bench.target("killed")
-    sent = Sent(bench, (500, 1_000))
-    for kill in range(1, 4):
-        for number in (1, 2):
-            sent.send(number, target, 2_000)
-        bench.producer.flush()
-        bench.read(target, len(sent) - 3_000 // kill)
-        service.kill()
-        service = bench.serve(*sets)
-    seen = bench.read(target, len(sent))
-    sent.assert_each_once_in_order(seen)
-    assert service.stop() == 0
-    assert len(bench.read_all(target)) == len(sent)
-
-
 def test_a_missing_target_is_waited_for_in_the_topic_of_any_delay(bench: Bench) -> None:
     sets = ("delivery.park_delays_ms=500,1000,30000", "delivery.mode=exactly_once")
     bench.serve(*leveled(bench, 300), *sets)
@@ -190,26 +167,16 @@ def test_a_missing_target_is_waited_for_in_the_topic_of_any_delay(bench: Bench) 
     assert bench.read_all(bench.dead_letter) == []
 
 
-def test_without_a_topic_of_any_delay_a_missing_target_means_a_dead_letter(bench: Bench) -> None:
-    bench.serve(*leveled(bench, 300), "topics.delay=")
+@pytest.mark.parametrize("setting", ["topics.delay=", "delivery.missing_target=dead-letter"])
+def test_a_missing_target_means_a_dead_letter_where_nothing_can_or_may_be_parked(
+    bench: Bench, setting: str
+) -> None:
+    bench.serve(*leveled(bench, 300), setting)
     missing = bench.target_name("missing")
     bench.send([("delay-target-topic", missing)], topic=level(bench, 1))
     (letter,) = bench.read(bench.dead_letter, 1)
     assert letter.header("delay-error") == "target-unknown"
     assert letter.header("delay-source") == f"{level(bench, 1)}:0:0"
-
-
-def test_a_missing_target_means_a_dead_letter_at_once_where_settings_want_it(bench: Bench) -> None:
-    bench.serve(*leveled(bench, 300), "delivery.missing_target=dead-letter")
-    missing = bench.target_name("missing")
-    bench.send([("delay-target-topic", missing)], topic=level(bench, 1))
-    bench.send(bench.to(missing, 0), value=b"nowhere to go")
-    letters = bench.read(bench.dead_letter, 2)
-    assert {one.header("delay-error") for one in letters} == {"target-unknown"}
-    sources = {one.header("delay-source") for one in letters}
-    assert sources == {f"{level(bench, 1)}:0:0", f"{bench.any}:0:0"}
-    copies = [one for one in bench.read_all(bench.any) if one.header("delay-copy")]
-    assert copies == [], "nothing was parked"
 
 
 @pytest.mark.parametrize(
@@ -271,47 +238,6 @@ def test_levels_change_and_what_was_written_before_does_not(bench: Bench) -> Non
     bench.send(to_target, topic=level(bench, 1), value=b"the other level goes on")
     seen = bench.read(target, 103)
     assert [one.value for one in seen[102:]] == [b"the other level goes on"]
-
-
-def test_another_node_goes_on_where_a_killed_one_was(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
-    with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS) as bench:
-        target = bench.target("followed")
-        shared = [
-            *bench.settings(*leveled(bench, 300, 700)),
-            *sets_of_several(cluster.zookeeper, f"/{bench.run}"),
-            f"zookeeper.session_timeout_s={SESSION_S}",
-            "node.workers=1",
-        ]
-        nodes = [LocalNode(f"n{number}", shared, tmp_path) for number in (1, 2)]
-        with NodeGroup(nodes, PARTITIONS) as group:
-            group.start()
-            sent = Sent(bench, (300, 700))
-            done = threading.Event()
-            writer = threading.Thread(target=_write, args=(sent, target, done))
-            writer.start()
-            try:
-                victim = group.owner(0)
-                bench.read(target, 200)
-                owned = group.owned_by(victim)
-                victim.kill()
-                group.await_successors(owned, [victim])
-                reached = len(sent)
-                bench.read(target, reached)
-                victim.start()
-            finally:
-                done.set()
-                writer.join()
-            bench.producer.flush()
-            sent.assert_each_once_in_order(bench.read(target, len(sent)))
-            assert len(bench.read_all(target)) == len(sent)
-
-
-def _write(sent: Sent, target: str, done: threading.Event) -> None:
-    while not done.wait(0.05):
-        for number in (1, 2):
-            sent.send(number, target, PARTITIONS, partitions=PARTITIONS)
 
 
 def test_a_level_topic_must_retain_its_delay_and_no_more(bench: Bench) -> None:

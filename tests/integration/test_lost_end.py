@@ -10,9 +10,6 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
     ResourceType,
 )
@@ -25,7 +22,7 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import LastRead
 from delayservice.engine.ports import PartitionError, Place, PolledBatch
-from tests.integration.bench import await_true
+from tests.integration.bench import alter, await_true
 
 pytestmark = pytest.mark.slow
 
@@ -39,15 +36,6 @@ VERIFICATION = "transaction_partition_verification_enable"
 def cluster() -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster(brokers=3, zookeepers=0) as own:
         yield own
-
-
-def alter(admin: AdminClient, kind: ResourceType, name: str, **config: str) -> None:
-    entries = [
-        ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for key, value in config.items()
-    ]
-    resource = ConfigResource(kind, name, incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(S)
 
 
 def problems_of(admin: KafkaAdmin) -> list[str]:
@@ -67,16 +55,16 @@ def test_a_node_warns_of_settings_by_which_kafka_may_lose_what_it_acknowledged(
     new = NewTopic(name, 1, 3, config={"min.insync.replicas": "1"})
     admin.create_topics([new])[name].result(S)
     await_true(lambda: problems_of(admin) == ["min.insync.replicas"], "brokers know the topic", S)
-    alter(admin, ResourceType.TOPIC, name, unclean_leader_election_enable="true")
+    alter(admin, name, {"unclean_leader_election_enable": "true"})
     for number in cluster.broker_ids:
-        alter(admin, ResourceType.BROKER, str(number), **{VERIFICATION: "false"})
+        alter(admin, str(number), {VERIFICATION: "false"}, ResourceType.BROKER)
     expected = ["min.insync.replicas", "unclean.leader.election.enable"]
     expected.append(VERIFICATION.replace("_", "."))
     await_true(lambda: problems_of(admin) == expected, "all brokers have the setting", S)
     for number in cluster.broker_ids:
-        alter(admin, ResourceType.BROKER, str(number), **{VERIFICATION: "true"})
+        alter(admin, str(number), {VERIFICATION: "true"}, ResourceType.BROKER)
     safe = {"min_insync_replicas": "2", "unclean_leader_election_enable": "false"}
-    alter(admin, ResourceType.TOPIC, name, **safe)
+    alter(admin, name, safe)
     await_true(lambda: problems_of(admin) == [], "the settings are safe", S)
     admin.delete_topics([name])[name].result(S)
 

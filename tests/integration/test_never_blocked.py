@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not re-exported
 
 from connectors.kafka import succession
 from delay_devtools.cluster import EmbeddedCluster
@@ -52,10 +51,7 @@ def bench(brokers: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
 def place(bench: Bench, name: str, *copies: int, in_sync_min: int = 1) -> str:
     """Make a target of one partition on these brokers."""
     topic = bench.target_name(name)
-    config = {"min.insync.replicas": str(in_sync_min)}
-    new = NewTopic(topic, 1, replica_assignment=[list(copies)], config=config)
-    bench.admin.create_topics([new], operation_timeout=30)[topic].result(60)
-    return topic
+    return bench.placed(topic, [copies], min_insync_replicas=str(in_sync_min))
 
 
 def play(bench: Bench, bad: str, fail: Callable[[], object]) -> ServiceProcess:
@@ -130,16 +126,12 @@ def test_target_made_again_with_other_leaders_costs_the_others_one_short_pause(
 ) -> None:
     topic = bench.target_name("again")
 
-    def make(*leaders: int) -> None:
-        new = NewTopic(topic, len(leaders), replica_assignment=[[one] for one in leaders])
-        bench.admin.create_topics([new], operation_timeout=30)[topic].result(30)
-
     def make_again() -> None:
         bench.admin.delete_topics([topic])[topic].result(30)
         await_true(lambda: bench.partitions_of(topic) == 0, "it is gone")
-        make(3, 1, 2)
+        bench.placed(topic, [[3], [1], [2]])
 
-    make(1, 2, 3)
+    bench.placed(topic, [[1], [2], [3]])
     service = play(bench, topic, make_again)
     assert len(service.events("writer_ended")) <= 3  # none: the client found the leaders in time
     bench.await_match(topic, lambda one: one.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -43,24 +42,22 @@ def _configure(cluster: EmbeddedCluster, name: str, *change: str) -> None:
 
 
 def test_a_throttled_service_is_late_and_loses_doubles_and_aborts_nothing(
-    cluster: EmbeddedCluster, client_id: str, tmp_path: Path
+    bench: Bench, client_id: str
 ) -> None:
-    sets = (f"kafka.client.client.id={client_id}", "delivery.batch_bytes_max=256KiB")
-    with Bench(cluster.bootstrap, tmp_path, sets=sets) as bench:
-        service = bench.serve()
-        target = bench.target("throttled")
-        due_ms = now_ms() + 4_000
-        headers = [("delay-at", str(due_ms)), ("delay-target-topic", target)]
-        values = {b"%0*d" % (VALUE_BYTES, number) for number in range(RECORDS)}
-        for value in values:
-            bench.send_later(headers, value=value)
-        bench.producer.flush()
-        bench.read(target, RECORDS, TIMEOUT_S)
-        # When they arrived, and not their timestamps: a timestamp is taken when the record enters
-        # the client's queue, and the broker answers late only then.
-        late_ms = now_ms() - due_ms
-        assert service.stop() == 0
-        assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)
-        assert late_ms > THROTTLED_MS_MIN
-        for event in ("writer_ended", "ownership_lost", "slice_interrupted"):
-            assert service.events(event) == []
+    service = bench.serve(f"kafka.client.client.id={client_id}", "delivery.batch_bytes_max=256KiB")
+    target = bench.target("throttled")
+    due_ms = now_ms() + 4_000
+    headers = [("delay-at", str(due_ms)), ("delay-target-topic", target)]
+    values = {b"%0*d" % (VALUE_BYTES, number) for number in range(RECORDS)}
+    for value in values:
+        bench.send_later(headers, value=value)
+    bench.producer.flush()
+    bench.read(target, RECORDS, TIMEOUT_S)
+    # When they arrived, and not their timestamps: a timestamp is taken when the record enters
+    # the client's queue, and the broker answers late only then.
+    late_ms = now_ms() - due_ms
+    assert service.stop() == 0
+    assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)
+    assert late_ms > THROTTLED_MS_MIN
+    for event in ("writer_ended", "ownership_lost", "slice_interrupted"):
+        assert service.events(event) == []

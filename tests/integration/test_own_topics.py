@@ -5,16 +5,13 @@ goes on, and that it can be seen. Each test has a shard that needs the topic and
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.cli import app
-from tests.integration.bench import Bench, Header, Seen, aborts, await_true
+from tests.integration.bench import Bench, Header, Seen, aborts, await_true, benches
 
 NEEDY, OTHER = 0, 1
 """Shards: one whose next record needs the topic, and one beside it."""
@@ -24,11 +21,7 @@ BESIDE = 50
 TOPICS = pytest.mark.parametrize("which", ["letters", "outcomes"])
 
 
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    sets = ("delivery.park_delays_ms=300,300", "node.workers=1")
-    with Bench(cluster.bootstrap, tmp_path, partitions=2, sets=sets) as running:
-        yield running
+bench = benches(partitions=2, sets=("delivery.park_delays_ms=300,300", "node.workers=1"))
 
 
 def name_of(bench: Bench, which: str) -> str:

@@ -159,9 +159,7 @@ def test_the_wheel_holds_the_service_and_no_development_tools(client_venv: Venv)
     assert folders == {"delayservice", "connectors", "ha"}
 
 
-def test_the_client_needs_five_packages_and_no_others(
-    client_venv: Venv,
-) -> None:
+def test_the_client_needs_five_packages_and_no_others(client_venv: Venv) -> None:
     assert set(client_venv.distributions()) <= {
         "kafka-delay-service",
         "confluent-kafka",

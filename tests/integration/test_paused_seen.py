@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.engine.pauses import Pause, Paused, encode_key, encode_pause
 from tests.integration.asked import metrics_of
@@ -27,34 +25,29 @@ def write(bench: Bench, paused: Paused, pause: Pause | None) -> None:
     assert bench.producer.flush(30) == 0
 
 
-def test_a_paused_delay_topic_stores_to_its_bound_and_the_rest_waits(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
-    with Bench(cluster.bootstrap, tmp_path) as bench:
-        target = bench.target("one")
-        service = bench.serve()
-        paused, at_ms = Paused("topic", bench.any), now_ms()
-        write(bench, paused, Pause(at_ms, "database move"))
-        row = {"kind": "topic", "name": bench.any, "at_ms": at_ms, "reason": "database move"}
-        await_true(lambda: bench.status(service)["paused"] == [row], "the pause is told")
-        assert metrics_of(
-            service, f'delay_paused_timestamp_seconds{{kind="topic",name="{bench.any}"}}'
-        )
-        await_true(lambda: bench.status(service)["healthy"], "its clock is compared, all is well")
+def test_a_paused_delay_topic_stores_to_its_bound_and_the_rest_waits(bench: Bench) -> None:
+    target = bench.target("one")
+    service = bench.serve()
+    paused, at_ms = Paused("topic", bench.any), now_ms()
+    write(bench, paused, Pause(at_ms, "database move"))
+    row = {"kind": "topic", "name": bench.any, "at_ms": at_ms, "reason": "database move"}
+    await_true(lambda: bench.status(service)["paused"] == [row], "the pause is told")
+    assert metrics_of(service, f'delay_paused_timestamp_seconds{{kind="topic",name="{bench.any}"}}')
+    await_true(lambda: bench.status(service)["healthy"], "its clock is compared, all is well")
 
-        for number in range(RECORDS):
-            bench.send_later(bench.to(target, 0), value=b"%d" % number)
-        assert bench.producer.flush(60) == 0
-        (held,) = stands_still(bench, service)["slices"]
-        assert QUEUE_RECORDS <= held["stored"] < 2 * QUEUE_RECORDS
-        assert held["source_lag"] == RECORDS - held["stored"]
-        assert held["cursor_age_s"] < STANDS_STILL_S, "there is nothing to commit"
-        assert bench.read_all(target) == []
+    for number in range(RECORDS):
+        bench.send_later(bench.to(target, 0), value=b"%d" % number)
+    assert bench.producer.flush(60) == 0
+    (held,) = stands_still(bench, service)["slices"]
+    assert QUEUE_RECORDS <= held["stored"] < 2 * QUEUE_RECORDS
+    assert held["source_lag"] == RECORDS - held["stored"]
+    assert held["cursor_age_s"] < STANDS_STILL_S, "there is nothing to commit"
+    assert bench.read_all(target) == []
 
-        write(bench, paused, None)
-        seen = bench.read(target, RECORDS)
-        assert [one.value for one in seen] == [b"%d" % number for number in range(RECORDS)]
-        await_true(lambda: bench.status(service)["paused"] == [], "nothing is paused")
+    write(bench, paused, None)
+    seen = bench.read(target, RECORDS)
+    assert [one.value for one in seen] == [b"%d" % number for number in range(RECORDS)]
+    await_true(lambda: bench.status(service)["paused"] == [], "nothing is paused")
 
 
 def stands_still(bench: Bench, service: ServiceProcess) -> dict[str, Any]:

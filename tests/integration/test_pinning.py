@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.ports import Role
 from ha.election_state import ElectionPace
 from tests.integration.bench import await_true
-from tests.integration.electing import by_hand, captured, logged, options, working
+from tests.integration.electing import by_hand, captured, logged, options, typed, working
 
 TENURE_S = ElectionPace().tenure_s
 
@@ -31,19 +28,6 @@ def cluster() -> Iterator[EmbeddedCluster]:
 @pytest.fixture
 def zookeeper(cluster: EmbeddedCluster) -> ZooKeeper:
     return options(cluster.zookeeper)
-
-
-def typed(zookeeper: ZooKeeper, tmp_path: Path, *words: str) -> dict[str, bool]:
-    """What a command says in JSON."""
-    config = tmp_path / "delayservice.toml"
-    lines = ["[node]", 'cluster_secret = "of the cluster, 32 bytes or more"', "[zookeeper]"]
-    lines += [f"{name} = {json.dumps(getattr(zookeeper, name))}" for name in ("hosts", "root")]
-    config.write_text("\n".join([*lines, ""]), "utf-8")
-    asked = ["cluster", *words, "--config", str(config), "--json"]
-    result = CliRunner().invoke(app, asked)
-    assert result.exit_code == 0, result.output
-    said: dict[str, bool] = json.loads(result.stdout)
-    return said
 
 
 def test_a_pinned_slice_stays_until_it_is_unpinned(zookeeper: ZooKeeper, tmp_path: Path) -> None:

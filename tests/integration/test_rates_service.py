@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from pathlib import Path
 
-from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.asked import metrics_of
-from tests.integration.bench import Bench, Seen, now_ms
+from tests.integration.bench import Bench, Seen, benches, now_ms
 
 PARTITIONS = 2
 PER_S = 100
@@ -21,8 +19,7 @@ BUSY_MS = 1_000
 """By how much a turn may be late on a busy machine, so that more than a window's worth meet."""
 
 
-def limited_bench(cluster: EmbeddedCluster, folder: Path, *sets: str) -> Bench:
-    return Bench(cluster.bootstrap, folder, partitions=PARTITIONS, sets=sets)
+bench = benches(partitions=PARTITIONS)
 
 
 def send_burst(bench: Bench, target: str, due_ms: int) -> set[bytes]:
@@ -43,60 +40,48 @@ def assert_within_limit(seen: Sequence[Seen], last_turn_ms: int) -> None:
 
 
 def test_a_burst_reaches_its_target_at_the_rate_while_another_target_is_not_held_up(
-    cluster: EmbeddedCluster, tmp_path: Path
+    bench: Bench,
 ) -> None:
-    run = limited_bench(cluster, tmp_path)
-    with run as bench:
-        target, other = bench.target("limited"), bench.target("other")
-        service = bench.serve(f'rates.per_s."{target}"={PER_S}')
-        due_ms = now_ms() + 3_000
-        values = send_burst(bench, target, due_ms)
-        beside = [("delay-at", str(due_ms + 500)), ("delay-target-topic", other)]
-        bench.send(beside, value=b"beside")
-        (one,) = bench.read(other, 1)
-        seen = bench.read(target, RECORDS)
-        assert one.timestamp_ms < sorted(limited.timestamp_ms for limited in seen)[RECORDS // 2]
-        assert sorted(one.value or b"" for one in seen) == sorted(values)
-        assert_within_limit(seen, due_ms + TURNS_MS)
-        assert {one.header("delay-due-at") for one in seen} == {str(due_ms)}
-        assert {one.header("delay-attempt") for one in seen} == {None}
-        assert min(one.timestamp_ms for one in seen) >= due_ms
-        assert bench.status(service)["settled"]["paced"] > RECORDS / 2
+    target, other = bench.target("limited"), bench.target("other")
+    service = bench.serve(f'rates.per_s."{target}"={PER_S}')
+    due_ms = now_ms() + 3_000
+    values = send_burst(bench, target, due_ms)
+    beside = [("delay-at", str(due_ms + 500)), ("delay-target-topic", other)]
+    bench.send(beside, value=b"beside")
+    (one,) = bench.read(other, 1)
+    seen = bench.read(target, RECORDS)
+    assert one.timestamp_ms < sorted(limited.timestamp_ms for limited in seen)[RECORDS // 2]
+    assert sorted(one.value or b"" for one in seen) == sorted(values)
+    assert_within_limit(seen, due_ms + TURNS_MS)
+    assert {one.header("delay-due-at") for one in seen} == {str(due_ms)}
+    assert {one.header("delay-attempt") for one in seen} == {None}
+    assert min(one.timestamp_ms for one in seen) >= due_ms
+    assert bench.status(service)["settled"]["paced"] > RECORDS / 2
 
 
-def test_records_that_wait_for_their_turn_survive_the_death_of_their_owner(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
-    run = limited_bench(cluster, tmp_path)
-    with run as bench:
-        target = bench.target("limited")
-        setting = f'rates.per_s."{target}"={PER_S}'
-        service = bench.serve(setting)
-        due_ms = now_ms() + 2_000
-        values = send_burst(bench, target, due_ms)
-        bench.read(target, RECORDS // 4)
-        service.kill()
-        bench.start(setting, f"node.state_dir={tmp_path / 'second'}", log="second.log")
-        seen = bench.read(target, RECORDS, 60)
-        assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)
-        assert_within_limit(seen, due_ms + TURNS_MS)
+def test_records_that_wait_for_their_turn_survive_the_death_of_their_owner(bench: Bench) -> None:
+    target = bench.target("limited")
+    setting = f'rates.per_s."{target}"={PER_S}'
+    service = bench.serve(setting)
+    due_ms = now_ms() + 2_000
+    values = send_burst(bench, target, due_ms)
+    bench.read(target, RECORDS // 4)
+    service.kill()
+    bench.start(setting, f"node.state_dir={bench.folder / 'second'}", log="second.log")
+    seen = bench.read(target, RECORDS, 60)
+    assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)
+    assert_within_limit(seen, due_ms + TURNS_MS)
 
 
-def test_records_above_the_rate_are_delivered_in_later_seconds(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_records_above_the_rate_are_delivered_in_later_seconds(bench: Bench) -> None:
     cap = PER_S // PARTITIONS
-    run = limited_bench(
-        cluster, tmp_path, "delivery.slot_policy=spread", f"delivery.slot_records_max={cap}"
-    )
-    with run as bench:
-        target = bench.target("capped")
-        service = bench.serve()
-        due_ms = now_ms() + 2_000
-        values = send_burst(bench, target, due_ms)
-        seen = bench.read(target, RECORDS)
-        assert sorted(one.value or b"" for one in seen) == sorted(values)
-        last_place_ms = 1_000 * (RECORDS // PER_S - 1) + 1_000 * (cap - 1) // cap
-        assert_within_limit(seen, due_ms // 1_000 * 1_000 + last_place_ms)
-        counted = metrics_of(service, "delay_slot_full_total")
-        assert sum(float(line.split()[-1]) for line in counted) > RECORDS / 2
+    target = bench.target("capped")
+    service = bench.serve("delivery.slot_policy=spread", f"delivery.slot_records_max={cap}")
+    due_ms = now_ms() + 2_000
+    values = send_burst(bench, target, due_ms)
+    seen = bench.read(target, RECORDS)
+    assert sorted(one.value or b"" for one in seen) == sorted(values)
+    last_place_ms = 1_000 * (RECORDS // PER_S - 1) + 1_000 * (cap - 1) // cap
+    assert_within_limit(seen, due_ms // 1_000 * 1_000 + last_place_ms)
+    counted = metrics_of(service, "delay_slot_full_total")
+    assert sum(float(line.split()[-1]) for line in counted) > RECORDS / 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,24 +17,19 @@ from connectors.kafka.client import (
     RetryLadder,
     source_of,
 )
-from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
-from tests.integration.bench import WAIT_S, Bench, Seen, await_true, quiet
+from tests.integration.bench import WAIT_S, Bench, Seen, await_true, quiet, served
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "retrying_consumer.py"
 STEPS_MS = (300, 600, 900)
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path_factory.mktemp("ladder")) as running:
-        allow = f"to_{running.run}_*,retry_{running.run}_*"
-        with running.serving(
-            f"targets.default.allow={allow}",
-            "levels.delays_ms=500,1000",
-            f"levels.prefix={running.any}_level_",
-        ):
-            yield running
+SETS = (
+    "targets.default.allow=to_{run}_*,retry_{run}_*",
+    "levels.delays_ms=500,1000",
+    "levels.prefix=delay_topic_{run}_level_",
+)
+bench = served(sets=SETS)
 
 
 def consumer_of(bench: Bench, group: str, *topics: str) -> Consumer:

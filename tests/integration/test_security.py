@@ -156,35 +156,18 @@ def told(bench: Bench) -> str:
     return bench.log_path.read_text("utf-8")
 
 
-WITHOUT = {
-    Right("topic", "delay_topic_*", "Read"): "give the service Read on {any}",
-    Right("topic", "delay_topic_*", "Write"): "give the service Write on {any}",
-    Right("topic", "delay_topic_*", "DescribeConfigs"): "give the service DescribeConfigs",
-    Right("topic", "delay_checkpoint", "Read"): "give the service Read on {checkpoint}",
-    Right("topic", "delay_checkpoint", "DescribeConfigs"): (
-        "give the service DescribeConfigs on {checkpoint}"
-    ),
-    Right("topic", "delay_checkpoint", "Write"): "give the service Write on {checkpoint}",
-    Right("topic", "delay_checkpoint_claims", "Read"): "give the service Read on {claims}",
-    Right("topic", "delay_checkpoint_claims", "DescribeConfigs"): (
-        "give the service DescribeConfigs on {claims}"
-    ),
-    Right("topic", "delay_checkpoint_claims", "Write"): "give the service Write on {claims}",
-    Right("topic", "delay_dead_letter", "Write"): "give the service Write on {dead_letter}",
+TOLD_OTHERWISE = {
+    Right("topic", "delay_topic_*", "DescribeConfigs"): "DescribeConfigs on the topic",
     Right("topic", "delay_dead_letter", "DescribeConfigs"): (
         "the configuration of {dead_letter} can't be read: give the service DescribeConfigs"
     ),
-    Right("topic", "delay_outcomes", "Write"): "give the service Write on {outcomes}",
-    Right("topic", "delay_pauses", "Read"): "give the service Read on {pauses}",
     Right("topic", "delay_digests", "Write"): "missing topics: {digests}",
-    Right("topic", "delay_repairs", "Read"): "give the service Read on {repairs}",
-    Right("topic", "delay_repairs", "Write"): "give the service Write on {repairs}",
     Right("topic", "delay_audit", "Read"): "missing topics: {audit}",
     Right("transactional-id", "delayservice-*", "Write"): (
         "give the service Write on transactional ids that begin with tx-{run}-"
     ),
 }
-"""What the service says without one right."""
+"""What the service says without these rights; without another one it names right and topic."""
 FOR_THE_API = {
     Right("topic", "delay_dead_letter", "Read"),
     Right("topic", "delay_outcomes", "Read"),
@@ -194,8 +177,12 @@ TARGET_WRITE = Right("topic", "orders*", "Write")
 TARGET_CONFIGS = Right("topic", "orders*", "DescribeConfigs")
 
 
-def test_every_right_of_the_service_is_tried() -> None:
-    assert {*WITHOUT, *FOR_THE_API, TARGET_WRITE, TARGET_CONFIGS} == set(SERVICE)
+OWN = [one for one in SERVICE if one not in {*FOR_THE_API, TARGET_WRITE, TARGET_CONFIGS}]
+"""Without one of these the service does not serve; of the others there are tests of their own."""
+
+
+def test_every_special_right_is_on_the_page() -> None:
+    assert {*TOLD_OTHERWISE, *FOR_THE_API, TARGET_WRITE, TARGET_CONFIGS} <= set(SERVICE)
     assert len(set(SERVICE)) == len(SERVICE)
 
 
@@ -215,7 +202,7 @@ def test_without_the_rights_of_the_admin_api_the_service_says_so_and_delivers(
 
 
 @pytest.mark.night
-@pytest.mark.parametrize("right", WITHOUT, ids=str)
+@pytest.mark.parametrize("right", OWN, ids=str)
 def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     secure: SecureCluster, bench: Bench, right: Right
 ) -> None:
@@ -224,12 +211,10 @@ def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     target = bench.target("one")
     bench.send(bench.to(target, 0), value=b"waits")
     service = bench.start()
-    names = {"any": bench.any, "checkpoint": bench.checkpoint, "run": bench.run}
-    names |= {"claims": bench.claims}
-    names |= {"dead_letter": bench.dead_letter, "outcomes": bench.outcomes}
-    names |= {"digests": bench.digests, "repairs": bench.repairs, "audit": bench.audit}
-    names |= {"pauses": bench.pauses}
-    expected = WITHOUT[right].format(**names)
+    (own,) = named(bench, [right])
+    topic = bench.any if own.name.endswith("*") else own.name
+    usual = f"give the service {right.operation} on {topic}"
+    expected = TOLD_OTHERWISE.get(right, usual).format(**vars(bench))
     await_true(lambda: expected in told(bench), expected)
     assert bench.read_all(target) == []
     grant(secure, bench, [right])
@@ -237,25 +222,6 @@ def test_without_a_right_the_service_says_which_and_goes_on_once_it_has_it(
     assert "Traceback" not in told(bench)
     losses = ("ownership_lost", "slice_interrupted", "take_over_failed", "writer_not_opened")
     assert sum(len(service.events(event)) for event in losses) < 20
-
-
-def test_the_fences_of_other_writers_are_within_the_right_on_the_prefix(
-    secure: SecureCluster, bench: Bench
-) -> None:
-    """Every start has a writer of its own, and fences the one before by its name."""
-    grant(secure, bench, SERVICE)
-    make_topics(bench)
-    target = bench.target("fenced")
-    writers: list[str] = []
-    for value in (b"first", b"second", b"third"):
-        service = bench.serve()
-        bench.send(bench.to(target, 0), value=value)
-        bench.await_match(target, lambda one, value=value: one.value == value)  # type: ignore[misc]
-        service.kill()
-        writers += [str(event["writer"]) for event in service.events("writer_fenced")]
-    assert len(set(writers)) == len(writers) == 2, "each by its successor, and then forgotten"
-    assert all(writer.startswith(f"tx-{bench.run}-") for writer in writers)
-    assert len(bench.read_all(target)) == 3
 
 
 @pytest.mark.night

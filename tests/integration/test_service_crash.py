@@ -7,16 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import JudgePlan, Verdict, counts, judge
 from delayservice.smoke.load import Batch, Loaded, LoadPlan, load
-from tests.integration.bench import Bench, await_true
+from tests.integration.bench import Bench, await_true, benches
 
 RECORDS = 4_000
 PER_S = 1_000
@@ -65,10 +63,7 @@ def assert_exactly_once(verdict: Verdict) -> None:
     assert not verdict.strangers
 
 
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path, partitions=SLICES, sets=ROLL_SETS) as running:
-        yield running
+bench = benches(partitions=SLICES, sets=ROLL_SETS)
 
 
 def served(bench: Bench, *sets: str, fault: str = "") -> ServiceProcess:
@@ -115,22 +110,6 @@ def test_at_least_once_loses_nothing_when_the_service_is_killed(bench: Bench, st
     # What was delivered is delivered again after a crash, then also before its cancel is read.
     verdict.duplicated = verdict.unwanted = 0
     assert_exactly_once(verdict)
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_delivers_exactly_once(bench: Bench) -> None:
-    load = Load(bench, records=2_000)
-    service = served(bench, "node.workers=1")
-    with load.running():
-        for lives in range(1, 3):
-            (worker,) = service.workers()
-            worker.kill()
-            await_true(
-                lambda: len(service.events("took_over")) >= SLICES * (lives + 1),  # noqa: B023
-                "another worker has taken over",
-            )
-        assert len(service.events("worker_died")) == 2
-        assert_exactly_once(load.judged(service.stop))
 
 
 FAULTS = (

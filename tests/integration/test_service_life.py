@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import uuid
 
 import psutil
 from confluent_kafka import TopicPartition
 
 from tests.integration.bench import Bench, await_true
-
-PASSWORD = "s3cr3t-Pa55word"  # noqa: S105  # must never be seen anywhere
 
 
 def sent_pending(bench: Bench, target: str, count: int, delay_ms: int) -> set[bytes]:
@@ -54,9 +49,7 @@ def test_a_stopped_service_goes_on_where_it_was_and_rebuilds_what_is_wiped(bench
     assert_each_once(bench, target, values)
 
 
-def test_records_deleted_during_downtime_are_reported_and_others_served(
-    bench: Bench,
-) -> None:
+def test_records_deleted_during_downtime_are_reported_and_others_served(bench: Bench) -> None:
     target = bench.target("deleted")
     service = bench.serve()
     bench.send(bench.to(target, 0), value=b"before")
@@ -69,95 +62,6 @@ def test_records_deleted_during_downtime_are_reported_and_others_served(
     service = bench.serve()
     assert [one.value for one in bench.read(target, 2)] == [b"before", b"kept"]
     assert [event["start"] for event in service.events("log_starts_later")] == [last + 1]
-
-
-def test_another_secret_is_refused_with_the_reason(bench: Bench) -> None:
-    target = bench.target("secret")
-    service = bench.serve()
-    bench.send(bench.to(target, 0), value=b"before")
-    bench.read(target, 1)
-    stranger = bench.start(
-        "node.cluster_secret=another-one-0123456789",
-        f"node.state_dir={bench.folder / 'stranger'}",
-        log="stranger.log",
-    )
-    await_true(
-        lambda: any(
-            "another cluster secret" in event["why"]
-            for name in ("take_over_failed", "slice_interrupted")
-            for event in stranger.events(name)
-        ),
-        "the second service says why it does not serve",
-    )
-    await_true(
-        lambda: any(
-            "another cluster secret" in text for text in bench.status(stranger)["problems"]
-        ),
-        "and its status, too",
-    )
-    assert stranger.events("took_over") == []
-    bench.send(bench.to(target, 0), value=b"served by the first all the time")
-    bench.read(target, 2)
-    assert len(service.events("took_over")) == 1
-    assert service.events("ownership_lost") == []
-    assert stranger.stop() == 0
-
-
-def test_a_zombie_that_wakes_up_is_fenced_and_everything_arrives_once(bench: Bench) -> None:
-    target = bench.target("zombie", 3)
-    zombie = bench.serve()
-    values = sent_pending(bench, target, 2_000, 1_500)
-    tree = [psutil.Process(zombie.pid), *psutil.Process(zombie.pid).children(recursive=True)]
-    bench.read(target, 1)
-    for process in tree:
-        process.send_signal(signal.SIGSTOP)
-    successor = bench.start(f"node.state_dir={bench.folder / 'second'}", log="second.log")
-    successor.wait_serving(1)
-    bench.read(target, 2_000)
-    for process in tree:
-        process.send_signal(signal.SIGCONT)
-    for number in range(100):
-        value = b"after %d" % number
-        values.add(value)
-        bench.send(bench.to(target, 50), value=value)
-    await_true(lambda: zombie.events("ownership_lost"), "the zombie is fenced")
-    bench.read(target, 2_100)
-    # Two standalone services of one cluster are a mistake of their operator, and still correct.
-    assert zombie.stop() == 0
-    bench.send(bench.to(target, 0), value=b"the successor serves")
-    values.add(b"the successor serves")
-    bench.read(target, 2_101)
-    assert successor.stop() == 0
-    assert_each_once(bench, target, values)
-
-
-def test_no_secret_is_ever_shown(bench: Bench) -> None:
-    sets = (
-        f"kafka.client.sasl.password={PASSWORD}",
-        "kafka.client.sasl.username=somebody",
-        f"kafka.producer.ssl.key.password={PASSWORD}",
-        "kafka.client.debug=all",
-        "log.level=debug",
-    )
-    service = bench.serve(*sets)
-    target = bench.target("hidden")
-    bench.send(bench.to(target, 0))
-    bench.read(target, 1)
-    status = repr(bench.status(service))
-    command = [sys.executable, "-m", "delayservice", "config", "show"]
-    for setting in bench.settings(*sets):
-        command += ["--set", setting]
-    shown = [
-        subprocess.run([*command, *more], capture_output=True, check=True).stdout
-        for more in ([], ["--json"])
-    ]
-    assert service.stop() == 0
-    log = bench.log_path.read_text()
-    assert "somebody" in shown[0].decode()
-    assert "sasl.password" in shown[0].decode()
-    for text in (status, log, *(output.decode() for output in shown)):
-        assert PASSWORD not in text
-        assert "only-for-tests" not in text
 
 
 def test_a_state_folder_serves_one_service_at_a_time(bench: Bench) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from confluent_kafka import Producer
 
-from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, Header, await_true
+from tests.integration.bench import Bench, Header, served
 
 HUGE = b"\0" * 5_000_000
 """Compresses to a few kilobytes, so the delay topic takes it from a producer that compresses."""
@@ -16,19 +12,11 @@ PARKED_MS = 500
 LATE_MS_MAX = 10_000
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    sets = (f"delivery.park_delays_ms={PARKED_MS},{PARKED_MS}", "node.store=memory")
-    with (
-        Bench(cluster.bootstrap, tmp_path_factory.mktemp("poison"), sets=sets) as running,
-        running.serving(),
-    ):
-        yield running
+SETS = (f"delivery.park_delays_ms={PARKED_MS},{PARKED_MS}", "node.store=memory")
+bench = served(sets=SETS)
 
 
-def test_a_record_that_the_dead_letter_topic_refuses_leaves_a_trace(
-    bench: Bench,
-) -> None:
+def test_a_record_that_the_dead_letter_topic_refuses_leaves_a_trace(bench: Bench) -> None:
     target = bench.target("sound")
     config = {
         "bootstrap.servers": bench.bootstrap,
@@ -55,29 +43,3 @@ def test_a_record_that_the_dead_letter_topic_refuses_leaves_a_trace(
         f"{bench.any}:0:0",
         f"{bench.any}:0:1",
     }
-
-
-def test_a_target_deleted_under_load_costs_only_its_own_records(
-    bench: Bench,
-) -> None:
-    doomed, sound = bench.target("doomed"), bench.target("steady")
-    bench.send(bench.to(doomed, 0), value=b"while it was there")
-    bench.await_match(doomed, lambda one: one.value == b"while it was there")
-    bench.admin.delete_topics([doomed])[doomed].result(30)
-    await_true(lambda: bench.partitions_of(doomed) == 0, "the target is gone")
-
-    for number in range(100):
-        bench.send_later(bench.to(doomed, 100), value=b"doomed %d" % number)
-        bench.send_later(bench.to(sound, 100), value=b"sound %d" % number)
-    bench.producer.flush()
-
-    seen = bench.await_match(sound, lambda one: (one.value or b"").startswith(b"sound"), 100)
-    late_ms = [one.timestamp_ms - int(one.header("delay-due-at") or 0) for one in seen]
-    assert len(seen) == 100
-    assert max(late_ms) < LATE_MS_MAX
-    lost = bench.await_match(
-        bench.dead_letter, lambda one: one.header("delay-error") == "target-unknown", 100
-    )
-    assert sorted(one.value or b"" for one in lost) == sorted(
-        b"doomed %d" % number for number in range(100)
-    )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, Header, Seen, now_ms
+from tests.integration.bench import Bench, Header, Seen, served
 from tests.integration.raw_producer import produce_raw
 
 PARK_MS = (600, 1_500)
@@ -16,23 +13,19 @@ SOUND_LATE_MS_MAX = 10_000
 ADDED = ("delay-error", "delay-error-detail", "delay-source", "delay-settles")
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    sets = (
-        "wheel.slots=60",
-        "wheel.slot_ms=1s",
-        f"delivery.roll_window_ms={WINDOW_MS}",
-        f"delivery.park_delays_ms={PARK_MS[0]},{PARK_MS[1]}",
-        "delivery.max_delay_ms=1h",
-        "delivery.header_bytes_max=1024",
-        "delivery.past_due=dead-letter",
-        "node.store=memory",
-    )
-    folder = tmp_path_factory.mktemp("refused")
-    with Bench(cluster.bootstrap, folder, sets=sets) as running:
-        levels = (f"levels.prefix={running.any}_", "levels.delays_ms=200")
-        with running.serving(*levels):
-            yield running
+SETS = (
+    "wheel.slots=60",
+    "wheel.slot_ms=1s",
+    f"delivery.roll_window_ms={WINDOW_MS}",
+    f"delivery.park_delays_ms={PARK_MS[0]},{PARK_MS[1]}",
+    "delivery.max_delay_ms=1h",
+    "delivery.header_bytes_max=1024",
+    "delivery.past_due=dead-letter",
+    "node.store=memory",
+    "levels.prefix=delay_topic_{run}_",
+    "levels.delays_ms=200",
+)
+bench = served(sets=SETS)
 
 
 @pytest.fixture(scope="module")
@@ -48,56 +41,29 @@ def letters(bench: Bench, count: int, since: int = 0) -> list[Seen]:
 
 
 def hostile(bench: Bench, target: str) -> list[tuple[str, list[Header]]]:
+    """Return a record or two of each code; ``tests/unit/test_header_table.py`` has them all."""
     after: Header = ("delay-after", "0")
     to: Header = ("delay-target-topic", target)
-    names: tuple[bytes | str, ...] = (
-        "../../etc/passwd",
-        "/dev/null",
-        "..",
-        ".",
-        "a b",
-        "x" * 250,
-        "\N{SNOWMAN}",
-        b"a\x00b",
-    )
-    reserved = ("__consumer_offsets", bench.any, bench.dead_letter, bench.checkpoint, "delay_any")
     return [
-        ("time-missing", [to]),
         ("time-missing", [to, ("trace", b"\xff")]),
-        ("time-invalid", [to, ("delay-after", "-1")]),
         ("time-invalid", [to, ("delay-after", b"\xff\xfe")]),
         ("time-invalid", [to, ("delay-after", None)]),
-        ("time-invalid", [to, ("delay-at", "2030-01-01T09:00:00")]),
-        ("time-invalid", [to, ("delay-at", "1893456000")]),
-        ("delay-too-long", [to, ("delay-at", "9" * 400)]),
-        ("time-invalid", [to, ("delay-after", "P1Y")]),
-        ("time-ambiguous", [to, after, ("delay-after", "1")]),
         ("time-ambiguous", [to, after, ("delay-at", "4102444800000")]),
         ("time-past", [to, ("delay-at", "1000")]),
-        ("delay-too-long", [to, ("delay-after", "3600001")]),
-        ("delay-too-long", [to, ("delay-at", "9" * 18)]),
+        ("delay-too-long", [to, ("delay-at", "9" * 400)]),
         ("target-missing", [after]),
-        *(("target-invalid", [after, ("delay-target-topic", name)]) for name in names),
-        ("target-invalid", [after, ("delay-target-topic", None)]),
-        ("target-invalid", [after, to, ("delay-target-topic", target + "2")]),
-        ("target-invalid", [after, to, ("delay-target-partition", "-1")]),
-        ("target-invalid", [after, to, ("delay-target-partition", "99999999999")]),
-        ("target-invalid", [after, to, ("schedule_target_partition_key", "k")]),
-        *(("target-denied", [after, ("delay-target-topic", name)]) for name in reserved),
+        ("target-invalid", [after, ("delay-target-topic", b"a\x00b")]),
+        ("target-invalid", [after, ("delay-target-topic", "../../etc/passwd")]),
+        *(
+            ("target-denied", [after, ("delay-target-topic", name)])
+            for name in ("__consumer_offsets", bench.any, bench.dead_letter, bench.checkpoint)
+        ),
         ("op-invalid", [after, to, ("delay-op", "explode")]),
-        ("op-invalid", [after, to, ("delay-op", "fire")]),
-        ("op-invalid", [("delay-op", "cancel")]),
-        ("op-invalid", [after, to, ("delay-id", b"")]),
-        ("op-invalid", [after, to, ("delay-id", b"a"), ("delay-id", b"b")]),
         ("cron-invalid", [to, ("delay-cron", "$(reboot)")]),
-        ("cron-invalid", [to, ("delay-every", "5")]),
         ("zone-invalid", [to, ("delay-cron", "* * * * *"), ("delay-timezone", "../../etc/x")]),
-        ("cron-invalid", [to, after, ("delay-timezone", "Mars/Olympus")]),
-        ("header-too-large", [after, to, ("delay-window-ms", "1" * 1_025)]),
         ("header-too-large", [after, to, ("delay-id", b"x" * 513)]),
         ("header-too-large", [after, ("delay-target-topic", "t" * 500_000)]),
         ("copy-forged", [("delay-copy", b"{}"), ("delay-copy-mac", b"00")]),
-        ("copy-forged", [after, to, ("delay-copy", None)]),
     ]
 
 
@@ -120,27 +86,6 @@ def test_hostile_records_are_dead_lettered_byte_for_byte_and_the_shard_goes_on(
         assert tuple(name for name, _ in letter.headers[-len(ADDED) :]) == ADDED
         assert letter.header("delay-source") == f"{bench.any}:0:{offset}"
         assert len(letter.header("delay-error-detail") or "") in range(1, 513)
-
-
-def test_a_denied_target_is_dead_lettered_when_due_and_can_be_replayed(
-    bench: Bench, target: str
-) -> None:
-    places = {
-        name: bench.send(bench.to(name, 200, ("own", b"\xff")), key=b"x", value=b"denied")
-        for name in ("elsewhere", target.upper())
-    }
-    offsets = {str(offset): (name, at_ms) for name, (_, offset, at_ms) in places.items()}
-    found = bench.await_match(
-        bench.dead_letter, lambda one: one.header("delay-settles") in offsets, len(offsets)
-    )
-    assert len(found) == len(offsets)
-    for letter in found:
-        name, at_ms = offsets[letter.header("delay-settles") or ""]
-        assert letter.header("delay-error") == "target-denied"
-        assert (letter.key, letter.value, letter.own) == (b"x", b"denied", [("own", b"\xff")])
-        assert letter.header("delay-target-topic") == name
-        assert letter.header("delay-at") == str(at_ms + 200)
-        assert letter.timestamp_ms >= at_ms + 200
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe-name", b"trace\0id", b"delay-id\0x", b"\0"])
@@ -188,79 +133,7 @@ def test_a_record_waits_for_its_target_and_holds_nobody_up(bench: Bench, target:
     assert 0 <= beside.timestamp_ms - appended_ms - 100 <= SOUND_LATE_MS_MAX
 
 
-def test_a_target_that_never_comes_is_a_dead_letter_after_the_last_attempt(
-    bench: Bench, target: str
-) -> None:
-    never = bench.target_name("never")
-    expiry: Header = ("delay-expires-at", str(now_ms() + 600_000))
-    nowhere: Header = ("delay-target-partition", "7")
-    headers = bench.to(never, 0, ("own", b"1"), ("delay-id", b"lost"), expiry)
-    _, offset, appended_ms = bench.send(headers, key=b"k", value=b"v")
-    _, _, _ = bench.send(bench.to(target, 0, nowhere), key=b"k7", value=b"v7")
-    found = bench.await_match(bench.dead_letter, lambda one: one.value in {b"v", b"v7"}, 2)
-    unknown = {one.value: one for one in found}
-    for value in (b"v", b"v7"):
-        assert unknown[value].header("delay-error") == "target-unknown"
-        assert unknown[value].timestamp_ms >= appended_ms + sum(PARK_MS)
-    letter = unknown[b"v"]
-    assert (letter.key, dict(letter.headers)["own"]) == (b"k", b"1")
-    assert letter.header("delay-source") == f"{bench.any}:0:{offset}"
-    # It can be sent again as it is: it still says what was asked for.
-    assert letter.header("delay-at") == str(appended_ms)
-    assert letter.header("delay-target-topic") == never
-    assert letter.header("delay-id") == "lost"
-    assert unknown[b"v7"].header("delay-target-partition") == "7"
-
-
 # --- too large -----------------------------------------------------------------------------------
-
-
-def test_only_the_records_that_are_too_large_for_their_target_are_refused(
-    bench: Bench, target: str
-) -> None:
-    tight = bench.target("tight", max_message_bytes="2000")
-    due_ms = now_ms() + 1_500
-    at: Header = ("delay-at", str(due_ms))
-    _, first, _ = bench.send(bench.to(target, 0), key=b"beside", value=b"begin")
-    for number in range(300):
-        for topic in (tight, target):
-            bench.send_later(
-                [at, ("delay-target-topic", topic)],
-                key=b"small",
-                value=b"%d" % number + b"." * 100,
-            )
-        if number % 3 == 0:
-            large = [at, ("delay-target-topic", tight)]
-            bench.send_later(large, key=b"large", value=b"x" * (1_800 + 20 * number))
-    bench.producer.flush()
-    small = sorted(b"%d" % number + b"." * 100 for number in range(300))
-    arrived = bench.await_match(tight, lambda one: one.key == b"small", 300)
-    assert sorted(one.value or b"" for one in arrived) == small
-    sizes = set()
-    for letter in letters(bench, 99, first):
-        assert (letter.key, letter.header("delay-error")) == (b"large", "too-large")
-        sizes.add(len(letter.value or b""))
-    bench.await_match(target, lambda one: one.key == b"small", 300)
-    bench.send(bench.to(tight, 0), key=b"last", value=b"last")
-    bench.await_match(tight, lambda one: one.key == b"last")
-    fitting = {len(one.value or b"") for one in bench.read_all(tight) if one.key == b"large"}
-    assert len(bench.read_all(tight)) == 301 + len(fitting)
-    assert sizes | fitting == {1_800 + 20 * number for number in range(0, 300, 3)}
-    assert fitting == {1_800}
-    assert sum(one.key == b"small" for one in bench.read_all(target)) == 300
-    assert len(letters(bench, 1, first)) == 99
-
-
-def test_small_records_for_a_tight_target_stop_costing_aborts(bench: Bench) -> None:
-    tight = bench.target("tighter", max_message_bytes="1500")
-    for wave in range(3):
-        for number in range(200):
-            bench.send_later(bench.to(tight, 200), value=b"%d " % number + b"." * 100)
-        bench.producer.flush()
-        seen = bench.read(tight, 200 * (wave + 1))
-        assert len(seen) == 200 * (wave + 1)
-    log = bench.log_path.read_text()
-    assert log.count('"writer_ended"') <= 3
 
 
 def test_a_record_whose_copy_outgrows_the_delay_topic_is_a_dead_letter(

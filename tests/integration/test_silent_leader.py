@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # not re-exported
 
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, await_true, now_ms
@@ -38,20 +37,13 @@ def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
     """Only shard 0 lives on the broker that will fall silent."""
     sets = ("topics.replication_factor=2", "node.workers=1", "node.store=wheel")
     with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as running:
-        compacted = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
-        delayed = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-        sound = list(SOUND)
-        topics = [
-            NewTopic("__transaction_state", 4, replica_assignment=[sound] * 4, config=compacted),
-            NewTopic(running.checkpoint, 1, replica_assignment=[sound], config=compacted),
-            NewTopic(running.claims, 1, replica_assignment=[sound], config=compacted),
-            NewTopic(running.any, PARTITIONS, replica_assignment=LEADERS, config=delayed),
-            NewTopic(running.target_name("sound"), 1, replica_assignment=[sound]),
-            NewTopic(running.target_name("bad"), 1, replica_assignment=[sound]),
-            NewTopic(running.target_name("later"), 1, replica_assignment=[sound]),
-        ]
-        for made in running.admin.create_topics(topics, operation_timeout=30).values():
-            made.result(30)
+        timed = {"message_timestamp_type": "LogAppendTime"}
+        running.placed("__transaction_state", [SOUND] * 4, cleanup_policy="compact", **timed)
+        for own in (running.checkpoint, running.claims):
+            running.placed(own, [SOUND], cleanup_policy="compact", **timed)
+        running.placed(running.any, LEADERS, **timed)
+        for name in ("sound", "bad", "later"):
+            running.placed(running.target_name(name), [SOUND])
         yield running
 
 

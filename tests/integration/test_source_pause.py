@@ -59,9 +59,7 @@ def test_nothing_is_read_until_it_is_resumed(cluster: EmbeddedCluster) -> None:
         source.close()
 
 
-def test_a_lost_position_is_reported_for_a_paused_partition_too(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_a_lost_position_is_reported_for_a_paused_partition_too(cluster: EmbeddedCluster) -> None:
     client: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap}
     admin = ten_records(client, LOST[0])
     deleted = admin.delete_records([TopicPartition(*LOST, 5)])

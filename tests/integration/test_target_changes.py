@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, Seen
+from tests.integration.bench import Bench, Seen, served
 
 LATE_MS_MAX = 10_000
 """Of records for other targets, on a machine that is busy."""
 RECORDS = 100
 
 
-@pytest.fixture(scope="module")
-def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    sets = ("delivery.park_delays_ms=500,500", "node.store=memory", "node.workers=1")
-    folder = tmp_path_factory.mktemp("changes")
-    with (
-        Bench(cluster.bootstrap, folder, partitions=2, sets=sets) as running,
-        running.serving(),
-    ):
-        yield running
+SETS = ("delivery.park_delays_ms=500,500", "node.store=memory", "node.workers=1")
+bench = served(partitions=2, sets=SETS)
 
 
 def late_ms(seen: list[Seen]) -> int:

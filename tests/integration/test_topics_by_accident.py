@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,20 +59,6 @@ def test_a_target_that_is_deleted_is_not_made_again_by_the_service_that_wrote_to
 
 def misspelt(bench: Bench) -> str:
     return bench.any.replace("topic", "tpoic")
-
-
-def test_send_to_a_misspelt_topic_names_the_topic_that_was_meant(
-    bench: Bench,
-) -> None:
-    name = misspelt(bench)
-    command = [sys.executable, "-m", "delayservice", "send", "hello", "--after", "1s"]
-    command += ["--topic", name]
-    command += ["--target", "orders", "--bootstrap", bench.bootstrap]
-    for _ in range(2):
-        done = subprocess.run(command, capture_output=True, check=False, text=True)
-        assert done.returncode == 1, done.stdout
-        assert f"did you mean {bench.any}?" in " ".join(done.stderr.split())
-    assert bench.partitions_of(name) == 0
 
 
 def test_a_client_names_the_delay_topic_that_was_meant_and_creates_none(bench: Bench) -> None:

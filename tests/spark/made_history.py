@@ -19,7 +19,6 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from connectors.kafka.log_ends import LATEST, offsets_of
-from delayservice.contract.partitioner import partition_for
 from tests.described import topic_id_of
 from tests.integration.bench import await_true
 
@@ -343,62 +342,3 @@ class MadeHistory:
             partition = number % self.partitions
             offset = self.source(due_ms, own, value=value, partition=partition)
             self.delivery(offset, due_ms, own, value=value, partition=partition, to=partition)
-
-    def keyed(self, count: int, *, is_mixed: bool = False) -> None:
-        """As ``plain``, with keys as users have them; ``is_mixed``: delays of all lengths, so that
-        neighbours in a target were written far apart.
-        """
-        due_ms = self.now_ms - 300_000
-        first = [self._next.get((self.delay, number), 0) for number in range(self.partitions)]
-        for number in range(count):
-            key = b"user-%d" % (number % 100_003)
-            self.source(due_ms, key=key, value=b"v" * 100, partition=number % self.partitions)
-        for turn in range(count):
-            number = turn * 7_919 % count if is_mixed and count % 7_919 else turn
-            key = b"user-%d" % (number % 100_003)
-            offset, partition = divmod(number, self.partitions)
-            to = partition_for(key, self.partitions)
-            offset += first[partition]
-            value = b"v" * 100
-            self.delivery(offset, due_ms, key=key, value=value, partition=partition, to=to)
-
-    def identified(self, count: int) -> None:
-        """So many records, over all partitions: of ten, one is cancelled and one is rescheduled."""
-        due_ms = self.now_ms + 3_600_000
-        for number in range(count):
-            partition = number // 10 % self.partitions
-            case = number % 10
-            named = ("delay-id", b"%d" % number)
-            more = (named,) if case in {0, 1} else ()
-            offset = self.source(due_ms, *more, partition=partition)
-            if case == 0:
-                self._cancel(offset, named, partition)
-                continue
-            if case == 1:
-                offset = self._replaced(offset, due_ms, named, partition)
-            self.delivery(offset, due_ms, partition=partition, to=partition, more=more)
-
-    def rescheduled(self, count: int, ids: int) -> None:
-        """So many records with so many ids in turn; the last one of each id is delivered."""
-        due_ms = self.now_ms + 3_600_000
-        last: dict[Header, int] = {}
-        for number in range(count):
-            named = ("delay-id", b"%d" % (number % ids))
-            offset = self.source(due_ms, named)
-            if named in last:
-                self.outcome("replaced", last[named], named, by=offset)
-            last[named] = offset
-        for named, offset in last.items():
-            self.delivery(offset, due_ms, more=[named])
-
-    def _cancel(self, offset: int, named: Header, partition: int) -> None:
-        headers = [named, ("delay-op", b"cancel")]
-        by = self.write(self.delay, headers, value=None, partition=partition)
-        own = ("delay-source", f"{self.delay}:{partition}:{by}".encode())
-        self.outcome("cancelled", offset, named, by=by, partition=partition)
-        self.outcome("cancelled", by, named, own, partition=partition)
-
-    def _replaced(self, offset: int, due_ms: int, named: Header, partition: int) -> int:
-        by = self.source(due_ms, named, partition=partition)
-        self.outcome("replaced", offset, named, by=by, partition=partition)
-        return by

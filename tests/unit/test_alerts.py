@@ -38,9 +38,9 @@ from tests.alert_rules import (
     queries,
     recorded,
     run_book,
-    tool_missing,
     with_recorded,
 )
+from tests.needs import program
 
 ALERTS = alerts()
 EXAMPLES = yaml.safe_load((ROOT / "tests" / "alerts.yml").read_text("utf-8"))
@@ -167,14 +167,12 @@ def promtool_test(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_alert_is_quiet_and_fires_when_its_examples_say_so(tmp_path: Path) -> None:
-    if reason := tool_missing("promtool"):
-        pytest.skip(reason)
     assert all(row["quiet"] and row["fires"] for row in EXAMPLES)
     file = tmp_path / "tests.yml"
     tests = [promtool_test(row) for row in EXAMPLES]
     asked = {"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": tests}
     file.write_text(yaml.safe_dump(asked), "utf-8")
-    command = ["promtool", "test", "rules", str(file)]
+    command = [program("promtool", "alert-tools"), "test", "rules", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
