@@ -113,7 +113,7 @@ night: $(STAMP)  ## what takes its time on a cluster and CI leaves out; ARGS rea
 DIST := dist
 wheel: $(STAMP)  ## build the wheel into the folder DIST
 	@stage=$$(mktemp -d) && trap 'rm -rf "$$stage"' EXIT && umask 022 \
-	&& cp -R pyproject.toml README.md LICENSE delayservice connectors ha "$$stage" \
+	&& cp -RL pyproject.toml README.md LICENSE delayservice connectors ha "$$stage" \
 	&& chmod -R u=rwX,go=rX "$$stage" \
 	&& SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct || echo 315532800) \
 		$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-index --no-deps \
