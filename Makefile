@@ -101,7 +101,7 @@ long: $(STAMP) browser-tools helm-tools $(JARS)  ## every other test, on real se
 	$(BIN)/pytest -n auto --dist worksteal --durations=10 -m long $(ARGS) || status=1; \
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \
 		-m "cluster and not quick and not fault and not night" $(ARGS) || status=1; \
-	$(BIN)/pytest tests/spark tests/faults --durations=10 \
+	$(BIN)/pytest tests/spark tests/faults --fault-seed=1 --durations=10 \
 		-m "cluster and not quick and not fault and not night or sample" $(ARGS) || status=1; \
 	exit $$status
 

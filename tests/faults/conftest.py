@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import tempfile
 import time
@@ -24,14 +25,15 @@ from tests.faults.checker import Verdict
 from tests.faults.network import Namespace, Network, network_missing
 from tests.faults.stage import Script, Stage
 
-SEED: Final = 1
+SEED: Final = secrets.randbits(32)
 NODES: Final = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this suite."""
     group = parser.getgroup("faults")
-    group.addoption("--fault-seed", type=int, default=SEED, help="seed of histories and moments")
+    text = "seed of histories and moments; default: a fresh one"
+    group.addoption("--fault-seed", type=int, default=SEED, help=text)
     group.addoption("--fault-nodes", type=int, default=NODES, help="nodes of each scenario")
     group.addoption("--fault-keep", action="store_true", help="keep the logs of what went well")
 

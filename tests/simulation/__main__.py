@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import secrets
 import sys
 import time
 import traceback
 
-from tests.simulation.plan import draw_plan
+from tests.simulation.plan import SEEDS, draw_plan
 from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.simulation.world import World
-
-FIRST_SEED = 1_000_000
-"""Long runs start beyond the seeds that pytest runs."""
 
 
 def replay(seed: int, *, trace: bool) -> int:
@@ -52,7 +50,11 @@ def run_many(first: int, runs: int | None, seconds: float | None) -> int:
 def main() -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, help="replay this schedule, or start here")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="replay this schedule, or start here; default of a run: a fresh seed",
+    )
     parser.add_argument("--trace", action="store_true", help="print every event of the replay")
     parser.add_argument("--runs", type=int, help="run this many schedules")
     parser.add_argument("--seconds", type=float, help="run schedules for this long")
@@ -60,7 +62,9 @@ def main() -> int:
     with silenced():
         if given.runs is None and given.seconds is None:
             return replay(given.seed or 0, trace=given.trace)
-        return run_many(given.seed or FIRST_SEED, given.runs, given.seconds)
+        first = given.seed or secrets.randbelow(SEEDS) * SEEDS
+        print(f"from seed {first} on")
+        return run_many(first, given.runs, given.seconds)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,8 @@ AT_LEAST_ONCE: dict[str, Any] = {"at_least_once": True, "recurring": 0.0}
 KINDS: tuple[dict[str, Any], ...] = (TRUNCATED, TRUNCATED_LEVELS, RECREATED, AT_LEAST_ONCE)
 KINDS_PER_SEED = 16
 """One of so many seeds draws a plan of each of these kinds."""
+SEEDS = 1_000_000
+"""Ranges of seeds that draw a kind recur after so many, as fresh seeds are drawn beyond them."""
 
 
 OUTAGE: dict[str, Any] = {
@@ -270,7 +272,7 @@ def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed, of one of ``KINDS`` or of none of them."""
     plan, kind = usual_plan(seed), Random(f"loss {seed}").randrange(KINDS_PER_SEED)
-    is_free = seed not in SEEDS_OF_OUTAGE and seed not in SEEDS_OF_HOMES
+    is_free = seed % SEEDS not in SEEDS_OF_OUTAGE and seed % SEEDS not in SEEDS_OF_HOMES
     return replace(plan, **KINDS[kind]) if is_free and kind < len(KINDS) else plan
 
 
@@ -284,9 +286,9 @@ def usual_plan(seed: int) -> Plan:
     short_ends = Random(f"short ends {seed}").choice((0.0,) * 7 + (0.3,))
     drawn = {"wrong_secret": wrong_secret, "denied": denied, "short_ends": short_ends}
     plan = replace(_draw(rng), **drawn | rng.choice(THEMES))
-    if seed in SEEDS_OF_OUTAGE:
+    if seed % SEEDS in SEEDS_OF_OUTAGE:
         return replace(plan, **OUTAGE)
-    if seed in SEEDS_OF_HOMES:
+    if seed % SEEDS in SEEDS_OF_HOMES:
         return with_homes(seed, plan, Random(f"kind {seed}").choice(KINDS_OF_HOMES))
     return plan
 

@@ -1,6 +1,5 @@
 """Thousands of schedules keep every promise, and replay from their seeds."""
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from delayservice.engine.ports import Place
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
-from tests.simulation.blocks import blocks
+from tests.simulation.blocks import FIRST_SEED, IS_LONG, blocks
 from tests.simulation.node import MakeStore
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
@@ -37,7 +36,6 @@ from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
 
 BLOCK = 200
-IS_LONG = os.environ.get("SIMULATION_MODE") == "long"
 BLOCKS = 500 if IS_LONG else 8
 BLOCKS_OF_HOMES = 100 if IS_LONG else 2
 BROKE_ONCE = [
@@ -259,7 +257,8 @@ def _run_with(make_store: MakeStore, seeds: range) -> None:
 
 
 def _seeds(first: int, block: int, size: int = BLOCK) -> range:
-    return range(first + block * size, first + (block + 1) * size)
+    start = FIRST_SEED + first + block * size
+    return range(start, start + size)
 
 
 def _assert_kept(
