@@ -111,7 +111,9 @@ class KafkaOptions(CommonOptions):
 
     def settings(self, *more: str) -> Settings:
         named = [f"kafka.bootstrap={self.bootstrap}"] if self.bootstrap else []
-        return CommonOptions.settings(self, *named, *more)
+        # Errors that matter are raised; the client's log before them would mislead.
+        sets = ["kafka.client.log_level=2", *(self.sets or []), *named, *more]
+        return load(self.config, sets).settings
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -187,10 +187,6 @@ def _node_settings(settings: Settings) -> Settings | None:
         return None
 
 
-# Errors that matter are raised; warnings before them would mislead.
-_QUIET = {"log_level": "2"}
-
-
 def write(
     settings: Settings, record: Outgoing, partition: int, wait_ms: int | None
 ) -> tuple[Written, str | None]:
@@ -198,7 +194,7 @@ def write(
     a control record, such as ``cancelled``; None: it was not read in ``wait_ms``, or not awaited.
     """
     options = settings.kafka.client_config
-    writer = {**options("producer"), **_QUIET, "partitioner": "murmur2_random"}
+    writer = {**options("producer"), "partitioner": "murmur2_random"}
     admin = admin_client(options("admin"))
     client = ControlClient(writer, options("consumer"), admin, settings.topics.outcomes)
     sent = [NewRecord(record.topic, partition, record.key, record.value, record.headers)]
@@ -214,7 +210,7 @@ def choose_partition(settings: Settings, record: Outgoing) -> int:
     """Return the partition of the record; -1: the key chooses. ``KafkaEdgeError``: no broker
     answers, or there is no such topic or partition.
     """
-    options = {**settings.kafka.client_config("producer"), **_QUIET}
+    options = settings.kafka.client_config("producer")
     admin = admin_client(options)
     try:
         count = partitions_of(admin, record.topic, ASK_TIMEOUT_S)
