@@ -493,20 +493,37 @@ def test_a_worker_leaves_quickly_though_zookeeper_is_frozen(
         cluster.signal_zookeeper(1, signal.SIGCONT)
 
 
-def test_an_ensemble_goes_on_without_one_of_its_servers() -> None:
+def test_an_ensemble_goes_on_without_one_server_and_no_one_owns_without_its_quorum() -> None:
     with EmbeddedCluster(brokers=0, zookeepers=3) as ensemble:
         root = new_root()
         with (
             working(options(ensemble.zookeeper, root), "a") as first,
             working(options(ensemble.zookeeper, root), "b", role=None) as second,
         ):
-            ensemble.stop_zookeeper(leader_of(ensemble), kill=True)
-            await_true(
-                lambda: first.ownership.confirm_all([0]) and not second.ownership.confirm_all([0]),
-                "the owner is confirmed by the others",
-            )
-            first.ownership.close()
-            second.await_role(Role.OWNER)
+            lost = leader_of(ensemble)
+            ensemble.stop_zookeeper(lost, kill=True)
+
+            def has_one_owner() -> bool:
+                return bool(first.ownership.confirm_all([0])) and not second.ownership.confirm_all(
+                    [0]
+                )
+
+            await_true(has_one_owner, "the owner is confirmed by the others")
+            another = lost % 3 + 1
+            ensemble.stop_zookeeper(another, kill=True)
+            await_true(lambda: not first.ownership.confirm_all([0]), "one server confirms nobody")
+            assert not second.ownership.confirm_all([0])
+            ensemble.start_zookeeper(another)
+            both = (first, second)
+
+            def owners() -> list[Worker]:
+                return [one for one in both if one.ownership.confirm_all([0])]
+
+            await_true(lambda: len(owners()) == 1, "one of them owns it again")
+            (owning,) = owners()
+            (other,) = (one for one in both if one is not owning)
+            owning.ownership.close()
+            other.await_role(Role.OWNER)
 
 
 def leader_of(ensemble: EmbeddedCluster) -> int:
