@@ -52,6 +52,9 @@ Instant = Annotated[
 ]
 # Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
+# With bounds before the validator, which the API's description leaves out otherwise.
+_PartitionNo = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_no_truth)]
+_DelayMs = Annotated[int, Field(ge=0, le=253_402_300_799_999), BeforeValidator(_no_truth)]
 
 # Largest number of characters of an id in a request: more than any id has, fit for a URL.
 ID_CHARS_MAX: Final = 4_096
@@ -166,7 +169,7 @@ class ById(Change):
     encoding: Literal["utf-8", "base64"] = "utf-8"
     topic: str | None = Field(default=None, pattern=f"^{TOPIC_NAME}$")
     """Delay topic if no pending record is found. Default: the first one."""
-    partition: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
+    partition: _PartitionNo | None = None
     """As `topic`. Default: by the id."""
 
 
@@ -175,7 +178,7 @@ class NewTime(Change):
 
     at_ms: Instant | None = None
     """Epoch milliseconds, RFC 3339, `now+10m`."""
-    after_ms: Whole | None = Field(default=None, ge=0, le=253_402_300_799_999)
+    after_ms: _DelayMs | None = None
 
 
 class Reschedule(ById, NewTime):

@@ -111,8 +111,11 @@ class Browser:
         field.send_keys(text)
 
     def text(self, selector: str) -> str:
-        """What an element says, as it is seen; scripts of the page may be blocked."""
-        return self.driver.find_element("css selector", selector).text
+        """What an element says, as it is seen, once it is there: a page that was posted to may
+        still be loading. Scripts of the page may be blocked.
+        """
+        waiting = WebDriverWait(self.driver, WAIT_S, poll_frequency=0.05)
+        return waiting.until(lambda driver: driver.find_element("css selector", selector)).text
 
     def await_true(
         self, condition: Callable[[], object], what: str, wait_s: float = WAIT_S
