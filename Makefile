@@ -123,7 +123,8 @@ dist: wheel  ## build the wheel, and try it in venvs of its own
 	DIST=$(abspath $(DIST)) $(BIN)/pytest tests/integration/test_packages.py $(ARGS)
 
 # As root, on Debian: Docker Engine is unpacked and started for this alone, and removed afterwards.
-containers: $(STAMP) container-tools manifest  ## build the images, run Compose and Kubernetes files; ARGS as --parts=images
+containers: $(STAMP) container-tools  ## build the images, run Compose and Kubernetes files; ARGS as --parts=images
+	@$(MAKE) --no-print-directory manifest ARGS=
 	$(BIN)/python -m tests.containers $(ARGS)
 
 KAFKAS := 3.9 4.3
