@@ -55,7 +55,9 @@ def write(stage: Stage, name: bytes) -> set[bytes]:
     return uids
 
 
-def test_what_a_delay_topic_kept_has_one_outcome_after_it_lost_its_end(scenario: Scenario) -> None:
+def test_records_that_a_delay_topic_kept_have_one_outcome_after_it_lost_its_end(
+    scenario: Scenario,
+) -> None:
     script = Script(
         lossy="delay", sets=("wheel.slots=3600", "delivery.roll_window_ms=1h"), settle_s=120
     )

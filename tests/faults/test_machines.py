@@ -105,7 +105,7 @@ def test_owners_are_killed_while_their_clocks_differ(scenario: Scenario, clock: 
             stage.await_true(victim.serves, "it owns again")
 
 
-def test_a_machine_that_was_suspended_is_fenced_though_its_monotonic_clock_stood_still(
+def test_a_machine_that_was_suspended_is_fenced_though_its_clock_stood_still(
     scenario: Scenario, clock: WallClock
 ) -> None:
     """Its leases seem fresh to it when it wakes, and others have its slices."""
