@@ -79,7 +79,7 @@ def panels() -> list[Mapping[str, Any]]:
 
 
 def queries(panel: Mapping[str, Any]) -> list[str]:
-    """What a panel asks Prometheus, with Grafana's own variables replaced."""
+    """Return the queries of a panel, with Grafana's own variables replaced."""
     exprs = [str(target["expr"]) for target in panel["targets"]]
     return [re.sub(r"\$__\w+", "1m", expr) for expr in exprs]
 

@@ -23,7 +23,7 @@ Scheme = Literal["light", "dark"]
 
 
 def missing() -> str:
-    """What is not installed; empty: nothing."""
+    """Return the names of missing programs."""
     tools = ("chromium", "chromedriver")
     return ", ".join(tool for tool in tools if shutil.which(tool) is None)
 
@@ -53,7 +53,7 @@ def chromium(*, scripts: bool = True) -> Iterator[Browser]:
 
 
 class Browser:
-    """What tests do with it.
+    """Browser as the tests use it.
 
     Args:
         driver: of selenium.
@@ -90,7 +90,7 @@ class Browser:
         return self.driver.execute_cdp_cmd(command, arguments)
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a script returns, in the page."""
+        """Run a script in the page, and return its result."""
         return self.driver.execute_script(script, *arguments)
 
     def open(self, url: str) -> None:
@@ -111,8 +111,8 @@ class Browser:
         field.send_keys(text)
 
     def text(self, selector: str) -> str:
-        """What an element says, as it is seen, once it is there: a page that was posted to may
-        still be loading. Scripts of the page may be blocked.
+        """Wait until an element is there, as a page that was posted to may still be loading, and
+        return its visible text. Scripts of the page may be blocked.
         """
         waiting = WebDriverWait(self.driver, WAIT_S, poll_frequency=0.05)
         return waiting.until(lambda driver: driver.find_element("css selector", selector)).text
@@ -124,7 +124,7 @@ class Browser:
         WebDriverWait(self.driver, wait_s, poll_frequency=0.05).until(lambda _: condition(), what)
 
     def complaints(self) -> list[str]:
-        """What the console says since it was last asked: errors, violations of the CSP."""
+        """Return new errors and violations of the CSP in the console."""
         logged: list[dict[str, str]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [entry["message"] for entry in logged if entry["level"] in ("SEVERE", "WARNING")]
 
@@ -134,7 +134,7 @@ class Browser:
         return int(self.run(wide))
 
     def violations(self) -> list[str]:
-        """What axe-core finds against WCAG 2.2 AA and its own best practices."""
+        """Return violations of WCAG 2.2 AA and axe-core's own best practices."""
         self.run(AXE.read_text("utf-8"))
         found = self.driver.execute_async_script(
             "axe.run(document).then(arguments[0], (e) => arguments[0]({failed: String(e)}))"

@@ -71,7 +71,7 @@ class Site:
         return f"/records/{self.bench.any}/{place[0]}/{place[1]}"
 
     def outcome(self, record_id: str) -> set[str | None]:
-        """What the log says has become of a record: the outcomes of its id."""
+        """Return the outcomes of an id in the outcomes topic."""
         seen = self.bench.read_all(self.bench.outcomes)
         return {one.header("delay-outcome") for one in seen if one.header("delay-id") == record_id}
 
@@ -120,7 +120,7 @@ def press(browser: Browser, *keys: str) -> None:
 
 
 def focused(browser: Browser) -> str:
-    """What has the focus, as a reader of the screen hears it."""
+    """Return the focused element as a screen reader announces it."""
     said = "const at = document.activeElement; return at.id || at.textContent.trim()"
     return str(browser.run(said))
 

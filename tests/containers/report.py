@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Report:
-    """What was checked, and what was measured.
+    """Results of checks, and measured figures.
 
     Attributes:
         checks: whether each check holds, by its sentence.

@@ -1,4 +1,4 @@
-"""What docs/guarantees.md says of a consumer that reads uncommitted."""
+"""A consumer that reads uncommitted sees what docs/guarantees.md says."""
 
 from __future__ import annotations
 

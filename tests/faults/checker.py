@@ -22,7 +22,7 @@ Outcomes: TypeAlias = Counter[tuple[str, bool]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What this history is judged by.
+    """Rules by which a history is judged.
 
     Args:
         delay_topic: where the history was written.
@@ -48,7 +48,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, by uid (outcomes: by name); empty lists are good news."""
+    """Errors of a history by uid (outcomes: by name)."""
 
     records: int = 0
     lost: list[bytes] = field(default_factory=list)
@@ -180,7 +180,7 @@ class _Check:
         self._verdict.dead_lettered += (letters - refused).elements()
 
     def _was_stopped(self, victim: Acked) -> bool:
-        """Whether an outcome accounts for a record that never came."""
+        """Return whether an outcome accounts for a record that never came."""
         canceller = self._canceller.get(victim.step.uid)
         if canceller is None:
             return False
