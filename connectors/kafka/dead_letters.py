@@ -32,6 +32,7 @@ from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.target_limits import RECORD_BYTES_MAX
 from connectors.kafka.topic_facts import list_topics
 from delayservice.base.errors import KafkaEdgeError
+from delayservice.config.settings import Settings
 from delayservice.contract.dead_letters import (
     DeadLetter,
     bytes_of,
@@ -190,6 +191,13 @@ class DeadLetterTopic:
     def _rows(self, partition: int, start: int, stop: int) -> Iterator[PolledRecord]:
         for run in scan_partition(self._config, self._topic, partition, start, stop):
             yield from run.rows
+
+
+def replayer_of(settings: Settings) -> Replayer:
+    transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
+    return Replayer(
+        settings.topics.dead_letter, transactional_id, settings.kafka.client_config("producer")
+    )
 
 
 class Replayer:

@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeAlias
 
 from fastapi import APIRouter, Path
 
-from connectors.kafka.dead_letters import Replayer
+from connectors.kafka.dead_letters import replayer_of
 from connectors.kafka.outcomes import together
 from delayservice.admin.context import ApiContext
 from delayservice.admin.models import (
@@ -70,8 +70,6 @@ _PausedName = Annotated[
     ),
 ]
 _HEARD_S: Final = 10
-# As `delayservice dlq replay` by default.
-_REPLAYS_MAX: Final = 3
 _LOOK_S: Final = 0.02
 
 
@@ -391,15 +389,13 @@ def _shards(places: Sequence[tuple[str, int]]) -> str:
 def _replay(context: ApiContext, asked: Letter) -> Done:
     settings = context.settings
     letter, is_replayed = context.letter(asked.partition, asked.offset)
-    why = dead_letters.refusal(letter, _REPLAYS_MAX, context.is_delay, retimed=False)
+    why = dead_letters.refusal(letter, dead_letters.REPLAYS_MAX, context.is_delay, retimed=False)
     if why is not None or letter.source is None:
         raise Refusal(409, f"not replayed: {dead_letters.REASONS[why or NO_SOURCE]}")
     is_level = letter.source.topic in settings.levels.by_topic
     record = dead_letters.rewritten(letter, letter.source, is_level=is_level)
-    transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
-    producer = settings.kafka.client_config("producer")
     if not is_replayed:
-        with Replayer(settings.topics.dead_letter, transactional_id, producer) as replayer:
+        with replayer_of(settings) as replayer:
             # Read again: another replay, which is fenced now, may have written it meanwhile.
             _, is_replayed = context.letter(asked.partition, asked.offset)
             refused = {} if is_replayed else replayer.replay([(letter, record)])

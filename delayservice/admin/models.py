@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from connectors.kafka.fate import Fate
+from delayservice.base.clock import SystemClock
 from delayservice.contract.entry import TOPIC_NAME
 from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
 from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders
@@ -22,6 +22,9 @@ def _no_truth(value: object) -> object:
     return value
 
 
+_CLOCK: Final = SystemClock()
+# Largest instant and delay in a request, ms: the end of the year 9999.
+_MS_MAX: Final = 253_402_300_799_999
 _ZONELESS: Final = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.]+")
 
 
@@ -30,11 +33,7 @@ def _instant_ms(value: object) -> object:
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         return _no_truth(value)
     text = str(value).strip()
-    return read_instant_ms(f"{text}Z" if _ZONELESS.fullmatch(text) else text, now_ms())
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return read_instant_ms(f"{text}Z" if _ZONELESS.fullmatch(text) else text, _CLOCK.wall_ms())
 
 
 class Shown(BaseModel):
@@ -48,13 +47,13 @@ Instant = Annotated[
     int,
     BeforeValidator(_instant_ms),
     Field(ge=0, le=DUE_STOP_MS),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 253_402_300_799_999}),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MS_MAX}),
 ]
 # Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 # With bounds before the validator, which the API's description leaves out otherwise.
 _PartitionNo = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_no_truth)]
-_DelayMs = Annotated[int, Field(ge=0, le=253_402_300_799_999), BeforeValidator(_no_truth)]
+_DelayMs = Annotated[int, Field(ge=0, le=_MS_MAX), BeforeValidator(_no_truth)]
 
 # Largest number of characters of an id in a request: more than any id has, fit for a URL.
 ID_CHARS_MAX: Final = 4_096
@@ -176,7 +175,7 @@ class ById(Change):
 class NewTime(Change):
     """Due time of a reschedule: either ``at_ms`` or ``after_ms``."""
 
-    at_ms: Instant | None = None
+    at_ms: Annotated[Instant, Field(le=_MS_MAX)] | None = None
     """Epoch milliseconds, RFC 3339, `now+10m`."""
     after_ms: _DelayMs | None = None
 
@@ -236,7 +235,7 @@ class BulkDone(Shown):
 class Letter(Asked):
     """Request to replay a dead letter."""
 
-    partition: Whole = Field(ge=0, le=2**31 - 1)
+    partition: _PartitionNo
     offset: Whole = Field(ge=0, le=2**63 - 1)
     """Place in the dead-letter topic."""
 

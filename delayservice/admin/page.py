@@ -135,7 +135,7 @@ class Pages:
         its form. An id that one record has, or ``topic:partition:offset`` instead of an id,
         redirects to the page of that record.
         """
-        shown: dict[str, Any] = {"typed": typed, "errors": {}, "page": None, "more": "", "all": ""}
+        shown: dict[str, Any] = {"typed": typed, "page": None, "more": "", "all": ""}
         levels = self._context.settings.levels.by_topic
         topics = _part(lambda: [one for one in self._context.delay_topics if one not in levels])
         given = {name: text.strip() for name, text in typed.items() if text.strip()}
@@ -144,12 +144,13 @@ class Pages:
             return self._by_id(searched)
         try:
             asked = models.Matching.model_validate({**given, "limit": _ROWS})
+            is_empty = asked.from_ >= asked.to
+            errors = {"to": "The end lies before the beginning."} if is_empty else {}
         except ValidationError as exc:
-            shown["errors"] = {str(one["loc"][0]): plain(one["msg"]) for one in exc.errors()}
-            return self.draw("pending", 422, topics=topics.value or [], **shown)
-        if asked.from_ >= asked.to:
-            shown["errors"] = {"to": "The end lies before the beginning."}
-            return self.draw("pending", 422, topics=topics.value or [], **shown)
+            errors = {str(one["loc"][0]): plain(one["msg"]) for one in exc.errors()}
+        shown |= {"topics": topics.value or [], "errors": errors}
+        if errors:
+            return self.draw("pending", 422, **shown)
         shown["page"] = page = _part(lambda: pending_page(self._context, asked))
         if page.value is not None:
             # They come in the order of processing.
@@ -159,7 +160,7 @@ class Pages:
             fixed.pop("cursor", None)
             shown["all"] = urlencode(fixed)
             shown["more"] = page.value.next and urlencode({**fixed, "cursor": page.value.next})
-        return self.draw("pending", topics=topics.value or [], **shown)
+        return self.draw("pending", **shown)
 
     def _by_id(self, searched: str) -> Response:
         place = read_place(searched)

@@ -96,7 +96,7 @@ def pending_page(context: ApiContext, asked: models.Matching) -> models.PendingP
         next=None if page.upto is None else ":".join(map(str, page.upto)),
         scanned=page.scanned,
         damaged=page.damaged,
-        slices_elsewhere=[n for n in elsewhere if asked.slices is None or n in asked.slices],
+        slices_elsewhere=[n for n in elsewhere if search.slices is None or n in search.slices],
     )
 
 

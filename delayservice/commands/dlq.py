@@ -178,7 +178,7 @@ class ReplayOptions(LetterOptions):
     """New due time"""
     after_ms: Duration | None = None
     """New delay from now: 0, 30s, 2h."""
-    replays_max: Annotated[int, typer.Option(min=1)] = 3
+    replays_max: Annotated[int, typer.Option(min=1)] = dead_letters.REPLAYS_MAX
     """Skip what was replayed so often."""
     dry_run: bool = False
     """Show what would be written."""
@@ -225,7 +225,7 @@ def replay(*, options: ReplayOptions) -> None:
 
     Records dead-lettered during the run are left for the next one. A due time in the past is now.
     """
-    from connectors.kafka.dead_letters import Replayer
+    from connectors.kafka.dead_letters import replayer_of
 
     options.check()
     time = options.time()
@@ -236,20 +236,17 @@ def replay(*, options: ReplayOptions) -> None:
     if options.dry_run:
         tell(_survey(_Letters(settings), options, time), "would be replayed", as_json=as_json)
         return
-    transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
-    producer = settings.kafka.client_config("producer")
     done = ReplayTally()
-    with Replayer(settings.topics.dead_letter, transactional_id, producer) as replayer:
+    with replayer_of(settings) as replayer:
         # Opened after fencing, so that the end of the log is above the records of an older replay.
         letters = _Letters(settings)
         if not yes:
             survey = _survey(letters, options, time)
             tell(survey, "to be replayed", as_json=False, console=err)
             yes = bool(survey.replayed) and typer.confirm("Replay them?", err=True)
+        limit = options.limit if yes else 0
         try:
-            for batch in (
-                _batches(islice(letters.chosen(options, time, done), options.limit)) if yes else ()
-            ):
+            for batch in _batches(islice(letters.chosen(options, time, done), limit)):
                 done.count(batch, replayer.replay(batch))
         finally:
             tell(done, "replayed", as_json=as_json)

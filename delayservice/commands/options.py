@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from inspect import Parameter, Signature, getsource, signature
 from itertools import pairwise
 from pathlib import Path
@@ -148,7 +149,7 @@ def _parameters(kind: type[Any]) -> list[Parameter]:
     texts: dict[str, str] = {}
     panels: dict[str, str | None] = {}
     for base in filter(is_dataclass, reversed(kind.__mro__)):
-        texts |= _docstrings(base)
+        texts |= _docstrings(base.__module__).get(base.__name__, {})
         panels |= dict.fromkeys(base.__annotations__, vars(base).get("PANEL"))
     return [
         _with_option(
@@ -165,13 +166,19 @@ def _parameters(kind: type[Any]) -> list[Parameter]:
     ]
 
 
-def _docstrings(kind: type[Any]) -> dict[str, str]:
-    # Those below the fields, which Python does not keep.
-    (body,) = (one.body for one in ast.parse(getsource(kind)).body if isinstance(one, ast.ClassDef))
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    # Those below the fields of each class, which Python does not keep. Every start needs them, so
+    # each module is parsed once.
+    classes = ast.parse(getsource(sys.modules[module])).body
     return {
-        ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+        kind.name: {
+            ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
+            for field, text in pairwise(kind.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+        }
+        for kind in classes
+        if isinstance(kind, ast.ClassDef)
     }
 
 

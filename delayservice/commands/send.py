@@ -172,7 +172,7 @@ def send(
     result = {"outcome": outcome} if forecast.is_control else {"due_at": due}
 
     def show() -> None:
-        out.print(plain(":".join(map(str, place))), style="bold green", end="", markup=False)
+        out.print(plain(str(place)), style="bold green", end="", markup=False)
         unheard = "written, outcome unknown (--wait 5s waits for it)"
         done = outcome or unheard if forecast.is_control else f"due {due}" if due else "written"
         out.print(f"  {done}")

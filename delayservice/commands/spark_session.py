@@ -91,8 +91,7 @@ class SessionOptions:
 
     master: Annotated[str | None, typer.Option(metavar="URL")] = None
     """local[4], spark://host:7077 or another of Spark's masters. Default: all cores of this
-    machine;
-    with spark-submit, its own.
+    machine; with spark-submit, its own.
     """
     conf: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")] = None
     """Spark setting; repeatable."""

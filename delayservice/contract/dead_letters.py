@@ -106,6 +106,10 @@ class DeadLetter:
         return bytes_of((self.offset, self.time_ms, self.key, self.value, self.headers))
 
 
+# Number of replays of a record after which it is left, unless more are asked for.
+REPLAYS_MAX: Final = 3
+
+
 # --- read ----------------------------------------------------------------------------------------
 
 
