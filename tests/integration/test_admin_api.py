@@ -542,6 +542,9 @@ def test_control_characters_in_api_text_are_escaped_on_a_terminal(stand: Stand) 
     await_true(lambda: stand.waits(id="x"), "it waits")
     path = f"/v1/pauses/target/{stand.bench.target_name('hostile')}"
     stand.api.change("PUT", path, {"reason": hostile})
+    await_true(
+        lambda: "paused since" in stand.api.command("status").output, "the status tells of it"
+    )
     words = ("record show x", f"record show {hostile}", "record list", "pause list", "status")
     told = [stand.api.command(*line.split()).output for line in words]
     stand.api.change("DELETE", path)

@@ -65,8 +65,9 @@ def test_records_that_wait_for_their_turn_survive_the_death_of_their_owner(bench
     service = bench.serve(setting)
     due_ms = now_ms() + 2_000
     values = send_burst(bench, target, due_ms)
-    bench.read(target, RECORDS // 4)
-    service.kill()
+    with bench.reader(target) as reader:
+        assert len(reader.await_count(RECORDS // 4)) < RECORDS
+        service.kill()
     bench.start(setting, f"node.state_dir={bench.folder / 'second'}", log="second.log")
     seen = bench.read(target, RECORDS, 60)
     assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)

@@ -188,8 +188,8 @@ class SimProducer:
     def produce(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None,
+        value: bytes | None = None,
+        key: bytes | None = None,
         partition: int = -1,
         headers: Headers = (),  # type: ignore[assignment]
         on_delivery: Callable[..., None] | None = None,
