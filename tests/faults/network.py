@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -32,6 +33,14 @@ table inet cut {{
     chain input {{
         type filter hook input priority 0
         iifname != "lo" tcp sport {ports} drop
+    }}
+}}
+"""
+_CUT_HERE: Final = """\
+table inet {table} {{
+    chain input {{
+        type filter hook input priority 0
+        tcp dport {ports} drop
     }}
 }}
 """
@@ -58,6 +67,21 @@ def _run(*command: str, text: str = "") -> subprocess.CompletedProcess[str]:
 def _must(*command: str, text: str = "") -> None:
     done = _run(*command, text=text)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def ports_cut(ports: Iterable[int]) -> Iterator[None]:
+    """Drop silently all packets to these ports of this machine."""
+    table = f"{_PREFIX}{os.getpid()}"
+    _must("nft", "-f", "-", text=_CUT_HERE.format(table=table, ports=_listed(ports)))
+    try:
+        yield
+    finally:
+        _must("nft", "delete", "table", "inet", table)
+
+
+def _listed(ports: Iterable[int]) -> str:
+    return f"{{ {', '.join(map(str, ports))} }}"
 
 
 def _sweep() -> None:
@@ -139,7 +163,7 @@ class Namespace:
 
     def cut(self, *ports: int) -> None:
         """Drop silently all packets to and from these ports; no ports: all packets."""
-        which = f"{{ {', '.join(map(str, ports))} }}" if ports else "0-65535"
+        which = _listed(ports) if ports else "0-65535"
         self.heal()
         _must(*self.wrapper, "nft", "-f", "-", text=_CUT.format(ports=which))
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its stubs don't re-export
 
 from tests.faults.conftest import Scenario
 from tests.faults.leaders import move_leaders
+from tests.faults.network import network_missing, ports_cut
 from tests.faults.stage import Script
 
 pytestmark = pytest.mark.fault
+
+CONTROLLER = re.compile(r"CONTROLLER://[^:]*:(\d+)")
 
 how = pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
 
@@ -46,6 +52,28 @@ def test_leaders_move_from_broker_to_broker(scenario: Scenario) -> None:
                 stage.await_written(200)
                 move_leaders(stage.cluster.bootstrap, stage.admin, topic)
         stage.await_served()
+
+
+def test_brokers_go_on_without_their_controllers(scenario: Scenario) -> None:
+    if network_missing():
+        pytest.skip(network_missing())
+    with scenario.play(Script(settle_s=120), nodes_min=2) as stage:
+        configs = stage.cluster.folder.glob("broker-*/server.properties")
+        ports = [int(port) for one in configs for port in CONTROLLER.findall(one.read_text())]
+        assert len(ports) == len(stage.cluster.broker_ids)
+        stage.await_written(300)
+        with ports_cut(ports):
+            wanted = stage.admin.create_topics([NewTopic("unwanted", 1)], request_timeout=2)
+            with pytest.raises(KafkaException):
+                wanted["unwanted"].result()
+            stage.await_written(600)
+            stage.await_delivered(300)
+            stage.nodes[0].kill()
+            stage.await_served()
+            stage.await_delivered(300)
+        stage.nodes[0].start()
+        stage.await_served()
+        stage.await_delivered(300)
 
 
 @how

@@ -20,17 +20,12 @@ POINTS = (
 )
 
 
-def others_serve(stage: Stage, zombie: Node) -> bool:
-    owners = [stage.owner(slice_no) for slice_no in range(stage.script.slices)]
-    return all(owner is not None and owner is not zombie for owner in owners)
-
-
 def replaced_and_woken(stage: Stage, zombie: Node) -> None:
     """Freeze all of a node until others have its slices and have worked, and wake it."""
     had = zombie.serves()
     lost = len(zombie.told(*LET_GO))
     zombie.freeze()
-    stage.await_true(lambda: others_serve(stage, zombie), "others have taken over")
+    stage.await_served()
     stage.await_delivered(100)
     zombie.thaw()
     if had:
