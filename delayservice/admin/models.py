@@ -193,6 +193,8 @@ class Matching(Asked):
     """Pattern of target topics."""
     topic: str | None = Field(default=None, pattern=f"^{TOPIC_NAME}$")
     """Delay topic."""
+    recurring: bool = False
+    """Only recurring schedules."""
     from_: Instant = Field(default=0, alias="from")
     """First due time: epoch ms, RFC 3339, `now`, `+10m` or `-2h`."""
     to: Instant = DUE_STOP_MS
@@ -214,6 +216,7 @@ class Bulk(Matching, NewTime):
     operation: Literal["cancel", "fire", "reschedule"]
     dry_run: bool = False
     """Only count them."""
+    limit: Whole = Field(default=100, ge=1, le=10_000)
 
 
 class BulkDone(Shown):
@@ -221,8 +224,9 @@ class BulkDone(Shown):
 
     matched: int
     outcomes: dict[str, int]
-    """Numbers of records by outcome; also `no_id` and `refused`, which can't be changed, `unknown`:
-    written, not known yet; and `changeable` in a dry run.
+    """Numbers of records by outcome; also `no_id` and `refused`, which can't be changed;
+    `unchanged`, which have the new time; `unknown`: written, not known yet; and `changeable` in a
+    dry run.
     """
     next: str | None
     """`cursor` of the next request; null: this was the last one. It may be repeated from the start,

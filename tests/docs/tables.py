@@ -18,7 +18,6 @@ NOT_TYPED: Final = {
     "make demo": "minutes, and a job of its own",
     "make test": "its tests are the ones that don't need this one's servers",
     "make long": "this test is a part of it",
-    "delayservice --": "tests/docs/test_cli_page.py types it in another home",
     "docker": _CONTAINERS,
     "kubectl": _CONTAINERS,
     "helm": "tests/unit/test_deploy_helm.py renders it",
@@ -105,6 +104,7 @@ ASKS: Final = ("delayservice dlq replay --code target-unknown --from -2h",)
 """They ask a person; ``y`` is typed."""
 
 STATUSES: Final = {
+    "delayservice record cancel": {0, 4},  # nothing waits under such an id
     "delayservice status": {0, 3},  # not healthy right after a worker was killed
     "metrics '^delay_target_parked'": {0, 1},  # no line: none waits
 }

@@ -81,7 +81,14 @@ def test_an_error_is_one_line_and_debug_may_stand_anywhere() -> None:
         (["send", "--cancel"], "need --id"),
         (["send", "--cancel", "--fire", "--id", "a"], "not both"),
         (["send", "hello", "--after", "1s", "-t", "orders", "--wait", "5s"], "is for a cancel"),
+        (["send", "x", "--id", "a", "--no-id"], "not both"),
         (["record", "reschedule", "a"], "give one of --at and --after"),
+        (["record", "cancel", "a", "--target", "t"], "not both"),
+        (["record", "cancel", "a", "--all"], "not both"),
+        (["record", "cancel", "--yes"], "every record would be changed"),
+        (["record", "fire", "--id", "", "--yes"], "every record would be changed"),
+        (["record", "cancel", "--id", "**", "--target", "*"], "every record would be changed"),
+        (["record", "cancel", "--id", "[", "--wait", "1s"], "add --yes, or --dry-run"),
         (["dlq", "list", "--code", "nonsense"], "target-denied"),
         (["dlq", "list", "--source", "a b"], "TOPIC[:PARTITION[:OFFSET]]"),
         (["dlq", "list", "--from", "2h"], "'2h' is no time"),
@@ -226,3 +233,20 @@ def test_a_value_comes_from_one_place(tmp_path: Path) -> None:
 def test_options_of_send_become_headers(options: RecordOptions, headers: dict[str, str]) -> None:
     said = {name: (text or b"").decode() for name, text in options.headers()}
     assert said == headers
+
+
+def test_a_record_with_a_time_gets_an_id_of_its_own() -> None:
+    made = {
+        sent.record_id
+        for sent in (RecordOptions(after_ms=1).record("t", "x") for _ in range(2))
+        if ("delay-id", sent.record_id) in sent.headers
+    }
+    assert len(made) == 2
+    for options in (
+        RecordOptions(after_ms=1, no_id=True),
+        RecordOptions(null=True),
+        RecordOptions(target="level topic"),
+        RecordOptions(after_ms=1, header=["delay-id=own"]),
+    ):
+        assert options.record("t", None if options.null else "x").record_id is None
+    assert RecordOptions(cron="@daily", record_id="own").record("t", "x").record_id == b"own"
