@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from connectors.kafka.fate import Fate
 from delayservice.base.clock import SystemClock
 from delayservice.contract.entry import TOPIC_NAME
-from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
+from delayservice.contract.times import DUE_STOP_MS, SECONDS_LIKE, SURELY_MS, read_instant_ms
 from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders
 from delayservice.metrics.status import REASON_CHARS_MAX, SliceState
 from ha.members import Member
@@ -47,7 +47,15 @@ Instant = Annotated[
     int,
     BeforeValidator(_instant_ms),
     Field(ge=0, le=DUE_STOP_MS),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MS_MAX}),
+    # Numbers between these are refused: they look like seconds.
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": SECONDS_LIKE[0] - 1},
+                {"type": "integer", "minimum": SURELY_MS, "maximum": _MS_MAX},
+            ]
+        }
+    ),
 ]
 # Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
@@ -199,7 +207,7 @@ class Matching(Asked):
     """First due time: epoch ms, RFC 3339, `now`, `+10m` or `-2h`."""
     to: Instant = DUE_STOP_MS
     """End of due times, as `from`. Default: none."""
-    slices: Annotated[list[Whole], Field(max_length=100_000)] | None = None
+    slices: Annotated[list[_PartitionNo], Field(max_length=100_000)] | None = None
     """Only records of these slices, for example `slices_elsewhere` of another node's answer."""
     beyond_window: bool | None = None
     """Include records due beyond the roll window, which takes longer. Default: only if the whole

@@ -37,7 +37,7 @@ UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 # Records that each shard reads for one page of results; it takes about 10 ms.
 SCAN_MAX: Final = 20_000
 
-_CONTENT: Final = {"records": {"__all__": {"value", "headers", "fires"}}}
+_CONTENT: Final = {"records": {"__all__": {"value", "headers"}}}
 _NO_RECORD: Final = (
     "no record is pending under this id on this node, and none of the newest "
     f"{ID_OFFSETS_MAX:,} offsets of each delay topic's partition has it"

@@ -30,7 +30,7 @@ of any larger value."""
 # Smallest number that is surely meant as epoch milliseconds, not as epoch seconds.
 SURELY_MS: Final = 100_000_000_000
 # 1970 to 1973 as milliseconds, but 1973 to 5138 as epoch seconds.
-_SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
+SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
 
 _DIGITS_MAX = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -117,7 +117,7 @@ def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def check_is_ms(name: str, instant_ms: int) -> int:
-    if instant_ms in _SECONDS_LIKE:
+    if instant_ms in SECONDS_LIKE:
         raise RecordRefusedError(
             TIME_INVALID,
             f"{name} is {instant_ms}, which looks like seconds: epoch milliseconds are expected "

@@ -199,7 +199,7 @@ class Pending:
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated property
     @property
     def fires(self) -> list[Fire]:
-        """Its next occurrences, five at most. Absent in lists."""
+        """Its next occurrences, five at most. Empty in lists."""
         found: list[Fire] = []
         if self.recurrence is not None:
             rule = decode_recurrence(self.recurrence)
