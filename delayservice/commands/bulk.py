@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final
 import typer
 from rich.console import Console
 
+from delayservice.base.errors import DelayServiceError
 from delayservice.commands.api import Api, ApiOptions
 from delayservice.commands.console import (
     EXIT_NOT_KNOWN,
@@ -136,33 +137,40 @@ def change_matching(
     }
     api, total = options.connect(), None
     if not (options.yes or options.dry_run):
-        survey = BulkTally(options.cursor, options.limit)
-        _run(survey, api, {**asked, "dry_run": True})
+        survey = _run(api, options, asked | {"dry_run": True})
         _show(survey, err)
         total = survey.matched
-        if not total:
-            raise typer.Exit(EXIT_NOTHING)
-        if not typer.confirm(f"{operation.capitalize()} them?", err=True):
+        if total and not typer.confirm(f"{operation.capitalize()} them?", err=True):
             return
-    done = BulkTally(options.cursor, options.limit)
-    try:
-        _run(done, api, asked, total)
-    finally:
-        found = {"operation": operation, "at_ms": at_ms, "dry_run": options.dry_run}
-        emit(found | vars(done), lambda: _show(done, out, at_ms), as_json=options.as_json)
+    done = _run(api, options, asked, total)
+    _tell(done, asked, as_json=options.as_json)
     if done.slices_elsewhere:
         raise typer.Exit(EXIT_NOT_REACHED)
     if done.outcomes["unknown"] or not done.matched:
         raise typer.Exit(EXIT_NOT_KNOWN if done.matched else EXIT_NOTHING)
 
 
-def _run(done: BulkTally, api: Api, asked: Mapping[str, Any], total: int | None = None) -> None:
+def _run(
+    api: Api, options: ChangeOptions, asked: Mapping[str, Any], total: int | None = None
+) -> BulkTally:
     from rich.progress import Progress  # noqa: PLC0415  # not needed for a help text
 
+    done = BulkTally(options.cursor, options.limit)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("counting" if asked["dry_run"] else asked["operation"], total=total)
-        for records in done.pages(api, asked):
-            bar.advance(task, records)
+        try:
+            for records in done.pages(api, asked):
+                bar.advance(task, records)
+        except (DelayServiceError, KeyboardInterrupt):
+            if done.matched:
+                _tell(done, asked, as_json=options.as_json)
+            raise
+    return done
+
+
+def _tell(done: BulkTally, asked: Mapping[str, Any], *, as_json: bool) -> None:
+    told = {name: asked[name] for name in ("operation", "at_ms", "dry_run")} | vars(done)
+    emit(told, lambda: _show(done, out, asked["at_ms"]), as_json=as_json)
 
 
 def _show(done: BulkTally, console: Console, at_ms: int | None = None) -> None:
@@ -174,6 +182,4 @@ def _show(done: BulkTally, console: Console, at_ms: int | None = None) -> None:
         say(err, f"more may match: go on with --cursor {done.cursor}{same}", "yellow")
     if done.slices_elsewhere:
         slices = ", ".join(map(str, done.slices_elsewhere))
-        say(
-            err, f"slices {slices} were not reached: repeat it with --api of another node", "yellow"
-        )
+        say(err, f"slices {slices} were not reached: repeat with --api of another node", "yellow")
