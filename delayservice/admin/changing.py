@@ -292,6 +292,7 @@ def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
         matched=len(page.records),
         outcomes=+counts,
         next=page.next,
+        damaged=page.damaged,
         slices_elsewhere=page.slices_elsewhere,
     )
 

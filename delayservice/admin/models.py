@@ -240,6 +240,8 @@ class BulkDone(Shown):
     """`cursor` of the next request; null: this was the last one. It may be repeated from the start,
     as what is changed is not pending any more.
     """
+    damaged: int
+    """Number of ranges of due times that can't be read now."""
     slices_elsewhere: list[int]
     """Slices without a copy on this node: ask another node for these `slices`."""
 

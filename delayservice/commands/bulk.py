@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final
 
@@ -83,6 +83,10 @@ class ChangeOptions(Selection):
     yes: Annotated[bool, typer.Option("--yes", "-y")] = False
     """Don't ask."""
 
+    @property
+    def is_for_many(self) -> bool:
+        return bool(self.asked() or self.every or self.limit or self.cursor or self.dry_run)
+
 
 @dataclass
 class BulkTally:
@@ -92,6 +96,8 @@ class BulkTally:
     # Largest number of records; None: unlimited.
     limit: int | None
     matched: int = 0
+    # Ranges of due times that can't be read now.
+    damaged: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     # Slices of which the node has no copy.
     slices_elsewhere: list[int] = field(default_factory=list)
@@ -104,6 +110,7 @@ class BulkTally:
             body = {**asked, "cursor": self.cursor, "limit": rows}
             page = api.send("POST", "/v1/records/bulk", body)
             self.matched += page["matched"]
+            self.damaged += page["damaged"]
             self.outcomes.update(page["outcomes"])
             self.cursor = page["next"]
             self.slices_elsewhere = page["slices_elsewhere"]
@@ -144,7 +151,7 @@ def change_matching(
             return
     done = _run(api, options, asked, total)
     _tell(done, asked, as_json=options.as_json)
-    if done.slices_elsewhere:
+    if done.damaged or done.slices_elsewhere:
         raise typer.Exit(EXIT_NOT_REACHED)
     if done.outcomes["unknown"] or not done.matched:
         raise typer.Exit(EXIT_NOT_KNOWN if done.matched else EXIT_NOTHING)
@@ -180,6 +187,16 @@ def _show(done: BulkTally, console: Console, at_ms: int | None = None) -> None:
     if done.cursor is not None:
         same = "" if at_ms is None else f" --at {at_ms}"
         say(err, f"more may match: go on with --cursor {done.cursor}{same}", "yellow")
-    if done.slices_elsewhere:
-        slices = ", ".join(map(str, done.slices_elsewhere))
-        say(err, f"slices {slices} were not reached: repeat with --api of another node", "yellow")
+    warn_of_gaps(done.damaged, done.slices_elsewhere)
+
+
+def warn_of_gaps(damaged: int, slices_elsewhere: Sequence[int]) -> None:
+    """Say which pending records a node could not look at."""
+    if damaged:
+        text = f"{damaged:,} ranges of due times can't be read now, so their records are missing: "
+        say(
+            err, f"{text}ask another node, or rebuild them (delayservice spark reconcile)", "yellow"
+        )
+    if slices_elsewhere:
+        slices = ", ".join(map(str, slices_elsewhere))
+        say(err, f"no copy of slices {slices} here: repeat it with --api of another node", "yellow")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final
 import typer
 
 from delayservice.commands.api import Api, ApiOptions
-from delayservice.commands.bulk import ChangeOptions, Selection, change_matching
+from delayservice.commands.bulk import ChangeOptions, Selection, change_matching, warn_of_gaps
 from delayservice.commands.console import (
     EXIT_NOT_KNOWN,
     EXIT_NOTHING,
@@ -34,7 +34,7 @@ _CHANGED: Final = (
     "\n\nWithout RECORD_ID, all records that match are changed, after a question. What is changed "
     "does not match again, so a run that was stopped may be repeated."
     "\n\nExit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending, "
-    "5 written, outcome unknown, 6 some slices were not reached."
+    "5 written, outcome unknown, 6 some records were not reached."
 )
 _COLUMNS: Final = ("due", "in", "target", "id", "record", "bytes", "")
 
@@ -110,15 +110,7 @@ def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict
             cursor = page["next"]
             if cursor is None:
                 break
-    if damaged:
-        err.print(
-            f"{damaged:,} ranges of due times can't be read now, so their records are missing: "
-            "ask another node, or rebuild them (delayservice spark reconcile)",
-            style="yellow",
-        )
-    if page["slices_elsewhere"]:
-        numbers = ", ".join(map(str, page["slices_elsewhere"]))
-        err.print(f"this node keeps no copy of slices {numbers}: ask another", style="yellow")
+    warn_of_gaps(damaged, page["slices_elsewhere"])
     if cursor is not None:
         err.print(f"there may be more than {found:,}: raise --limit", style="dim")
 
@@ -254,8 +246,8 @@ def _change(
     if record_id is None:
         change_matching(options, verb, **new_time)
         return
-    if not options.is_bare or options.every:
-        raise typer.BadParameter("give the id of one record or a selection, not both")
+    if options.is_for_many:
+        raise typer.BadParameter("give the id of one record, or a selection and its options")
     api = options.connect()
     body = {"id": record_id, "wait_ms": options.wait_ms, **new_time}
     with err.status("waiting for the outcome"):
