@@ -30,6 +30,8 @@ class Producer:
 
     def poll(self, _: float) -> None: ...
 
+    def list_topics(self, topic: str, timeout_s: float) -> None: ...
+
     def flush(self, _: float) -> int:
         if self._note is None or self._fate is None:
             return 1
