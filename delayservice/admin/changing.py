@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated, Final, TypeAlias
 
 from fastapi import APIRouter, Path
@@ -280,7 +281,9 @@ def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
             continue
         try:
             records.append(_changed(context, row, asked))
-        except Refusal:
+        except Refusal as exc:
+            if exc.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                raise  # it passes, so these records are not to be left out
             counts["no_id" if row.id is None else "refused"] += 1
     if asked.dry_run:
         counts["changeable"] = len(records)
