@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cluster
 
 HOUR_MS = 3_600_000
 PARTITIONS = 2
-SETS = (f"admin.token={TOKEN}", "delivery.held_ms=1000")
+SETS = (f"admin.tokens.tester.token={TOKEN}", "delivery.held_ms=1000")
 
 
 class Stand:
@@ -123,6 +123,11 @@ def test_a_cancel_a_fire_and_a_reschedule_say_what_they_did(stand: Stand) -> Non
     assert sorted(one.value or b"" for one in arrived) == [b"to fire", b"to move"]
     told = bench.await_match(bench.outcomes, lambda one: one.header("delay-id") == "to cancel", 3)
     assert {one.header("delay-outcome") for one in told} == {"cancelled", "not_pending"}
+    written = bench.await_match(bench.any, lambda one: one.header("delay-by") is not None, 4)
+    assert {one.header("delay-by") for one in written} == {"tester"}
+    assert all(one.header("delay-by") is None for one in arrived)
+    changes = [(one["by"], one["operation"]) for one in stand.service.events("change_written")]
+    assert changes == [("tester", name) for name in ("cancel", "cancel", "fire", "reschedule")]
 
 
 def test_all_that_match_are_changed_a_page_at_a_time(stand: Stand) -> None:
@@ -309,7 +314,7 @@ def test_ambiguous_requests_are_refused_with_the_reason(stand: Stand) -> None:
     no_token = api.raw("POST", cancel, json={"id": "x"}).json()["detail"]
     wrong = {"Authorization": "Bearer wrong"}
     wrong_token = api.raw("POST", cancel, json={"id": "x"}, headers=wrong).json()["detail"]
-    assert "need the token" in no_token
+    assert "need a token" in no_token
     assert "is not this node's" in wrong_token
     for method, path, allowed in (
         ("GET", cancel, "POST"),
@@ -497,12 +502,15 @@ def test_the_commands_ask_it_and_end_with_the_status_that_their_help_names(stand
     target = bench.target_name("by_hand")
     assert command("pause", "add", "target", target, "--reason", "tried").exit_code == 0
     await_true(lambda: "tried" in command("pause", "list").stdout, "the pause is heard of")
+    assert "tester" in command("pause", "list").stdout
     assert command("pause", "remove", "target", target).exit_code == 0
     await_true(lambda: command("pause", "remove", "target", target).exit_code == 4, "it is over")
     misspelt = command("pause", "add", "target", "nosuch*", sets=bench.settings()[:1])
     assert "no topic matches nosuch*" in misspelt.stderr
     assert command("pause", "remove", "target", "nosuch*").exit_code == 0
-    refused = command("pause", "add", "target", target, sets=["admin.token=not the right token"])
+    refused = command(
+        "pause", "add", "target", target, sets=["admin.tokens.tester.token=not the right token"]
+    )
     assert "is not this node's" in refused.stderr
 
 

@@ -54,7 +54,7 @@ def test_the_token_that_a_node_made_is_sent_to_this_machine_only(
 def test_a_token_that_is_named_or_configured_is_sent_anywhere(tmp_path: Path) -> None:
     named = tmp_path / "named"
     named.write_text("another token, by name\n")
-    configured = settings_in(tmp_path, "admin.token=a configured token")
+    configured = settings_in(tmp_path, "admin.tokens.sre.token=a configured token")
     assert sent(configured, "node-2:9465") == "a configured token"
     assert sent(configured, "node-2:9465", named) == "another token, by name"
 
