@@ -59,13 +59,13 @@ class Admin(Section):
     listen: Listen = "127.0.0.1:9465"
     """`host:port` of the API and the page. Port 0: any free port. Empty: off."""
     tokens: dict[Annotated[str, names_of(1, 64)], Token] = Field(default={}, max_length=100)
-    """Passwords, each by the name of who uses it, which the log and changes show: `token` (16
-    characters at least) or `token_file`, and `may`: `change` (default) or `read`. If none may
-    change, the node makes one named `admin`, in the file `admin_token` of the state folder.
+    """Passwords, by the names that the log shows: `token` (16 characters at least) or `token_file`,
+    and `may`: `change` (default) or `read`. If none may change, the node makes `admin`, in the file
+    `admin_token` of the state folder.
     """
     reads: Literal["auto", "open", "token"] = "auto"
     """Who may read: everyone, or who sends a token as password of any user. `auto`: open on a
-    loopback address while no token is for reading only.
+    loopback address, if each token may change.
     """
     certificate_file: Path | None = None
     """PEM file for TLS: the server's certificate, then those that it was signed with. Read again
