@@ -48,8 +48,8 @@ class Certificate:
             self.context = self._read()
         except OSError as exc:  # that of TLS is one
             raise SettingsError(
-                f"admin.certificate_file ({certificate}) and admin.key_file ({key}) can't be used: "
-                f"{exc}"
+                f"admin.certificate_file ({certificate}) and admin.key_file ({key}) can't be used, "
+                f"as a PEM certificate and its key without a password: {exc}"
             ) from exc
 
     def renew(self) -> None:

@@ -1,6 +1,4 @@
-"""The admin API of a real node: what it says is so, what it is told to do is done, and nobody
-without the token has anything done.
-"""
+"""The admin API of a real node: what it says is so, and what it is told to do is done."""
 
 from __future__ import annotations
 
@@ -259,26 +257,6 @@ def test_many_changes_that_wait_leave_room_for_probes_and_the_others_are_told_so
     assert len(done) >= WAITING_MAX
 
 
-def test_nobody_changes_anything_without_the_token(stand: Stand) -> None:
-    api = stand.api
-    stand.schedule("kept", HOUR_MS)
-    for headers in (
-        {},
-        {"Authorization": "Bearer wrong"},
-        {"Authorization": "Bearer"},
-        {"Authorization": f"Basic {TOKEN}"},
-    ):
-        for path in ("cancel", "fire", "reschedule"):
-            body = {"id": "kept", "after_ms": 0} if path == "reschedule" else {"id": "kept"}
-            answer = api.raw("POST", f"/v1/records/{path}", json=body, headers=headers)
-            assert answer.status_code == 401
-            assert answer.headers["www-authenticate"].startswith("Bearer")
-        put = api.raw("PUT", f"/v1/pauses/target/{stand.target}", json={}, headers=headers)
-        assert put.status_code == 401
-    assert api.get("/v1/pauses") == []
-    assert len(api.get("/v1/records", id="kept")) == 1
-
-
 def test_other_names_other_kinds_and_large_bodies_are_turned_away(stand: Stand) -> None:
     api = stand.api
     port = api.address.rpartition(":")[2]
@@ -311,11 +289,6 @@ def test_ambiguous_requests_are_refused_with_the_reason(stand: Stand) -> None:
     assert found.startswith("unknown in the query: form; /v1/pending takes: beyond_window, cursor,")
     assert "takes: none" in api.refused("POST", f"{cancel}?id=x", 422, json={"id": "x"})
     assert api.get("/v1/pauses") == []
-    no_token = api.raw("POST", cancel, json={"id": "x"}).json()["detail"]
-    wrong = {"Authorization": "Bearer wrong"}
-    wrong_token = api.raw("POST", cancel, json={"id": "x"}, headers=wrong).json()["detail"]
-    assert "need a token" in no_token
-    assert "is not this node's" in wrong_token
     for method, path, allowed in (
         ("GET", cancel, "POST"),
         ("POST", pause, "DELETE, PUT"),
