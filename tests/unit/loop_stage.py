@@ -12,11 +12,7 @@ from typing import Any, TypeVar
 
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.contracts import (
-    CONTRACT_VERSION,
-    Contract,
-    Contracts,
-)
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, encode_key

@@ -17,12 +17,7 @@ from typer.testing import CliRunner
 
 from connectors.kafka.outcomes import together
 from delayservice.admin import context as context_module
-from delayservice.admin.changing import (
-    Aim,
-    aim_of,
-    refuse_what_would_fail,
-    said,
-)
+from delayservice.admin.changing import Aim, aim_of, refuse_what_would_fail, said
 from delayservice.admin.context import ApiContext, OneAtATime
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.inquiry import Kept

@@ -14,11 +14,7 @@ from prometheus_client.core import Metric
 from delayservice.config.settings import load
 from delayservice.engine.census import TopicCounts, Waiting
 from delayservice.engine.outcome import OUTCOME_NAMES
-from delayservice.metrics.counts import (
-    AuditFacts,
-    ReconcileFacts,
-    WorkerMetrics,
-)
+from delayservice.metrics.counts import AuditFacts, ReconcileFacts, WorkerMetrics
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot

@@ -14,12 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.inspection.asking import (
-    Answer,
-    NotAnsweredError,
-    WorkerClient,
-    answer_questions,
-)
+from delayservice.inspection.asking import Answer, NotAnsweredError, WorkerClient, answer_questions
 from delayservice.inspection.query import Ahead, BacklogCounts, Question
 from tests.elapsed import at_most
 

@@ -12,19 +12,9 @@ from hypothesis import strategies as st
 
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.codes import TARGET_ASKED, TARGET_LATER, TARGET_PAUSED, TOO_LARGE
-from delayservice.contract.contracts import (
-    Contract,
-    Contracts,
-)
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.cron import cron_time
-from delayservice.contract.entry import (
-    HOMEBOUND,
-    INVALID,
-    OFFSET_MAX,
-    SCHEDULE,
-    Entry,
-    Headers,
-)
+from delayservice.contract.entry import HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry, Headers
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.engine import outcome

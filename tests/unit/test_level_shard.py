@@ -8,10 +8,7 @@ from typing import cast
 import pytest
 
 from delayservice.contract.codec import Payload
-from delayservice.contract.codes import (
-    COPY_FORGED,
-    TIME_INVALID,
-)
+from delayservice.contract.codes import COPY_FORGED, TIME_INVALID
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.provenance import Provenance

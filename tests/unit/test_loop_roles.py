@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from delayservice.base.errors import (
-    KafkaEdgeError,
-    OwnershipLostError,
-    WriterEndedError,
-)
+from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
 from delayservice.engine.claims import CLAIM, encode_word
 from delayservice.engine.ports import Control, Role
 from delayservice.slices.edges import Limits

@@ -19,12 +19,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.config.settings import load
 from delayservice.engine.census import TopicCounts, Waiting
 from delayservice.engine.outcome import OUTCOME_NAMES
-from delayservice.metrics.counts import (
-    BOUNDS_MS,
-    TARGETS_MAX,
-    ReconcileFacts,
-    WorkerMetrics,
-)
+from delayservice.metrics.counts import BOUNDS_MS, TARGETS_MAX, ReconcileFacts, WorkerMetrics
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot, encode_slice, encode_snapshot

@@ -5,15 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ha.notes import (
-    LifeNote,
-    NodeNote,
-    OwnerNote,
-    decode,
-    encode,
-    worker_name,
-    worker_of,
-)
+from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name, worker_of
 
 
 @pytest.mark.parametrize(

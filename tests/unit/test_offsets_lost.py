@@ -12,11 +12,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.engine.checkpoint import LastRead, Lost, skipped
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.outcome import (
-    DELIVERED,
-    PARKED,
-    Output,
-)
+from delayservice.engine.outcome import DELIVERED, PARKED, Output
 from delayservice.engine.ports import Bounds, Place, PolledBatch
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts

@@ -11,10 +11,7 @@ from typing import Any, cast
 import pytest
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AclOperation,
-    AdminClient,
-)
+from confluent_kafka.admin import AclOperation, AdminClient  # type: ignore[attr-defined]  # its stubs don't re-export
 
 from connectors.kafka import targets as module
 from connectors.kafka.target_limits import ALONE_MAX, SEARCHED_MAX, TargetLimits, compresses

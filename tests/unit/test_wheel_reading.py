@@ -12,14 +12,7 @@ from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.folder import ShardFolder
-from delayservice.store.offline import (
-    EVERYTHING,
-    Damage,
-    ReadBounds,
-    each_store,
-    open_view,
-    read,
-)
+from delayservice.store.offline import EVERYTHING, Damage, ReadBounds, each_store, open_view, read
 from delayservice.store.wheel import WheelOptions
 from tests.wheels import SHARD, LoneStore, slot_files
 
