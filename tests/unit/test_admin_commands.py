@@ -1,16 +1,25 @@
-"""Commands that ask a node: which token goes where, and what of others reaches the terminal."""
+"""Commands that ask a running node, and what they print."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError
+from rich.console import Console
 
-from delayservice.base.errors import DelayServiceError
+from connectors.kafka import clients
+from connectors.kafka.controls import CONFIRM_S, ControlClient
+from delay_devtools.shown import show_lateness, show_numbers
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.commands import console
 from delayservice.commands.api import connect
 from delayservice.config.settings import Settings, load
+from delayservice.contract.entry import NewRecord
 
 MADE = "the token that the node has made"
 HOSTILE = "a\x1b]0;owned\x07\x9b31m\N{RIGHT-TO-LEFT OVERRIDE}\N{RIGHT-TO-LEFT ISOLATE}\r\nb [bold]"
@@ -93,3 +102,79 @@ def test_json_means_the_same_and_has_nothing_in_it_that_steers_the_terminal(
     assert line.isprintable()
     assert "\u00e4" in line
     assert json.loads(line) == {"detail": HOSTILE + "\u00e4"}
+
+
+# --- what is told of a control that was not written, after errors that no broker makes on demand --
+
+
+REFUSED = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
+TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT, "timed out")
+UNCONFIRMED = f"not confirmed within {CONFIRM_S:g} s; it may be"
+
+
+class Producer:
+    """Reports one fate of all that it is given, or nothing."""
+
+    def __init__(self, fate: KafkaError | None) -> None:
+        self._fate = fate
+        self._note: Callable[[KafkaError, None], None] | None = None
+
+    def produce(self, *, on_delivery: Any, **_: object) -> None:
+        self._note = on_delivery
+
+    def poll(self, _: float) -> None: ...
+
+    def flush(self, _: float) -> int:
+        if self._note is None or self._fate is None:
+            return 1
+        self._note(self._fate, None)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("fate", "text"),
+    [(REFUSED, "can't be written: too large"), (TIMED_OUT, UNCONFIRMED), (None, UNCONFIRMED)],
+)
+def test_a_control_is_refused_or_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, fate: KafkaError | None, text: str
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    def make(options: dict[str, Any]) -> Producer:
+        made.append(options)
+        return Producer(fate)
+
+    monkeypatch.setattr(clients, "producer_client", make)
+    desk = ControlClient({"message.timeout.ms": "300000"}, {}, cast("Any", None), "o")
+    with pytest.raises(KafkaEdgeError, match=f"t:1 .*{text}"):
+        desk.write([NewRecord("t", 1, b"k", None, [])])
+    assert made[0]["message.timeout.ms"] == CONFIRM_S * 1_000, "it gives up when that is told"
+
+
+# --- what runs show at their end ------------------------------------------------------------------
+
+
+def console_of() -> Console:
+    return Console(file=StringIO(), width=120, force_terminal=True, color_system="standard")
+
+
+def written(shown: Console) -> str:
+    assert isinstance(shown.file, StringIO)
+    return shown.file.getvalue()
+
+
+def test_bars_are_as_long_as_their_counts_and_never_vanish() -> None:
+    shown = console_of()
+    show_lateness(shown, [("≤ 5 ms", [(100, "green"), (100, "yellow")]), ("later", [(1, "red")])])
+    first, last = written(shown).splitlines()[-2:]
+    assert first.count("█") == 50
+    assert (last.count("█"), "201" in first, "200" in first) == (1, False, True)
+
+
+def test_a_number_that_has_to_be_zero_is_red_when_it_is_not() -> None:
+    shown = console_of()
+    show_numbers(shown, "bench", {"sent": 12_000, "lost": 3, "early": 0, "unknown": None})
+    text = written(shown)
+    assert "12,000" in text
+    assert "unknown" not in text
+    assert text.count("\x1b[1;31m") == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -110,3 +112,29 @@ def test_a_client_that_repeats_itself_is_heard_once_and_others_still_are() -> No
         client.warning("FAIL [rdkafka#producer-%d] broker: refused (after %d ms)", attempt, attempt)
     client.warning("FAIL [rdkafka#producer-1] broker: no such host (after 1 ms)")
     assert len(lines(stream)) == 2
+
+
+# --- the collector's policy, in a process of its own: it changes the whole interpreter ------------
+
+
+SCRIPT = """
+import gc, weakref
+from delayservice.process import worker
+
+class Ring:
+    def __init__(self):
+        self.me = self
+
+worker.collect_garbage()
+held = [weakref.ref(Ring()) for _ in range(10_000)]
+assert all(ring() is not None for ring in held), "collected by count"
+worker.collect_garbage()
+assert all(ring() is None for ring in held), "cycles are never collected"
+"""
+
+
+def test_cycles_are_collected_at_the_interval_and_at_no_other_time() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,17 +1,25 @@
-"""What a worker's loop does with a slice in each role, and when the role changes under it."""
+"""What a worker's loop does with a slice in each role and phase, and how often it commits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import product
+from typing import Any
 
 import pytest
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
+from delayservice.config.settings import Settings
 from delayservice.engine.claims import CLAIM, encode_word
+from delayservice.engine.pacing import Pacer
 from delayservice.engine.ports import Control, Role
-from delayservice.slices.edges import Limits
+from delayservice.process.worker_thread import BusyError, Turns
+from delayservice.slices.edges import Limits, limits_of
 from delayservice.slices.ownership import follow_roles
-from delayservice.slices.slice import Phase
+from delayservice.slices.slice import OWNED, SLICE_STEPS, Phase, PhaseError, Step, next_phase
+from delayservice.slices.writer import WRITER_STEPS, WriterPhase, WriterStep
 from tests.unit.loop_stage import Stage
 
 SLOW = Limits(
@@ -161,3 +169,170 @@ def test_a_slice_whose_first_commit_fails_again_and_again_is_left_to_others(
             break
     assert stage.gate.given_up[0] == (3, "it takes too long")
     assert len(failed) <= 4
+
+
+# --- the phases of a slice and of a writer go by a table each, and nothing else moves them --------
+
+
+WAY = [Step.CLAIM, Step.FENCE, Step.TAKE, Step.SERVE, Step.RELEASE, Step.STEP_DOWN]
+
+
+def test_the_way_of_an_owner_leads_from_replica_to_replica() -> None:
+    phases = [Phase.REPLICA]
+    for step in WAY:
+        phases.append(next_phase(SLICE_STEPS, phases[-1], step))
+    assert phases == [*Phase, Phase.REPLICA]
+
+
+def test_every_phase_can_be_left_at_once() -> None:
+    assert {next_phase(SLICE_STEPS, phase, Step.STEP_DOWN) for phase in Phase} == {Phase.REPLICA}
+
+
+def _leads_only_from(
+    known: AbstractSet[Any], table: Mapping[Any, Any], phases: Iterable[Any], step: Any
+) -> None:
+    for phase in phases:
+        if phase in known:
+            next_phase(table, phase, step)
+        else:
+            with pytest.raises(PhaseError):
+                next_phase(table, phase, step)
+
+
+@pytest.mark.parametrize("step", Step, ids=lambda step: step.name)
+def test_a_step_that_the_table_does_not_have_raises(step: Step) -> None:
+    known = {
+        Step.CLAIM: {Phase.REPLICA},
+        Step.WITHDRAW: {Phase.CLAIMING},
+        Step.FENCE: {Phase.CLAIMING},
+        Step.TAKE: {Phase.TAKING},
+        Step.SERVE: {Phase.TAKEN},
+        Step.JOIN: OWNED,
+        Step.RELEASE: {Phase.TAKING, Phase.TAKEN, Phase.OWNER},
+        Step.STEP_DOWN: set(Phase),
+    }[step]
+    _leads_only_from(known, SLICE_STEPS, Phase, step)
+
+
+def test_only_a_committed_claim_leads_to_an_owner() -> None:
+    ways = {
+        (phase, step)
+        for phase, step in product(Phase, Step)
+        if phase not in OWNED and _leads_to_owned(phase, step)
+    }
+    assert ways == {(Phase.TAKING, Step.TAKE), (Phase.TAKING, Step.RELEASE)}
+
+
+def _leads_to_owned(phase: Phase, step: Step) -> bool:
+    try:
+        return next_phase(SLICE_STEPS, phase, step) in OWNED
+    except PhaseError:
+        return False
+
+
+@pytest.mark.parametrize("step", WriterStep, ids=lambda step: step.name)
+def test_a_writer_sends_and_commits_only_when_it_is_open_and_no_commit_is_under_way(
+    step: WriterStep,
+) -> None:
+    is_open = {WriterPhase.IDLE, WriterPhase.SENDING}
+    known = {
+        WriterStep.OPEN: {WriterPhase.NONE},
+        WriterStep.OPENED: {WriterPhase.OPENING},
+        WriterStep.REFUSED: {WriterPhase.OPENING},
+        WriterStep.SEND: is_open,
+        WriterStep.COMMIT: is_open,
+        WriterStep.COMMITTED: {WriterPhase.COMMITTING},
+        WriterStep.LOSE: {*is_open, WriterPhase.COMMITTING},
+    }[step]
+    _leads_only_from(known, WRITER_STEPS, WriterPhase, step)
+
+
+# --- pacing ---------------------------------------------------------------------------------------
+
+
+def test_an_idle_slice_commits_as_often_as_it_may() -> None:
+    assert Pacer(20, 100).interval_ms == 20
+
+
+def test_slow_commits_stretch_the_interval_up_to_its_bound() -> None:
+    pacer = Pacer(20, 100)
+    for _ in range(50):
+        pacer.observe(15)
+    assert 22 < pacer.interval_ms <= 22.5
+    for _ in range(50):
+        pacer.observe(1_000)
+    assert pacer.interval_ms == 100
+
+
+def test_the_interval_shrinks_again_when_commits_are_quick() -> None:
+    pacer = Pacer(20, 100)
+    for commit_ms in [1_000] * 50 + [1] * 50:
+        pacer.observe(commit_ms)
+    assert pacer.interval_ms == 20
+
+
+def test_a_budget_above_the_longest_interval_wins() -> None:
+    assert Pacer(500, 100).interval_ms == 500
+
+
+@pytest.mark.parametrize(
+    ("mode", "per_s_max", "interval_ms"),
+    [
+        ("exactly_once", 200, (20, 90)),
+        ("exactly_once", 20, (100, 100)),  # two workers share the budget of the node
+        ("at_least_once", 200, (90, 90)),  # a transaction shows no record
+        ("at_least_once", 20, (100, 100)),
+    ],
+)
+def test_a_transaction_that_shows_no_record_is_committed_as_rarely_as_may_be(
+    mode: str, per_s_max: int, interval_ms: tuple[int, int]
+) -> None:
+    delivery = {
+        "mode": mode,
+        "transactions_per_s_max": per_s_max,
+        "transaction_interval_ms_min": 20,
+        "transaction_interval_ms_max": 90,
+    }
+    limits = limits_of(Settings.model_validate({"delivery": delivery, "node": {"workers": 2}}))
+    found = (limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
+    assert found == interval_ms
+
+
+# --- one thread works, others look while it waits, and never otherwise ----------------------------
+
+
+def test_others_look_in_a_pause_and_only_then() -> None:
+    turns = Turns()
+    working, pause, paused, resume = (threading.Event() for _ in range(4))
+
+    def work() -> None:
+        with turns.working():
+            working.set()
+            pause.wait(10)
+            with turns.pausing():
+                paused.set()
+                resume.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    working.wait(10)
+    with pytest.raises(BusyError, match="was busy"), turns.looking(0.05):
+        pytest.fail("it was working")
+    pause.set()
+    paused.wait(10)
+    with turns.looking(10):
+        resume.set()
+        thread.join(0.05)
+        assert thread.is_alive()  # it can't go on while somebody looks
+    thread.join(10)
+    with pytest.raises(BusyError, match="has ended"), turns.looking(10):
+        pytest.fail("its stores are closed")
+
+
+def test_a_look_that_fails_does_not_stop_the_work() -> None:
+    turns = Turns()
+    with turns.working(), turns.pausing():
+        with pytest.raises(ValueError, match="odd"), turns.looking(1):
+            raise ValueError("odd")
+        with turns.looking(1):
+            pass

@@ -1,4 +1,4 @@
-"""Metrics: cheap batches in the worker, monotonic counters in the hub, documented names."""
+"""From a worker's counters to what is exported: snapshots, pauses, audits."""
 
 from __future__ import annotations
 
@@ -8,22 +8,32 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.kafka.audits import AuditWatcher
 from delayservice.admin.http_server import HttpServer, make_metrics_app
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.settings import load
 from delayservice.engine.census import TopicCounts, Waiting
 from delayservice.engine.outcome import OUTCOME_NAMES
-from delayservice.metrics.counts import BOUNDS_MS, TARGETS_MAX, ReconcileFacts, WorkerMetrics
+from delayservice.engine.pauses import Pause, Paused, Pauses, decode_pause
+from delayservice.metrics import status as status_model
+from delayservice.metrics.counts import (
+    BOUNDS_MS,
+    TARGETS_MAX,
+    AuditFacts,
+    ReconcileFacts,
+    WorkerMetrics,
+)
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot, encode_slice, encode_snapshot
-from delayservice.metrics.status import SliceState
+from delayservice.metrics.status import PAUSES_TOLD_MAX, SliceState, pause_facts
 from tests.unit.test_alerts import full_hub
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -259,3 +269,147 @@ def test_the_documentation_lists_exactly_what_is_exported() -> None:
 def test_the_documentation_names_every_outcome() -> None:
     for name in OUTCOME_NAMES:
         assert f"`{name}`" in DOCS.read_text()
+
+
+# --- what is paused, on its way from the worker to Prometheus and to people -----------------------
+
+
+ORDERS = Paused("target", "orders*")
+TOPIC = Paused("topic", "delay_topic_any")
+
+
+class PausedTime:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def hub_with(pauses: Pauses | None) -> MetricsHub:
+    hub = MetricsHub(load(None, ["node.workers=1"], {}))
+    hub.update(0, encode_snapshot(Snapshot(1, pauses=pause_facts(pauses))))
+    return hub
+
+
+def since(hub: MetricsHub) -> dict[tuple[str, str], float]:
+    return {
+        (sample.labels["kind"], sample.labels["name"]): sample.value
+        for family in export(hub.facts())
+        for sample in family.samples
+        if sample.name == "delay_paused_timestamp_seconds"
+    }
+
+
+def counts(hub: MetricsHub) -> dict[str, float]:
+    return {
+        sample.labels["kind"]: sample.value
+        for family in export(hub.facts())
+        for sample in family.samples
+        if sample.name == "delay_pauses"
+    }
+
+
+def test_a_pause_is_shown_with_its_start_and_reason_on_a_healthy_node() -> None:
+    hub = hub_with(Pauses({ORDERS: Pause(2_000, "database move"), TOPIC: Pause(1_000)}))
+    assert since(hub) == {("target", "orders*"): 2, ("topic", "delay_topic_any"): 1}
+    assert counts(hub) == {"target": 1, "topic": 1}
+    status = hub.status()
+    assert status.healthy
+    assert status.paused == [
+        status_model.Pause("topic", "delay_topic_any", 1_000, ""),
+        status_model.Pause("target", "orders*", 2_000, "database move"),
+    ]
+
+
+def test_nothing_is_told_while_nothing_is_paused_or_nobody_has_heard() -> None:
+    assert since(hub_with(Pauses())) == {}
+    assert counts(hub_with(Pauses())) == {"target": 0, "topic": 0}
+    assert since(hub_with(None)) == {}
+    assert counts(hub_with(None)) == {}
+    assert hub_with(None).status().paused == []
+
+
+def test_the_worker_that_reported_last_speaks_for_all_that_have_heard() -> None:
+    time = PausedTime()
+    hub = MetricsHub(load(None, ["node.workers=3"], {}), time)
+    said: Iterator[Pauses | None] = iter([Pauses({TOPIC: Pause(1_000)}), Pauses(), None])
+    for worker in (2, 1, 0):
+        hub.update(worker, encode_snapshot(Snapshot(worker, pauses=pause_facts(next(said)))))
+        time.now_s += 1
+    assert (since(hub), counts(hub)) == ({}, {"target": 0, "topic": 0})
+    hub.update(2, encode_snapshot(Snapshot(2, pauses=pause_facts(Pauses({TOPIC: Pause(1_000)})))))
+    assert since(hub) == {("topic", "delay_topic_any"): 1}
+
+
+def test_series_are_bounded_and_the_longest_pauses_have_one_of_their_own() -> None:
+    many = {Paused("target", f"t{n}"): Pause(n * 1_000) for n in range(1, 1_001)}
+    hub = hub_with(Pauses(many))
+    found = since(hub)
+    assert len(found) == PAUSES_TOLD_MAX + 1
+    assert found["target", "t1"] == 1
+    assert found["other", "other"] == PAUSES_TOLD_MAX + 1
+    assert counts(hub) == {"target": 1_000, "topic": 0}
+    assert hub.status().paused_others == 1_000 - PAUSES_TOLD_MAX
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", 'x"} 1\n', "\x1b[2J", "\N{REPLACEMENT CHARACTER}", "y" * 250]
+)
+def test_a_name_that_no_topic_can_have_is_counted_and_never_a_label(name: str) -> None:
+    hub = hub_with(Pauses({Paused("target", name): Pause(3_000), ORDERS: Pause(4_000)}))
+    assert since(hub) == {("target", "orders*"): 4, ("other", "other"): 3}
+    assert hub.status().paused_others == 1
+
+
+@pytest.mark.parametrize("at_ms", [-(10**40), -1, 10**18, 10**40])
+def test_no_time_that_somebody_wrote_stops_a_worker_from_reporting(at_ms: int) -> None:
+    hub = hub_with(Pauses({TOPIC: decode_pause(b'{"at_ms": %d}' % at_ms)}))
+    (told,) = hub.status().paused
+    assert told.at_ms == (0 if at_ms < 0 else 253_402_300_799_999)
+
+
+def test_a_long_reason_is_cut() -> None:
+    (told,) = hub_with(Pauses({TOPIC: Pause(1, "why" * 9_999)})).status().paused
+    assert len(told.reason) == 200
+
+
+# --- audits ---------------------------------------------------------------------------------------
+
+
+ONE, OTHER = ["delay_topic_any", 0, 0, 8_192], ["delay_topic_any", 1, 0, 8_192]
+
+
+def hears(*told: dict[str, Any]) -> AuditWatcher:
+    watcher = AuditWatcher("delay_audit")
+    for said in told:
+        watcher.take(None, json.dumps(said).encode())
+    return watcher
+
+
+def audit(at_ms: int, records: int, findings: dict[str, int], *ranges: list[Any]) -> dict[str, Any]:
+    facts = {"at_ms": at_ms, "records": records, "findings": findings}
+    return {"kind": "summary", **facts, "ranges": ranges}
+
+
+def test_a_whole_audit_replaces_what_was_found_before() -> None:
+    before, of_range = audit(1, 10, {"lost": 2}), audit(2, 3, {"lost": 1}, ONE)
+    assert hears(before, of_range, audit(3, 20, {})).newest == AuditFacts(3, 20, {})
+
+
+def test_audits_of_ranges_add_to_it_and_each_range_counts_once() -> None:
+    parts = [audit(1, 10, {"lost": 2}), audit(2, 3, {"lost": 1, "early": 4}, ONE)]
+    parts.append(audit(3, 3, {"lost": 5}, OTHER))
+    assert hears(*parts).newest == AuditFacts(3, 10, {"lost": 8, "early": 4})
+    parts += [audit(4, 3, {"lost": 1}, ONE), audit(5, 3, {}, OTHER)]
+    assert hears(*parts).newest == AuditFacts(5, 10, {"lost": 3})
+    assert hears(*parts[1:3]).newest == AuditFacts(3, 0, {"lost": 6, "early": 4})
+
+
+def test_audits_and_comparisons_of_copies_are_heard_from_one_topic() -> None:
+    compared = {"kind": "reconcile", "at_ms": 2, "findings": {}, "records": 4, "pending": 5}
+    repairs = {"repairs": {"made": 3, "stopped": True, "left": {}, "failed": 0}}
+    other = {"kind": "copy_finding", "finding": "missing", "offset": 7}
+    told = [{**compared, **repairs}, audit(1, 9, {"lost": 1}), other, {**compared, "at_ms": "soon"}]
+    assert hears(*told).newest == AuditFacts(1, 9, {"lost": 1})
+    assert hears(*told).copies == ReconcileFacts(2, {}, 4, 5, 3, is_stopped=True)
+    assert hears(*told, {**compared, "at_ms": 3}).copies == ReconcileFacts(3, {}, 4, 5)

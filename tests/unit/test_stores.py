@@ -1,7 +1,10 @@
-"""The folders of a node's stores: what is kept, what is removed, what is refused."""
+"""Folders of stores, and syncs that run beside the loop."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,10 +12,15 @@ from structlog.testing import capture_logs
 
 from delayservice.base.errors import StoreError
 from delayservice.config.settings import Settings
+from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor
 from delayservice.process.stores import Stores, remove_strangers
+from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.files import Files
 from delayservice.store.folder import version_text
 from delayservice.store.rocksdb import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
+from delayservice.store.wheel import WheelOptions
+from tests.wheels import LoneStore, slot_files
 
 NEWEST = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 both_kinds = pytest.mark.parametrize("kind", NEWEST)
@@ -86,3 +94,121 @@ def test_slices_are_found_on_the_disk_until_their_stores_are_removed(
     kept.close()
     assert again.open() == {5}
     again.close()
+
+
+# --- syncs of the wheel that run beside delivery --------------------------------------------------
+
+
+FAR_MS = 10**15
+
+
+class SlowFiles(Files):
+    """Fsyncs of slot files wait until they may go on; some fail."""
+
+    def __init__(self, may_go_on: threading.Event, *, fail: bool = False) -> None:
+        super().__init__()
+        self._may_go_on = may_go_on
+        self.fail = fail
+
+    def sync_file(self, path: str) -> None:
+        if "/slots/" in path:
+            assert self._may_go_on.wait(10)
+            if self.fail:
+                raise StoreError(f"can't fsync {path}")
+        super().sync_file(path)
+
+
+def frames(start: int, stop: int) -> list[Frame]:
+    return [(1_000_000 + o % 7_000, o, NO_MARK, b"%d" % o) for o in range(start, stop)]
+
+
+@pytest.fixture
+def may_go_on() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def wait_until_durable(store: LoneStore, offset: int) -> None:
+    deadline = time.monotonic() + 10
+    while store.stats().durable_offset < offset:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_storing_and_delivery_go_on_while_the_disk_syncs(
+    tmp_path: Path, may_go_on: threading.Event
+) -> None:
+    store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
+    store.open()
+    store.append(frames(0, 100), [(b"a", 1_000_060, 60, NO_GROUP)], [], 100)
+    store.sync(wait=False)
+    store.append(frames(100, 200), [(b"b", 1_000_100, 100, NO_GROUP)], [], 200)
+    assert store.read_due(START_KEY, FAR_MS, 1000) == sorted(frames(0, 200))
+    store.prune(Cursor((1_000_050, 50), 200))
+    store.sync(wait=False)  # one at a time
+    assert store.stats().durable_offset == 0
+    may_go_on.set()
+    wait_until_durable(store, 100)
+    assert store.stats().durable_offset == 100
+    store.abandon()
+    store = LoneStore(tmp_path)
+    assert store.open() == 100
+    assert store.read_due((1_000_050, 50), FAR_MS, 1000) == sorted(frames(51, 100))
+    assert store.latest_unmarked(b"a", 100) == (1_000_060, 60)
+    store.close()
+
+
+def test_a_sync_is_flushed_little_by_little(tmp_path: Path, may_go_on: threading.Event) -> None:
+    may_go_on.set()
+    options = WheelOptions(slot_ms=1_000, buffer_bytes_max=16 << 20)
+    store = LoneStore(tmp_path, options, SlowFiles(may_go_on))
+    store.open()
+    payload = b"x" * 1_000_000
+    store.append([(o * 1000, o, NO_MARK, payload) for o in range(20)], [], [], 20)
+    store.sync(wait=False)
+    flushed = [path for path in slot_files(tmp_path) if path.stat().st_size]
+    assert 0 < len(flushed) < 20
+    wait_until_durable(store, 20)
+    store.close()
+
+
+def test_a_failed_fsync_is_raised_by_every_later_call(
+    tmp_path: Path, may_go_on: threading.Event
+) -> None:
+    store = LoneStore(tmp_path, files=SlowFiles(may_go_on, fail=True))
+    store.open()
+    store.append(frames(0, 100), [], [], 100)
+    store.sync(wait=False)
+    may_go_on.set()
+    with pytest.raises(StoreError, match="fsync"):
+        wait_until_durable(store, 100)
+    with pytest.raises(StoreError, match="fsync"):
+        store.read_due(START_KEY, FAR_MS, 10)
+    with pytest.raises(StoreError, match="fsync"):
+        store.append(frames(100, 200), [], [], 200)
+    with pytest.raises(StoreError, match="fsync"):
+        store.sync()
+    store.abandon()
+    store = LoneStore(tmp_path)
+    assert store.open() == 0
+    store.close()
+
+
+def test_ids_and_a_label_that_come_while_a_sync_runs_are_no_part_of_it(
+    tmp_path: Path, may_go_on: threading.Event
+) -> None:
+    store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
+    store.open()
+    store.set_label(b"old")
+    store.append(frames(0, 100), [], [], 100)
+    store.sync(wait=False)
+    store.set_label(b"new, and longer")
+    store.append(frames(100, 200), [(b"b", 1_000_100, 100, NO_GROUP)], [], 200)
+    may_go_on.set()
+    wait_until_durable(store, 100)
+    store.abandon()
+    store = LoneStore(tmp_path)
+    assert (store.open(), store.label) == (100, b"old")
+    assert store.latest_unmarked(b"b", 200) is None
+    store.close()

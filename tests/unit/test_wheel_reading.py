@@ -1,16 +1,21 @@
-"""A wheel read without its owner is what its owner reads."""
+"""Looking into a wheel: only what is asked for is read, in bounded steps and past damage."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from delayservice.base.errors import StoreError
+from connectors.kafka.clients import Clients
+from connectors.kafka.scan import SCAN_STALL_S, SCAN_STEP_S, scan_partition
+from delayservice.base.errors import KafkaEdgeError, StoreError
+from delayservice.contract.codec import encode_payload
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.digesting import DigestingStore
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import EVERYTHING, Damage, ReadBounds, each_store, open_view, read
 from delayservice.store.wheel import WheelOptions
@@ -126,3 +131,73 @@ def test_a_reader_needs_no_right_to_write(store: LoneStore, folder: Path) -> Non
     for path in copy.rglob("*"):
         path.chmod(0o500 if path.is_dir() else 0o400)
     assert read_all(copy) == (given, [])
+
+
+# --- a scan of a copy comes to its end, wherever the damage lies ----------------------------------
+
+
+HOURS = 3
+TURNS_MAX = 20
+HOURLY = WheelOptions(slot_ms=HOUR_MS)
+
+
+def frames() -> list[Frame]:
+    payload = encode_payload(("t", -1, None, b"v", [], 0, None))
+    return [(START_MS + o * HOURS * HOUR_MS // 90, o, NO_MARK, payload) for o in range(90)]
+
+
+@pytest.mark.parametrize("damaged", range(HOURS))
+def test_a_scan_ends_behind_a_damaged_hour_and_sums_up_the_others(
+    tmp_path: Path, damaged: int
+) -> None:
+    store = LoneStore(tmp_path / "shard", HOURLY)
+    store.open()
+    store.append(frames(), [], [], 90)
+    store.close()
+    victim = slot_files(tmp_path / "shard")[damaged]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"\xff")
+    copy = DigestingStore(LoneStore(tmp_path / "shard", HOURLY))
+    copy.open()
+    copy.begin_scan()
+    turns = 1
+    while not copy.scan_on():
+        turns += 1
+        assert turns < TURNS_MAX
+    assert [(d.start_ms, d.stop_ms) for d in copy.damaged] == [
+        (START_MS + damaged * HOUR_MS, START_MS + (damaged + 1) * HOUR_MS)
+    ]
+    copy.digest.finish()
+    assert copy.digest.sums is not None
+    assert copy.digest.sums.totals()[1] == 60
+    copy.close()
+
+
+# --- a scan of a log gives its caller a turn although no record comes -----------------------------
+
+
+class Silent:
+    """A consumer of a log whose next record is behind an open transaction."""
+
+    now_s = 0.0
+    is_closed = False
+
+    def assign(self, _: object) -> None: ...
+
+    def poll(self, timeout_s: float) -> None:
+        self.now_s += timeout_s
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_scan_yields_in_bounded_steps_until_it_has_waited_long_enough() -> None:
+    silent = Silent()
+    clients = Clients(consumer=lambda _: cast("Any", silent), monotonic_s=lambda: silent.now_s)
+    steps = scan_partition({}, "delay_topic_any", 0, 7, 9, clients)
+    for number in range(1, 100):
+        assert next(steps) == (("delay_topic_any", 0), 7, [], 7, -1)
+        assert silent.now_s == pytest.approx(number * SCAN_STEP_S)
+    with pytest.raises(KafkaEdgeError, match="nothing from offset 7"):
+        list(steps)
+    assert silent.now_s == pytest.approx(SCAN_STALL_S, abs=2 * SCAN_STEP_S)
+    assert silent.is_closed

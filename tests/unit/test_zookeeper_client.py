@@ -1,11 +1,14 @@
-"""Batches of requests: how many wait at a time, and what becomes of those that fail."""
+"""What is asked of ZooKeeper, written into it, and how long an answer counts."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from kazoo.exceptions import (
     BadVersionError,
@@ -17,6 +20,11 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
 )
 
+from delayservice.config.settings import load
+from delayservice.engine.ports import Role
+from delayservice.process.node import node_instance
+from ha.election_state import Lease, RoleViews
+from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name, worker_of
 from ha.pipeline import REQUESTS_MAX, EnsembleError, EnsembleRefusedError, Pipeline
 
 
@@ -136,3 +144,128 @@ def test_a_transaction_that_is_refused_is_raised_after_all_others(
     assert pipeline.commit_all(transactions) == {1}
     with pytest.raises(EnsembleRefusedError):
         pipeline.raise_failure()
+
+
+# --- a lease ends before the session can, whatever the node hears or does not hear ----------------
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_lease_is_not_valid_before_the_first_answer(clock: Clock) -> None:
+    assert not Lease(clock).is_valid
+
+
+def test_a_lease_counts_from_when_the_beat_was_sent_and_ends_before_the_session(
+    clock: Clock,
+) -> None:
+    lease = Lease(clock)
+    sent_s = lease.now_s()
+    clock.now_s += 3  # the answer took a while
+    lease.renew(sent_s, 6)
+    clock.now_s = sent_s + 3.99
+    assert lease.is_valid
+    clock.now_s = sent_s + 4
+    assert not lease.is_valid
+
+
+def test_a_late_answer_does_not_shorten_a_lease(clock: Clock) -> None:
+    lease = Lease(clock)
+    lease.renew(100, 6)
+    lease.renew(98, 6)
+    clock.now_s = 103.9
+    assert lease.is_valid
+
+
+def test_a_lost_session_ends_its_lease_at_once(clock: Clock) -> None:
+    lease = Lease(clock)
+    lease.renew(100, 6)
+    lease.end()
+    assert not lease.is_valid
+
+
+def test_a_disconnected_owner_is_paused_and_then_a_replica() -> None:
+    views = RoleViews({0: Role.OWNER, 1: Role.HEIR, 2: Role.REPLICA}, {0: 7})
+    assert views.owning == {0: Role.OWNER, 1: Role.HEIR, 2: Role.REPLICA}
+    assert views.paused == {0: Role.PAUSED, 1: Role.HEIR, 2: Role.REPLICA}
+    assert views.ended == {0: Role.REPLICA, 1: Role.HEIR, 2: Role.REPLICA}
+    assert views.epochs == {0: 7}
+
+
+def test_without_an_owner_a_disconnection_changes_nothing() -> None:
+    views = RoleViews({1: Role.HEIR}, {})
+    assert views.owning is views.paused
+    assert views.owning is views.ended
+
+
+# --- what nodes write into ZooKeeper can be read back, and what others write there does no harm ---
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        NodeNote("a", "a1", 2, 1, "rack", "host:1", 7),
+        LifeNote("a", "a1", 1, (0, 2), {0: 5}),
+        OwnerNote("a", "a1", 1, 7, "b"),
+    ],
+    ids=lambda note: type(note).__name__,
+)
+def test_a_note_is_read_as_it_was_written(note: msgspec.Struct) -> None:
+    assert decode(encode(note), type(note)) == note
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{", b"[]", b"\xff", b'{"node_id": "\xff"}', b'{"node_id": 5}', b'{"worker": 1}'),
+        b'{"node_id": "a", "instance": "a1", "workers": 0}',  # slices are numbered by workers
+    ],
+)
+@pytest.mark.parametrize("kind", [OwnerNote, NodeNote])
+def test_an_invalid_zookeeper_note_is_ignored(
+    data: bytes, kind: type[OwnerNote | NodeNote]
+) -> None:
+    assert decode(data, kind) is None
+
+
+def test_a_note_of_a_later_version_is_read_without_what_is_new() -> None:
+    data = b'{"node_id": "a", "instance": "a1", "worker": 0, "epoch": 3, "news": [1]}'
+    assert decode(data, OwnerNote) == OwnerNote("a", "a1", 0, 3)
+
+
+def test_a_worker_is_found_by_its_name() -> None:
+    assert worker_of(worker_name("rack:1.a", 12)) == ("rack:1.a", 12)
+
+
+@pytest.mark.parametrize("name", ["", "a", ":1", "a:", "a:b", "a:-1", "a:1 "])
+def test_other_names_are_nobodys(name: str) -> None:
+    assert worker_of(name) is None
+
+
+# --- what tells two nodes of one name apart -------------------------------------------------------
+
+
+def instance_in(state_dir: Path) -> str:
+    return node_instance(load(None, [f"node.state_dir={state_dir}"], {}))
+
+
+def test_a_node_stays_the_same_in_its_folder_wherever_that_is_moved(tmp_path: Path) -> None:
+    first = instance_in(tmp_path / "here")
+    assert instance_in(tmp_path / "here") == first
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert instance_in(tmp_path / "there") == first
+
+
+def test_a_copy_of_the_folder_is_another_node(tmp_path: Path) -> None:
+    first = instance_in(tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    assert instance_in(tmp_path / "there") != first

@@ -1,18 +1,24 @@
-"""A broker is silent when it leaves two questions in a row unanswered; Kafka is lost when all are,
-and metadata with them.
-"""
+"""What brokers answer: which of them are silent, where logs end, what is not known yet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 from structlog.testing import capture_logs
 
+from connectors.kafka import log_ends as module
+from connectors.kafka.log_ends import LATEST, log_bounds, log_ends, offsets_of
 from connectors.kafka.reach import KafkaReach
+from connectors.kafka.topics import TopicKeeper
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.config.settings import Settings
+from delayservice.engine.ports import Bounds
 
 TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
@@ -183,3 +189,120 @@ def test_a_node_that_starts_without_kafka_has_lost_it() -> None:
     for is_lost in (False, True):
         reach.check()
         assert bool(reach.trouble) == is_lost
+
+
+# --- where logs end, by what brokers answer -------------------------------------------------------
+
+
+PLACE = ("delay_topic_a", 0)
+
+
+class Broker:
+    """Answers with the given errors first, then with an offset."""
+
+    def __init__(self, errors: Iterator[int]) -> None:
+        self.errors = errors
+        self.looked_up: list[str] = []
+
+    def list_offsets(
+        self, wanted: Mapping[TopicPartition, Any], **_: object
+    ) -> dict[TopicPartition, Future[Any]]:
+        code = next(self.errors, None)
+        answer: Future[Any] = Future()
+        if code is None:
+            answer.set_result(SimpleNamespace(offset=7, leader_epoch=3))
+        else:
+            answer.set_exception(KafkaException(KafkaError(code)))
+        return dict.fromkeys(wanted, answer)
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        assert timeout > 0
+        self.looked_up.append(topic)
+
+
+def admin_of(broker: Broker) -> AdminClient:
+    return cast("AdminClient", broker)
+
+
+@pytest.mark.parametrize("code", sorted(module.STALE))
+def test_where_a_leader_is_elected_the_question_is_asked_again(code: int) -> None:
+    broker = Broker(iter([code, code]))
+    assert offsets_of(admin_of(broker), [PLACE], LATEST) == {PLACE: 7}
+    assert broker.looked_up == [PLACE[0]] * 2
+    broker = Broker(iter([code]))
+    assert log_bounds(admin_of(broker), *PLACE) == Bounds(7, 7, 3)
+    assert broker.looked_up == [PLACE[0]]
+
+
+def test_any_other_refusal_is_told_at_once() -> None:
+    broker = Broker(iter([KafkaError.TOPIC_AUTHORIZATION_FAILED]))
+    with pytest.raises(KafkaEdgeError, match="delay_topic_a:0"):
+        offsets_of(admin_of(broker), [PLACE], LATEST)
+    assert not broker.looked_up
+
+
+def test_an_election_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_TIMEOUT_S", 0.2)
+    broker = Broker(iter([KafkaError.NOT_LEADER_FOR_PARTITION] * 100))
+    with pytest.raises(KafkaEdgeError, match="NOT_LEADER"):
+        offsets_of(admin_of(broker), [PLACE], LATEST)
+
+
+def test_a_single_attempt_finds_the_new_leader_next_time() -> None:
+    broker = Broker(iter([KafkaError.FENCED_LEADER_EPOCH]))
+    assert log_ends(admin_of(broker), [PLACE]) == {}
+    assert broker.looked_up == [PLACE[0]]
+    assert log_ends(admin_of(broker), [PLACE]) == {PLACE: 7}
+
+
+def test_bounds_do_not_wait_for_an_election() -> None:
+    asked = iter([KafkaError.LEADER_NOT_AVAILABLE] * 2)
+    with pytest.raises(KafkaEdgeError, match="delay_topic_a:0 starts and ends"):
+        log_bounds(admin_of(Broker(asked)), *PLACE)
+    assert next(asked, None) is None, "it is asked twice"
+
+
+def test_an_offset_that_no_log_has_is_no_answer() -> None:
+    """The client gives it, and no error, when the connection to a leader breaks."""
+    answer: Future[Any] = Future()
+    answer.set_result(SimpleNamespace(offset=OFFSET_INVALID, leader_epoch=None))
+    admin = cast(
+        "AdminClient",
+        SimpleNamespace(list_offsets=lambda wanted, **_: dict.fromkeys(wanted, answer)),
+    )
+    with pytest.raises(KafkaEdgeError, match="connection to the leader broke"):
+        log_bounds(admin, *PLACE)
+    assert log_ends(admin, [PLACE]) == {}
+
+
+# --- topics that are not known to every broker yet ------------------------------------------------
+
+
+class DeniedBroker:
+    """Answers each question about a configuration with an error."""
+
+    def __init__(self, code: int) -> None:
+        self._error = KafkaException(KafkaError(code))
+
+    def describe_configs(self, resources: list[Any]) -> dict[Any, Future[Any]]:
+        futures: dict[Any, Future[Any]] = {resource: Future() for resource in resources}
+        for future in futures.values():
+            future.set_exception(self._error)
+        return futures
+
+
+@pytest.mark.parametrize(
+    ("code", "is_fatal"),
+    [(KafkaError.UNKNOWN_TOPIC_OR_PART, False), (KafkaError.TOPIC_AUTHORIZATION_FAILED, True)],
+)
+def test_a_topic_that_a_broker_does_not_know_yet_is_not_taken_for_a_missing_right(
+    code: int,
+    is_fatal: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    settings = Settings()
+    own = (settings.topics.checkpoint, settings.topics.claims_topic)
+    keeper = TopicKeeper(cast("Any", DeniedBroker(code)), settings)
+    existing = dict.fromkeys(own, ((1, (1, 2, 3)),))
+    problems = keeper._own_problems(existing, keeper._configs(own), None)
+    assert [one.is_fatal for one in problems] == [is_fatal] * 2
+    assert all(("DescribeConfigs" in one.text) == is_fatal for one in problems)

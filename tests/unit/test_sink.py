@@ -1,20 +1,23 @@
-"""When a flush counts as stalled: a busy broker is waited for, a silent one is not."""
+"""What ends a writer: stalled flushes, errors of brokers, lost connections."""
 
 from __future__ import annotations
 
+import logging
 import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError
 
-from connectors.kafka.clients import Clients
+from connectors.kafka.clients import Clients, CoordinatorLog
+from connectors.kafka.errors import MEANINGS, Meaning, meaning_of
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import WriterEndedError
 from delayservice.engine.electability import TURN_S_MAX
 from delayservice.engine.outcome import DELIVERED, Output
-from tests.unit.test_checkpoint_tail import OPTIONS
+from tests.unit.test_checkpoint import OPTIONS
 
 
 class SilentProducer:
@@ -109,3 +112,62 @@ def test_unacknowledged_single_records_end_the_writer() -> None:
     with pytest.raises(WriterEndedError, match="not acknowledged"):
         sink.send(("delay_topic_any", 0), OUTPUTS)
     assert clock[0] - 1_000 < TURN_S_MAX / 2
+
+
+# --- each error that a broker may answer to a transaction's requests has one meaning --------------
+
+
+OF_OTHER_REQUESTS = (
+    {-1, 0, 1, 11, 12, 22, 23, 24, 25, 26, 27, 28, 30, 33, 34, 35, 36, 37, 38, 39, 41, 42, 50, 54}
+    | {*range(57, 59), *range(60, 74), *range(77, 87), 88, *range(91, 98)}
+    | {*range(110, 120), *range(121, 134)}
+)
+"""Codes that Kafka 4.3 answers to none of Produce, AddPartitionsToTxn and EndTxn: those of groups,
+fetches, administration, connections and the controller (``common.protocol.Errors`` and the error
+lists of the three requests' schemas)."""
+
+
+def test_each_code_that_the_client_knows_has_a_meaning_or_belongs_to_other_requests() -> None:
+    codes = {
+        code
+        for name in dir(KafkaError)
+        if name.isupper() and isinstance(code := getattr(KafkaError, name), int) and code >= -1
+    }
+    assert len(codes) > 110
+    answered = {code for code in MEANINGS if code >= 0}
+    assert answered & OF_OTHER_REQUESTS == set()
+    assert codes - answered == OF_OTHER_REQUESTS, "a new code of the client needs a meaning"
+
+
+def test_an_error_without_a_meaning_is_put_down_to_the_topic_and_not_to_the_writer() -> None:
+    assert meaning_of(KafkaError(KafkaError.UNKNOWN)) is Meaning.UNSUITED
+
+
+# --- which lines of a client's log end its writer -------------------------------------------------
+
+
+CLOSED = "[thrd:TxnCoordinator]: TxnCoordinator: broker:9092: Disconnected (after 9ms in state UP)"
+
+
+@pytest.mark.parametrize(
+    ("level", "facility", "line", "is_failure"),
+    [
+        (logging.INFO, "FAIL", CLOSED, True),
+        (
+            logging.WARNING,
+            "REQTMOUT",
+            CLOSED.replace("Disconnected", "Timed out 1 in-flight"),
+            True,
+        ),
+        (logging.DEBUG, "FAIL", CLOSED, False),
+        (logging.ERROR, "FAIL", "[thrd:broker:9092/1]: broker:9092/1: Disconnected", False),
+        (logging.WARNING, "GETPID", "[thrd:main]: TxnCoordinator/1: Not coordinator", False),
+    ],
+    ids=["closed", "no answer", "closed on purpose, with debug", "another broker", "an answer"],
+)
+def test_only_failed_connections_to_the_coordinator_are_failures(
+    level: int, facility: str, line: str, *, is_failure: bool
+) -> None:
+    log = CoordinatorLog()
+    log.log(level, "%s [%s] %s", facility, "rdkafka#producer-1", line)
+    assert log.failure == (line if is_failure else "")
