@@ -150,10 +150,8 @@ def test_the_log_cut_at_any_byte_gives_a_prefix(tmp_path: Path) -> None:
     assert len(set(stops)) > 5
 
 
-def test_a_flipped_byte_of_any_file_is_never_delivered_and_skips_nothing(
-    snapshot: Snapshot, tmp_path: Path
-) -> None:
-    """The store opens with the undamaged records, or starts over: at once, or at the damage."""
+def test_a_flipped_byte_of_any_file_loses_no_record(snapshot: Snapshot, tmp_path: Path) -> None:
+    # The store opens with the undamaged records, or starts over: at once, or at the damage.
     rng = random.Random(2)
     for path in sorted(snapshot.root.rglob("*")):
         data = path.read_bytes() if path.is_file() else b""
@@ -165,7 +163,7 @@ def test_a_flipped_byte_of_any_file_is_never_delivered_and_skips_nothing(
 
 
 def test_a_damaged_length_in_the_manifest_hides_no_table(tables: Snapshot, tmp_path: Path) -> None:
-    """What reaches beyond the end of the file looks cut off to RocksDB."""
+    # What reaches beyond the end of the file looks cut off to RocksDB.
     path = tables.file("MANIFEST-*")
     data, name = path.read_bytes(), f"db/{path.name}"
     stops = []
@@ -175,10 +173,8 @@ def test_a_damaged_length_in_the_manifest_hides_no_table(tables: Snapshot, tmp_p
     assert stops.count(0) > 2
 
 
-def test_a_manifest_cut_between_two_records_hides_no_table(
-    tables: Snapshot, tmp_path: Path
-) -> None:
-    """RocksDB takes it for whole."""
+def test_a_manifest_cut_between_records_hides_no_table(tables: Snapshot, tmp_path: Path) -> None:
+    # RocksDB takes it for whole.
     path = tables.file("MANIFEST-*")
     data, name = path.read_bytes(), f"db/{path.name}"
     stops = [tables.check(tmp_path / "copy", name, data[:at]) for at, _ in records_in(data)]
@@ -186,7 +182,7 @@ def test_a_manifest_cut_between_two_records_hides_no_table(
 
 
 def test_the_loss_of_the_older_of_two_logs_is_noticed(tmp_path: Path) -> None:
-    """RocksDB reads those that there are."""
+    # RocksDB reads those that there are.
     log = ModelLog(COUNT, seed=7)
     big = {offset: (*frame[:3], frame[3] * 60) for offset, frame in log.frames.items()}
     log.frames |= big
@@ -226,7 +222,7 @@ def _unended(root: Path) -> int:
 
 
 def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_path: Path) -> None:
-    """RocksDB waits for ever at a record of type 5 that is none; the supervisor ends the worker."""
+    # RocksDB waits for ever at a record of type 5 that is none; the supervisor ends the worker.
     path = tables.file("MANIFEST-*")
     data = path.read_bytes()
     at = [at for at, _ in records_in(data)][-1]
@@ -251,9 +247,7 @@ def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_
     store.close()
 
 
-def test_a_process_that_is_killed_while_it_opens_a_sound_database_costs_no_row(
-    tmp_path: Path,
-) -> None:
+def test_a_process_killed_while_it_opens_a_database_costs_no_row(tmp_path: Path) -> None:
     store = LoneRocks(tmp_path)
     store.open()
     ModelLog(COUNT, seed=7).feed(store, 0, COUNT)
@@ -286,7 +280,7 @@ def test_rows_are_counted_unless_the_database_was_closed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("make", [LoneRocks, LoneStore])
-def test_no_number_of_rows_is_wrong_after_marks_prunes_and_rebuilds(
+def test_rows_are_counted_right_after_all_changes(
     make: type[LoneRocks | LoneStore], tmp_path: Path
 ) -> None:
     log = ModelLog(COUNT, seed=7)
@@ -308,9 +302,7 @@ def test_no_number_of_rows_is_wrong_after_marks_prunes_and_rebuilds(
 
 
 @pytest.mark.parametrize("kind", [b"f", b"n", b"d", b"m"])
-def test_one_lost_row_of_any_kind_is_noticed(
-    snapshot: Snapshot, kind: bytes, tmp_path: Path
-) -> None:
+def test_a_lost_row_of_any_kind_is_noticed(snapshot: Snapshot, kind: bytes, tmp_path: Path) -> None:
     root = tmp_path / "s"
     shutil.copytree(snapshot.root, root)
     database = open_database(root / "db", RocksOptions())
@@ -327,7 +319,7 @@ def test_one_lost_row_of_any_kind_is_noticed(
 
 @pytest.mark.parametrize("changed", [b"", b"\0" * 73, b"rocksdb", b"wheel 3", b"rocksdb 99"])
 def test_a_damaged_version_is_no_refusal(tables: Snapshot, changed: bytes, tmp_path: Path) -> None:
-    """Without its line end or its checksum, it is neither another backend's nor a newer one's."""
+    # Without its line end or its checksum, it is neither another backend's nor a newer one's.
     assert tables.check(tmp_path / "copy", "VERSION", changed) == 0
 
 
@@ -376,10 +368,10 @@ def _compact(store: LoneRocks) -> None:
 
 
 @pytest.mark.parametrize("deed", [_read, _scan, _prune, _look_up, _compact])
-def test_damage_that_is_met_later_condemns_the_database(
+def test_damage_met_later_starts_over(
     small: Snapshot, deed: Callable[[LoneRocks], None], tmp_path: Path
 ) -> None:
-    """The process ends once; its next life starts over."""
+    # The process ends once; its next life starts over.
     root = tmp_path / "s"
     shutil.copytree(small.root, root)
     store = LoneRocks(root, RocksOptions(block_cache_bytes=1))  # what is read comes from the disk
@@ -399,10 +391,8 @@ def test_damage_that_is_met_later_condemns_the_database(
     assert len(list((root / "quarantine").iterdir())) == 1
 
 
-def test_damage_that_only_the_end_of_a_life_meets_condemns_the_database(
-    tables: Snapshot, tmp_path: Path
-) -> None:
-    """RocksDB flushes when it is closed."""
+def test_damage_met_at_close_condemns_the_database(tables: Snapshot, tmp_path: Path) -> None:
+    # RocksDB flushes when it is closed.
     root = tmp_path / "s"
     shutil.copytree(tables.root, root)
     store = LoneRocks(root)
@@ -417,9 +407,7 @@ def test_damage_that_only_the_end_of_a_life_meets_condemns_the_database(
 
 
 @pytest.mark.parametrize("code", [ENOSPC, EMFILE, EACCES, ENOMEM])
-def test_want_of_space_files_rights_or_memory_is_no_damage(
-    tables: Snapshot, code: int, tmp_path: Path
-) -> None:
+def test_lack_of_space_or_rights_is_no_damage(tables: Snapshot, code: int, tmp_path: Path) -> None:
     root = tmp_path / "s"
     shutil.copytree(tables.root, root)
     why = Exception(f"IO error: {os.strerror(code)}: While open a file: {root}/db/000009.sst")

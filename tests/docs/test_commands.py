@@ -115,7 +115,7 @@ PYTHON_PAGES: Final = sorted(
 
 @pytest.mark.parametrize("page", PYTHON_PAGES)
 def test_the_python_of_a_page_runs(machine: Machine, page: str) -> None:
-    """The blocks run one after the other, as a reader would type them."""
+    # The blocks run one after the other, as a reader would type them.
     whole = [one.text for one in blocks("python", page) if not is_python_listed(one)]
     script = machine.folder / f"{Path(page).stem}.py"
     script.write_text(machine.here("\n".join([*whole, "producer.flush()\n"])), "utf-8")
@@ -186,7 +186,7 @@ AUTHORIZER: Final = {
 
 @pytest.mark.night
 def test_a_node_serves_the_topics_that_an_operator_makes(tmp_path: Path) -> None:
-    """On a broker that asks for rights, where Kafka's tools find nothing done already."""
+    # On a broker that asks for rights, where Kafka's tools find nothing done already.
     with (
         EmbeddedCluster(1, 0, broker_properties=AUTHORIZER) as cluster,
         Machine(tmp_path, {}) as machine,

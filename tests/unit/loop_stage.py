@@ -44,8 +44,6 @@ Answer = TypeVar("Answer")
 
 
 class ManualClock:
-    """Stands still until it is moved."""
-
     def __init__(self) -> None:
         self.now_ms = NOW_MS
 
@@ -81,7 +79,6 @@ class Inline:
         return future
 
     def run(self) -> None:
-        """Do the oldest thing that waits."""
         self.waiting.popleft()()
 
 
@@ -146,8 +143,6 @@ class Logs:
 
 @dataclass
 class Transaction:
-    """What was committed at once."""
-
     outputs: list[tuple[Place, Output]] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
 
@@ -166,7 +161,6 @@ class Transaction:
 
     @property
     def checkpoints(self) -> list[int]:
-        """Slices whose checkpoints it carries."""
         return [control.slice_no for control in self.controls if not control.writer]
 
 
@@ -223,7 +217,6 @@ class Writer:
                 self.note_checkpoint(slice_no, value)
 
     def note_checkpoint(self, slice_no: int, value: bytes) -> None:
-        """Let this be the newest checkpoint of the slice."""
         now_ms = self._clock.now_ms
         before = self.checkpoints.get(slice_no)
         offset = 0 if before is None else before.offset + 1
@@ -240,11 +233,9 @@ class Writer:
         self.open_outputs.clear()
 
     def checkpoint(self, slice_no: int) -> Checkpoint:
-        """The newest that is committed."""
         return decode_checkpoint(self.checkpoints[slice_no].data)
 
     def sent(self) -> list[tuple[Place, Output]]:
-        """All outputs that were ever committed, in order."""
         return [output for one in self.committed for output in one.outputs]
 
 
@@ -366,8 +357,6 @@ class Ensemble:
 
 
 class Watch(ClockWatch):
-    """The clock's watch: doubt as a test sets it, and the broker's answers that it was told."""
-
     def __init__(self) -> None:
         self.reason: str | None = None
         self.answers: list[tuple[int, float]] = []
@@ -380,8 +369,6 @@ class Watch(ClockWatch):
 
 
 class Heard:
-    """The observer: what it was told."""
-
     def __init__(self) -> None:
         self.transactions: list[tuple[list[int], bool]] = []
 
@@ -439,7 +426,6 @@ class Stage:
             self.add(number)
 
     def add(self, number: int, topic: str = TOPIC) -> None:
-        """Keep one more shard."""
         lane = Lane(topic, number, topic, MemoryStore(), self.logs, ROUTES, targets=self.targets)
         lane.adopt(Contracts([(0, Contract())]))
         self.loop.add_lanes(number, [lane])

@@ -53,7 +53,7 @@ def sent(settings: Settings, address: str | None, token_file: Path | None = None
         ("localhost:x@evil.example:9465", False),
     ],
 )
-def test_the_token_that_a_node_made_is_sent_to_this_machine_only(
+def test_a_made_token_is_sent_to_loopback_only(
     tmp_path: Path, *, address: str | None, is_sent: bool
 ) -> None:
     (tmp_path / "admin_token").write_text(MADE + "\n")
@@ -94,9 +94,7 @@ def test_a_length_of_time_is_told_in_the_largest_unit_that_fits_twice() -> None:
     assert told == ["0 ms", "1,999 ms", "2 seconds", "120 seconds", "90 minutes", "30 days"]
 
 
-def test_json_means_the_same_and_has_nothing_in_it_that_steers_the_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_json_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"detail": HOSTILE + "\u00e4"})
     line = capsys.readouterr().out.removesuffix("\n")
     assert line.isprintable()

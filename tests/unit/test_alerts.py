@@ -87,9 +87,7 @@ def known() -> Labels:
 
 
 @every_alert
-def test_an_alert_is_built_on_what_is_exported_and_leads_to_a_run_book(
-    alert: Alert, known: Labels
-) -> None:
+def test_an_alert_uses_exported_series_and_has_a_run_book(alert: Alert, known: Labels) -> None:
     told = " ".join(alert.annotations.values())
     assert set(re.findall(r"\$labels\.(\w+)", told)) <= Reader(known).labels(alert.expr)
     assert set(alert.annotations) == {"summary", "description", "runbook_url"}

@@ -190,9 +190,7 @@ def test_a_target_is_matched_by_its_pattern_and_a_delay_topic_by_its_name() -> N
     assert not known.holds("orders-eu")
 
 
-def test_until_they_are_heard_of_everything_is_held_but_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_everything_is_held_until_pauses_are_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_ends, "ASK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(control_topics, "_RETRY_S", 0.02)
     monkeypatch.setattr(control_topics, "_COMPLAIN_S", 0.1)

@@ -120,9 +120,7 @@ def test_a_fault_fails_the_run_but_a_double_under_at_least_once(what: str, deliv
         (["whole", "--set", "node.workerz=2"], "did you mean node.workers"),
     ],
 )
-def test_options_that_cannot_be_measured_are_refused_at_the_start(
-    words: list[str], complaint: str
-) -> None:
+def test_unmeasurable_options_are_refused_at_the_start(words: list[str], complaint: str) -> None:
     done = CliRunner().invoke(app, ["dev", "bench", *words])
     assert complaint in done.output
 
@@ -147,9 +145,7 @@ def results() -> list[Figures]:
     ]
 
 
-def test_a_result_counts_what_is_wrong_and_that_of_this_service_is_the_exit_status(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_fault_of_this_service_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     good, wrong = results()
     assert [good[f"lateness_ms_{name}"] for name in ("p50", "p99", "max")] == [5, 40, 40]
     assert (wrong["early"], wrong["early_ms_max"], wrong["duplicated"]) == (1, 7, 3)

@@ -143,7 +143,7 @@ def test_counts_are_those_of_the_plain_definition_after_any_steps(
 
 
 @every_store
-def test_records_that_change_during_a_scan_are_counted_once(
+def test_changes_during_a_scan_count_once(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digesting, "SCAN_ROWS", 1)
@@ -198,9 +198,7 @@ def test_a_store_that_was_not_read_yet_says_nothing_by_target(tmp_path: Path) ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=60))
-def test_targets_without_a_count_of_their_own_are_counted_together(
-    records: list[tuple[int, int]],
-) -> None:
+def test_uncounted_targets_are_counted_together(records: list[tuple[int, int]]) -> None:
     held = Census()
     rows = [frame(n, m * MINUTE_MS, f"t{t}") for n, (m, t) in enumerate(records)]
     with pytest.MonkeyPatch.context() as patch:

@@ -164,9 +164,7 @@ def test_a_newer_version_is_believed_for_newer_builds_to_follow(data: dict[str, 
         (written(4, 1), written(3, 9).replace(b'"v":1', b'"v":2'), False),
     ],
 )
-def test_checkpoints_are_ordered_by_take_over_and_commit(
-    earlier: bytes, later: bytes, *, precedes: bool
-) -> None:
+def test_checkpoints_are_ordered_by_commit(earlier: bytes, later: bytes, *, precedes: bool) -> None:
     assert standing_of(4, earlier).precedes(standing_of(4, later)) is precedes
 
 

@@ -72,7 +72,7 @@ class Topic:
 def test_every_writer_that_may_still_write_is_fenced(
     said: str, last: str | None, fenced: set[str]
 ) -> None:
-    """Claims, and releases with a minus. ``last`` wrote the last checkpoint under its first."""
+    # Claims, and releases with a minus. ``last`` wrote the last checkpoint under its first.
     topic, first = Topic(), dict[str, int]()
     for word in said.split():
         name = word.removeprefix("-")
@@ -149,9 +149,7 @@ KEYS = [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"]
         ),
     ],
 )
-def test_an_unreadable_claim_record_is_reported_and_changes_nothing(
-    key: bytes | None, value: bytes, why: str
-) -> None:
+def test_an_unreadable_claim_changes_nothing(key: bytes | None, value: bytes, why: str) -> None:
     topic = Topic()
     topic.say("other")
     with pytest.raises(KafkaEdgeError, match=why):

@@ -45,7 +45,7 @@ def run(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.Compl
         ("node.workers=2", False, "kafka.bootstrap is not set"),
     ],
 )
-def test_config_check_tells_whether_a_node_could_start(
+def test_config_check_tells_if_a_node_could_start(
     setting: str, problem: str | None, *, valid: bool
 ) -> None:
     done = run("config", "check", "--json", "--set", setting)
@@ -163,9 +163,7 @@ def test_send_foresees_which_records_will_be_dead_lettered(
         ([ORDERS], None),
     ],
 )
-def test_the_due_time_is_the_one_that_the_service_reads(
-    headers: Headers, due_ms: int | None
-) -> None:
+def test_the_due_time_is_what_the_service_reads(headers: Headers, due_ms: int | None) -> None:
     assert forecast(headers, ALLOWED).due_ms(0, NOW_MS) == due_ms
 
 

@@ -440,7 +440,7 @@ def test_a_bounded_memory_forgets_what_was_used_least_recently() -> None:
         (None, b"v" * 1_000_000, [], 1_000_072),
     ],
 )
-def test_a_batch_of_one_record(
+def test_batch_size_matches_kafkas_encoding(
     key: bytes | None, value: bytes | None, headers: Headers, size: int
 ) -> None:
     assert batch_bytes(key, value, headers) == size

@@ -14,9 +14,8 @@ def checkpoint(commit: int) -> Checkpoint:
 
 
 def test_no_two_checkpoints_are_the_same_even_if_no_cursor_moved() -> None:
-    """Else an earlier one, read back late, would seem to be the answer to a later question, and the
-    time that it took would be taken for a wrong clock.
-    """
+    # Else an earlier one, read back late, would seem to be the answer to a later question, and the
+    # time that it took would be taken for a wrong clock.
     first, second = (encode_checkpoint(checkpoint(number)) for number in (1, 2))
     assert first != second
     assert decode_checkpoint(second).commit == 2
@@ -67,7 +66,7 @@ def test_the_transaction_that_is_open_when_the_clock_comes_into_doubt_is_dropped
 
 
 def test_a_checkpoint_that_is_read_back_seconds_later_is_measured_by_its_own_commit() -> None:
-    """Others were sent meanwhile, one a second: each waits for its own way back."""
+    # Others were sent meanwhile, one a second: each waits for its own way back.
     stage = Stage(0)
     stage.own()
     stage.clock_watch.reason = "ahead of the broker"

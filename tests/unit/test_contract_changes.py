@@ -78,7 +78,7 @@ def test_changes_that_the_checkpoint_has_no_room_for_wait_until_it_has(lane: Lan
 
 
 def test_contracts_that_are_too_many_by_now_stay_as_they_are(lane: Lane) -> None:
-    """An older service wrote them; records need each."""
+    # An older service wrote them; records need each.
     many = Contracts([(number, changed(number)) for number in range(1_000)])
     assert len(many.encode()) > CONTRACTS_BYTES_MAX
     known = ShardCheckpoint("id", Cursor(), many)
@@ -87,7 +87,7 @@ def test_contracts_that_are_too_many_by_now_stay_as_they_are(lane: Lane) -> None
 
 
 def test_replicas_that_hear_of_a_change_under_load_keep_their_stores() -> None:
-    """They store on meanwhile by what held before."""
+    # They store on meanwhile by what held before.
     owner, replica = new_lane(), new_lane()
     before = Contracts([(0, changed(1))])
     for lane in (owner, replica):

@@ -208,7 +208,7 @@ def test_the_command_shows_what_waits_for_its_home() -> None:
 
 
 def test_a_record_is_judged_before_it_is_forwarded() -> None:
-    """The command does not know yet in which partition the record will lie."""
+    # The command does not know yet in which partition the record will lie.
     sets = ["kafka.bootstrap=127.0.0.1:1", "delivery.id_partitions=2"]
     settings = load(None, [*sets, "targets.default.allow=others"], {})
     record = Outgoing(TOPIC, None, b"x", [*HEADERS], None, None)

@@ -17,7 +17,6 @@ BERLIN = "Europe/Berlin"
 
 
 def ms(text: str) -> int:
-    """RFC 3339 to epoch milliseconds."""
     return int(datetime.fromisoformat(text).timestamp() * 1_000)
 
 

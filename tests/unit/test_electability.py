@@ -44,7 +44,7 @@ def test_a_worker_that_lacks_nothing_may_own_what_it_has_a_copy_of() -> None:
         (WorkerFacts(crashes=2, lived_s=1.0), Cause.CRASHED, "2 times"),
     ],
 )
-def test_a_worker_that_lacks_something_may_own_nothing_and_says_why(
+def test_an_unfit_worker_owns_nothing_and_says_why(
     worker: WorkerFacts, cause: Cause, words: str
 ) -> None:
     for found in (electability(worker), electability(worker, UP_TO_DATE)):
@@ -62,9 +62,7 @@ def test_a_worker_that_lacks_something_may_own_nothing_and_says_why(
         (CopyFacts(0.0, failure="no coordinator", rest_s=4.0), Cause.FAILING, "no coordinator"),
     ],
 )
-def test_a_copy_that_is_not_good_enough_may_not_be_owned_and_says_why(
-    copy: CopyFacts, cause: Cause, words: str
-) -> None:
+def test_an_unfit_copy_is_not_owned_and_says_why(copy: CopyFacts, cause: Cause, words: str) -> None:
     found = electability(WELL, copy)
     assert not found.may_own
     assert found.cause is cause

@@ -21,10 +21,8 @@ from tests.transcripts.events import Events
 from tests.transcripts.world import Node, World
 
 
-def test_the_note_of_a_node_that_comes_back_while_others_look_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It writes its note, then it lives; that it lives is news only to who has looked before."""
+def test_the_note_of_a_returning_node_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It writes its note, then it lives; that it lives is news only to who has looked before.
     world = World(Events())
     world.start("a")
     world.start("b")
@@ -57,7 +55,6 @@ def test_the_note_of_a_node_that_comes_back_while_others_look_is_read(
 
 
 def owning() -> tuple[World, Node]:
-    """A node that owns slices 0 to 2."""
     world = World(Events())
     node = world.start("a")
     world.run(5)
@@ -131,9 +128,7 @@ def test_owned_slices_are_confirmed_together_while_connected() -> None:
     assert node.ownership.confirm_all(range(3)) == frozenset()
 
 
-def test_a_slice_that_can_not_be_confirmed_keeps_no_other_from_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unconfirmed_slice_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _, node = owning()
 
     def confirm_all(slice_nos: Iterable[int]) -> Iterator[int]:
@@ -144,9 +139,7 @@ def test_a_slice_that_can_not_be_confirmed_keeps_no_other_from_it(
     assert node.ownership.confirm_all(range(3)) == {0, 2}
 
 
-def test_a_seat_that_can_not_be_read_keeps_no_other_from_being_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unreadable_seat_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(Events())
     node = world.start("a")
     read = node.link.owners
@@ -162,10 +155,8 @@ def test_a_seat_that_can_not_be_read_keeps_no_other_from_being_known(
     assert [seat is not None for seat in seats] == [True, False, True]
 
 
-def test_a_beat_keeps_the_lease_while_many_slices_are_claimed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As if each batch of claims took as long as a third of a lease."""
+def test_beats_keep_the_lease_while_slices_are_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if each batch of claims took as long as a third of a lease.
     world = World(Events(), slices=1_000)
     node = world.start("a")
     claimed = node.link.claim_all

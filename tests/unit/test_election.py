@@ -62,7 +62,6 @@ def vacated(election: Election, now_s: float = 0, slice_no: int = 0) -> None:
 
 
 def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) -> Election:
-    """Slice 0 is mine."""
     election.seat(0, VACANT, since_s - 1)
     election.seat(0, MINE, since_s)
     election.settling(0, is_settling=is_settling)
@@ -70,12 +69,10 @@ def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) 
 
 
 def ready(election: Election, *names: str) -> None:
-    """These nodes' copies of slice 0 are up to date."""
     ready_for(election, 0, *names)
 
 
 def ready_for(election: Election, slice_no: int, *names: str) -> None:
-    """These nodes' copies of a slice are up to date."""
     election.view.set_lives(
         {f"{name}:0": LifeNote(name, f"{name}1", 0, (slice_no,)) for name in names}
     )
@@ -98,9 +95,7 @@ class TestClaims:
             WorkerFacts(zookeeper="no session"),
         ],
     )
-    def test_a_worker_that_should_not_own_does_not_take_its_preferred_slice(
-        self, facts: WorkerFacts
-    ) -> None:
+    def test_an_unfit_worker_does_not_take_its_preferred_slice(self, facts: WorkerFacts) -> None:
         election = elected()
         vacated(election)
         election.judge(facts)
@@ -115,9 +110,7 @@ class TestClaims:
             WorkerFacts(broker="broker 2 does not answer", broker_s=99),
         ],
     )
-    def test_others_are_preferred_to_a_last_resort_which_claims_what_nobody_else_does(
-        self, facts: WorkerFacts
-    ) -> None:
+    def test_a_last_resort_claims_what_nobody_else_does(self, facts: WorkerFacts) -> None:
         election = elected()
         vacated(election)
         election.judge(facts)
@@ -286,7 +279,7 @@ class TestRoles:
             ("me", others("other", heir="third"), Role.REPLICA),
         ],
     )
-    def test_a_role_follows_from_the_seat(
+    def test_role_follows_from_seat(
         self, preferred: str, seat: SliceOwner | None, role: Role
     ) -> None:
         election = elected([preferred])

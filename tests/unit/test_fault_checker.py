@@ -157,7 +157,7 @@ WRONG_OUTCOMES = {"outcomes_wrong": [b"id"]}
         ([*CAME, *DONE, arrival(CANCEL)], [VICTIM, CANCEL], {"strangers": [b"cancel"]}),
     ],
 )
-def test_the_checker_reports_lost_doubled_early_and_altered_records(
+def test_the_checker_reports_faults(
     found: list[Found], more: list[Acked], expected: dict[str, list[bytes]]
 ) -> None:
     assert wrong(found, *more) == expected

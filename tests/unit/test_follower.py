@@ -125,10 +125,7 @@ def test_an_owner_prunes_by_the_checkpoint_and_keeps_its_own_contracts() -> None
 
 
 @pytest.mark.parametrize(("claim", "is_followed"), [(6, True), (7, False), (8, False)])
-def test_a_former_owner_follows_a_later_checkpoint_that_it_has_read(
-    claim: int,
-    is_followed: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_a_former_owner_follows_a_later_checkpoint(claim: int, *, is_followed: bool) -> None:
     replica = Replica(stored=40)
     data = checkpoint(40, tenure=Tenure("w2", 7))
     replica.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0)

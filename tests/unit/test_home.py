@@ -70,7 +70,6 @@ class Partition:
         self.end = 0
 
     def write(self, headers: Headers, value: bytes | None = b"v", key: bytes | None = b"k") -> int:
-        """Append a record; return its offset."""
         entry = self.reader.read(self.end, self.now_ms, key, value, headers)
         scans = self.shard.scans_needed(self.end, [entry], self.end + 1)
         assert not scans
@@ -96,7 +95,6 @@ class Partition:
         return outputs
 
     def arrive(self, outputs: list[Output]) -> None:
-        """Append what was sent here."""
         for output in outputs:
             if output[0] == outcome.FORWARDED:
                 assert output[1:3] == (TOPIC, self.number)
@@ -172,9 +170,7 @@ def test_a_plain_control_is_read_as_one_that_says_the_same_twice(
     partition=st.integers(0, 3),
     is_plain=st.booleans(),
 )
-def test_both_ways_of_reading_agree_on_what_is_at_home(
-    identity: bytes, partition: int, *, is_plain: bool
-) -> None:
+def test_both_readers_agree_on_homes(identity: bytes, partition: int, *, is_plain: bool) -> None:
     contracts = Contracts([(0, Contract(id_partitions=4))])
     reader = RecordReader(TOPIC, partition, contracts, [SECRET])
     headers = schedule(delay_id=identity)
@@ -188,7 +184,6 @@ def test_both_ways_of_reading_agree_on_what_is_at_home(
 
 
 def told_of(outputs: list[Output]) -> list[tuple[str, int]]:
-    """Outcome and offset of each."""
     return [(outcome.OUTCOME_NAMES[output[0]], output[7]) for output in outputs]
 
 

@@ -145,7 +145,7 @@ def test_the_client_needs_only_what_the_distribution_without_extras_brings() -> 
 
 
 def test_no_two_packages_import_each_other() -> None:
-    """Packages of the service: a new module finds its place by who may know whom."""
+    # Packages of the service: a new module finds its place by who may know whom.
     knows: dict[str, set[str]] = {}
     for path in MODULES:
         own = package_of(module_name(path))

@@ -43,9 +43,7 @@ def frames(store: Store) -> list[Frame]:
 
 
 @both_kinds
-def test_a_folder_in_use_is_told_with_hours_horizon_label_and_user(
-    frames: list[Frame], kind: str, tmp_path: Path
-) -> None:
+def test_a_folder_in_use_is_described(frames: list[Frame], kind: str, tmp_path: Path) -> None:
     (said,) = rows(tmp_path)
     (shard,) = said["shards"]
     assert (shard["store"], shard["shard"], shard["partition"]) == (
@@ -106,9 +104,7 @@ def test_records_are_found_by_due_range_id_and_target(frames: list[Frame], tmp_p
 
 
 @both_kinds
-def test_control_characters_of_a_stored_value_do_not_reach_the_terminal(
-    store: Store, tmp_path: Path
-) -> None:
+def test_control_characters_do_not_reach_the_terminal(store: Store, tmp_path: Path) -> None:
     store.append([stored.a_frame(stored.DUE_MS, 1, b"\xff\x00")], [], [], 2)
     store.append([stored.a_frame(stored.DUE_MS + 1, 2, b"\x1b[31mred")], [], [], 3)
     store.sync()
@@ -120,7 +116,7 @@ def test_control_characters_of_a_stored_value_do_not_reach_the_terminal(
 
 @both_kinds
 @pytest.mark.parametrize("words", [["inspect"], ["inspect", "--values"], ["verify"]], ids=str)
-def test_nothing_below_the_folder_is_changed_while_a_node_has_it_open(
+def test_inspection_changes_nothing(
     store: Store, frames: list[Frame], tmp_path: Path, words: list[str]
 ) -> None:
     more = [stored.a_frame(stored.DUE_MS + n, 601 + n) for n in range(400)]
@@ -135,9 +131,7 @@ def test_nothing_below_the_folder_is_changed_while_a_node_has_it_open(
 
 @both_kinds
 @pytest.mark.usefixtures("frames")
-def test_a_store_of_another_format_is_named_and_the_others_are_shown(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_store_of_another_format_is_named_beside_others(kind: str, tmp_path: Path) -> None:
     old = stored.shard_path(tmp_path, kind).with_name("4")
     old.mkdir()
     (old / "VERSION").write_bytes(version_text(kind, 0))

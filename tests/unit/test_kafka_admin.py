@@ -138,9 +138,7 @@ def test_silence_is_as_old_as_the_first_question_without_an_answer(stage: Stage)
     assert stage.check().silent_s == 0
 
 
-def test_a_broker_has_to_be_well_for_a_while_before_this_node_is_as_good_as_others(
-    stage: Stage,
-) -> None:
+def test_a_broker_that_answers_again_has_to_do_so_for_a_while(stage: Stage) -> None:
     stage.admin.silent = {2}
     stage.check(2)
     stage.admin.silent = set()
@@ -161,9 +159,7 @@ def test_a_broker_that_leads_nothing_any_more_is_not_asked(stage: Stage, silent:
     assert stage.admin.asked == [1, 3]
 
 
-def test_metadata_that_no_broker_gives_makes_nobody_leave_while_the_leaders_answer(
-    stage: Stage,
-) -> None:
+def test_missing_metadata_is_no_reason_to_leave_while_leaders_answer(stage: Stage) -> None:
     stage.clock.now_s += 100  # it is to be asked for again
     stage.admin.gives_metadata = False
     reach = stage.check(10)
@@ -263,7 +259,7 @@ def test_bounds_do_not_wait_for_an_election() -> None:
 
 
 def test_an_offset_that_no_log_has_is_no_answer() -> None:
-    """The client gives it, and no error, when the connection to a leader breaks."""
+    # The client gives it, and no error, when the connection to a leader breaks.
     answer: Future[Any] = Future()
     answer.set_result(SimpleNamespace(offset=OFFSET_INVALID, leader_epoch=None))
     admin = cast(
@@ -279,8 +275,6 @@ def test_an_offset_that_no_log_has_is_no_answer() -> None:
 
 
 class DeniedBroker:
-    """Answers each question about a configuration with an error."""
-
     def __init__(self, code: int) -> None:
         self._error = KafkaException(KafkaError(code))
 
@@ -295,10 +289,7 @@ class DeniedBroker:
     ("code", "is_fatal"),
     [(KafkaError.UNKNOWN_TOPIC_OR_PART, False), (KafkaError.TOPIC_AUTHORIZATION_FAILED, True)],
 )
-def test_a_topic_that_a_broker_does_not_know_yet_is_not_taken_for_a_missing_right(
-    code: int,
-    is_fatal: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_an_unknown_topic_is_no_missing_right(code: int, *, is_fatal: bool) -> None:
     settings = Settings()
     own = (settings.topics.checkpoint, settings.topics.claims_topic)
     keeper = TopicKeeper(cast("Any", DeniedBroker(code)), settings)

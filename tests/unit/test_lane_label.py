@@ -63,7 +63,6 @@ def keys(lane: Lane) -> list[tuple[int, int]]:
 
 
 def replica_that_stored(make_store: MakeStore, contracts: Contracts, stop: int) -> None:
-    """One life of a lane."""
     lane = boot(make_store)
     lane.adopt(contracts)
     lane.follow(Cursor())
@@ -78,9 +77,7 @@ def adopt(lane: Lane, contracts: Contracts) -> None:
     lane.follow(Cursor())
 
 
-def test_a_life_that_only_heard_of_a_contract_does_not_make_its_store_wrong(
-    make_store: MakeStore,
-) -> None:
+def test_a_contract_only_heard_of_leaves_the_store_right(make_store: MakeStore) -> None:
     first = Contracts([(0, SHORT)])
     replica_that_stored(make_store, first, 10)
     lane = boot(make_store)
@@ -111,9 +108,7 @@ def test_a_store_that_starts_over_is_labelled_anew(make_store: MakeStore) -> Non
 
 
 @pytest.mark.parametrize("label", [b"", b"rubbish", b"\xff\xfe", b"[]", b'[{"from":0}]'])
-def test_a_store_that_nothing_readable_is_said_of_starts_over(
-    make_store: MakeStore, label: bytes
-) -> None:
+def test_a_store_with_an_unreadable_label_starts_over(make_store: MakeStore, label: bytes) -> None:
     store = make_store()
     store.open()
     store.append([(START_MS, 0, NO_MARK, b"")], [], [], 1)
@@ -169,9 +164,7 @@ def life(make_store: MakeStore, *secrets: bytes, signed: Sequence[bytes] = ()) -
     return kept
 
 
-def test_a_store_that_refused_nothing_is_kept_whatever_secrets_come_and_go(
-    make_store: MakeStore,
-) -> None:
+def test_a_store_that_refused_nothing_outlives_its_secrets(make_store: MakeStore) -> None:
     life(make_store, b"old", signed=[b"old"])
     for secrets in ((b"old", b"new"), (b"new", b"old"), (b"new",), (b"other",)):
         assert life(make_store, *secrets) == [0, 1]

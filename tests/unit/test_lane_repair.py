@@ -124,7 +124,7 @@ def lose(lane: Lane, start_ms: int, stop_ms: int) -> None:
     lane.store.rebuild(start_ms, stop_ms, [])
 
 
-def test_a_silent_leader_does_not_keep_the_loop_waiting_for_a_rebuild(
+def test_the_loop_does_not_wait_for_a_silent_leader(
     lane: Lane, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = Mock(side_effect=log.bounds)
@@ -154,10 +154,10 @@ def test_a_whole_copy_is_read_again_from_the_log(lane: Lane, log: Log) -> None:
 @pytest.mark.parametrize(
     ("key_ms", "is_kept"), [(START_MS, True), (START_MS + 2 * HOUR_MS, False)], ids=["last", "past"]
 )
-def test_a_whole_copy_that_may_hold_the_last_of_a_record_is_kept(
+def test_the_last_copy_of_a_record_is_kept(
     lane: Lane, log: Log, key_ms: int, *, is_kept: bool
 ) -> None:
-    """The log starts in the middle of the second hour; records that K has passed are no reason."""
+    # The log starts in the middle of the second hour; records that K has passed are no reason.
     lane.follow(Cursor((key_ms, 0), RECORDS))
     log.start = 30
     before = held(lane)
@@ -180,7 +180,7 @@ def test_an_owners_copy_is_never_started_over(lane: Lane, log: Log) -> None:
     assert (held(lane), lane.shard.owned) == (before, True)
 
 
-def test_a_damaged_slot_that_is_too_much_for_memory_is_read_in_parts(
+def test_a_large_damaged_slot_is_read_in_parts(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = WheelOptions(slot_ms=HOUR_MS)
@@ -196,7 +196,7 @@ def test_a_damaged_slot_that_is_too_much_for_memory_is_read_in_parts(
 
 
 def test_a_requeued_record_of_a_damaged_slot_keeps_its_canceller(log: Log) -> None:
-    """It was cancelled before it was requeued, so what cancels it lies before it in the log."""
+    # It was cancelled before it was requeued, so what cancels it lies before it in the log.
     lane = filled(MemoryStore(), log)
     payload: Payload = ("orders", -1, None, b"v", [], START_MS + 1, (b"id 10", b"0", 1, None))
     original = write_copy(

@@ -24,8 +24,6 @@ from tests.unit.loop_stage import NOW_MS, ROUTES, TOPIC, Stage
 
 
 class Watched(Stage):
-    """One owned slice with the metrics that a worker keeps."""
-
     def __init__(self) -> None:
         super().__init__(0)
         self.metrics = MetricsObserver()
@@ -110,8 +108,6 @@ HOUR_MS = 3_600_000
 
 
 class Counted(Stage):
-    """One slice whose store is counted."""
-
     def __init__(self) -> None:
         super().__init__()
         store = DigestingStore(MemoryStore())
@@ -216,7 +212,7 @@ def test_between_counts_the_first_due_time_is_not_before_what_is_settled() -> No
     st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40), st.integers(0, 9)), max_size=9),
     st.lists(st.integers(0, 140), min_size=1, max_size=6, unique=True),
 )
-def test_counts_before_a_time_are_the_shares_of_all_ranges(
+def test_counts_before_are_shares_of_ranges(
     ranges: list[tuple[int, int, int]], stops: list[int]
 ) -> None:
     spans = [(start, start + width, count) for start, width, count in ranges]

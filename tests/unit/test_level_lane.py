@@ -41,8 +41,6 @@ OLD, NEW, MARKER = 3, 5, -2
 
 
 class Stage:
-    """A lane at its log."""
-
     def __init__(self, contracts: Contracts = LEVEL, park_topic: str | None = None) -> None:
         self.log = QuietSource()
         routes = routes_of(60_000, 1_000)
@@ -216,7 +214,7 @@ def test_a_log_that_is_read_again_below_h_has_to_reach_h() -> None:
 
 
 def test_a_topic_that_was_precise_is_left_alone_and_its_cursor_stays() -> None:
-    """Records below H may be pending in a store that this lane does not have."""
+    # Records below H may be pending in a store that this lane does not have.
     stage = Stage()
     precise = Contract()
     stage.lane.adopt(Contracts([(0, precise), (60, LEVEL.at(0))]))
@@ -312,7 +310,7 @@ def test_records_behind_the_head_wait_for_it_after_a_clock_step() -> None:
 
 
 def test_the_cursor_means_what_rule_1_says() -> None:
-    """Else everything would come again when the topic is a level topic no longer."""
+    # Else everything would come again when the topic is a level topic no longer.
     owned = Owned()
     assert owned.shard.committed.key == START_KEY
     dues = {}
@@ -427,7 +425,7 @@ def test_a_record_that_expired_unserved_is_expired() -> None:
 
 
 def test_the_outcome_of_a_parked_copy_names_its_source_partition() -> None:
-    """An auditor joins on it: the source is in the level topic, the offset is not."""
+    # An auditor joins on it: the source is in the level topic, the offset is not.
     there = Provenance(ANY, 0)
     meta = (None, b"delay_topic_1:0:2", 2, None)
     parked = dict(there.headers(77, NOW_MS, meta))
@@ -444,9 +442,7 @@ def test_the_outcome_of_a_parked_copy_names_its_source_partition() -> None:
     ("delay_ms", "level"),
     [(0, 1), (5_000, 1), (5_001, 2), (30_000, 3), (7_200_000, 12), (7_200_001, 12), (2**60, 12)],
 )
-def test_a_delay_goes_to_the_next_level_up_and_to_the_last_one_at_most(
-    delay_ms: int, level: int
-) -> None:
+def test_a_delay_goes_to_the_next_level_up_or_the_last(delay_ms: int, level: int) -> None:
     assert level_of(delay_ms, DEFAULT_LEVELS_MS) == level
 
 

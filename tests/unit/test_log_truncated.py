@@ -115,7 +115,7 @@ def test_a_new_owner_that_has_read_the_old_log_asks_before_it_settles(end: int) 
 
 
 def test_a_log_cut_before_the_first_fetch_is_noticed_below_s() -> None:
-    """The position H is assigned without an epoch, so the client can't compare it."""
+    # The position H is assigned without an epoch, so the client can't compare it.
     checkpoint = owner_of(Log([OLD] * 6)).lane.checkpoint()
     log = Log([OLD] * 10)
     log.lane.follow(Cursor())
@@ -137,8 +137,6 @@ def test_it_begins_right_behind_what_it_read_last_so_that_the_client_asks_for_it
 
 
 class Message:
-    """A record, or an error."""
-
     def __init__(
         self, offset: int | None, epoch: int | None, error: KafkaError | None = None
     ) -> None:
@@ -170,8 +168,6 @@ class Message:
 
 
 class Consumer:
-    """Gives what a test puts into ``messages``."""
-
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.assigned: list[Any] = []
@@ -238,10 +234,7 @@ def test_a_position_above_which_records_were_read_is_assigned_as_it_is() -> None
 
 
 @pytest.mark.parametrize(("why", "is_truncated"), [("", True), ("Broker: out of range", False)])
-def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
-    why: str,
-    is_truncated: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_a_truncation_is_told_from_other_lost_positions(why: str, *, is_truncated: bool) -> None:
     made, _, behind = source()
     made.seek(PLACE, 7)
     why = why or KafkaError(KafkaError._LOG_TRUNCATION).str()
@@ -251,10 +244,7 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
 
 
 @pytest.mark.parametrize(("offset", "is_told"), [(2, False), (5, True), (9, True), (None, True)])
-def test_the_error_of_a_position_from_before_a_seek_is_none_of_the_new_one(
-    offset: int | None,
-    is_told: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_an_error_from_before_a_seek_is_ignored(offset: int | None, *, is_told: bool) -> None:
     made, _, behind = source()
     made.seek(PLACE, 2)
     made.seek(PLACE, 7, LastRead(OLD, 4))
@@ -313,9 +303,7 @@ def crashed(later: int) -> MemoryStore:
 
 
 @pytest.mark.parametrize("is_replica_first", [True, False])
-def test_records_stored_after_the_label_are_proved_after_a_crash(
-    is_replica_first: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_records_stored_after_the_label_are_proved_after_a_crash(*, is_replica_first: bool) -> None:
     log = Log([*[OLD] * 8, *[NEW] * 6], crashed(OLD))
     if is_replica_first:
         log.lane.follow(Cursor())
@@ -340,9 +328,7 @@ def test_after_a_crash_a_log_that_was_not_truncated_keeps_its_store(later: int) 
 
 
 @pytest.mark.parametrize("later", [OLD, NEW])
-def test_a_store_is_proved_though_retention_deleted_its_last_record(
-    later: int,
-) -> None:
+def test_a_store_is_proved_though_retention_deleted_its_last_record(later: int) -> None:
     store = crashed(OLD)
     log = Log([*[OLD] * 8, *[later] * 4], store)
     log.start, log.leader_epoch = 8, NEW

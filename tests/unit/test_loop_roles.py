@@ -149,7 +149,7 @@ def test_opening_a_writer_is_tried_again_once_a_second() -> None:
 
 @pytest.mark.parametrize("is_claim", [True, False], ids=["claim", "first_checkpoint"])
 @pytest.mark.parametrize("error", [WriterEndedError, OwnershipLostError, KafkaEdgeError])
-def test_a_slice_whose_first_commit_fails_again_and_again_is_left_to_others(
+def test_a_slice_whose_first_commit_keeps_failing_is_left_to_others(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], *, is_claim: bool
 ) -> None:
     stage = Stage(3)
@@ -231,9 +231,7 @@ def _leads_to_owned(phase: Phase, step: Step) -> bool:
 
 
 @pytest.mark.parametrize("step", WriterStep, ids=lambda step: step.name)
-def test_a_writer_sends_and_commits_only_when_it_is_open_and_no_commit_is_under_way(
-    step: WriterStep,
-) -> None:
+def test_only_an_open_writer_without_a_commit_sends_and_commits(step: WriterStep) -> None:
     is_open = {WriterPhase.IDLE, WriterPhase.SENDING}
     known = {
         WriterStep.OPEN: {WriterPhase.NONE},
@@ -284,7 +282,7 @@ def test_a_budget_above_the_longest_interval_wins() -> None:
         ("at_least_once", 20, (100, 100)),
     ],
 )
-def test_a_transaction_that_shows_no_record_is_committed_as_rarely_as_may_be(
+def test_a_transaction_without_records_is_committed_rarely(
     mode: str, per_s_max: int, interval_ms: tuple[int, int]
 ) -> None:
     delivery = {

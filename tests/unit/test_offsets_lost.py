@@ -54,7 +54,6 @@ class Log(QuietSource):
         yield PolledBatch(PLACE, start, self.rows[start:stop], stop)
 
     def read(self) -> None:
-        """Read to the end."""
         stop = len(self.rows)
         while (at := max(self.position, 0)) < stop:
             if at < self.start:
@@ -98,9 +97,7 @@ def stored(make_store: MakeStore, rows: list[Any]) -> Log:
     return Log(rows, make_store())
 
 
-def test_h_skips_what_is_lost_before_k_goes_on_and_before_all_is_read(
-    make_store: MakeStore,
-) -> None:
+def test_h_skips_lost_offsets_before_k_goes_on(make_store: MakeStore) -> None:
     log = stored(make_store, [schedule(0), schedule(1)])
     log.rows += [schedule(n) for n in range(2, 9)]
     log.start = 4

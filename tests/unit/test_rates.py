@@ -107,7 +107,6 @@ class World:
             self.now_ms += TICK_MS
 
     def delivered(self) -> list[tuple[int, bytes | None]]:
-        """``(now_ms, value)`` in the order of delivery."""
         return [(at, out[4]) for at, out in self.outputs if out[0] == outcome.DELIVERED]
 
     def kinds(self) -> Counter[int]:
@@ -316,7 +315,7 @@ def test_late_records_go_at_once_for_the_seconds_after_have_passed_too() -> None
 
 
 def test_records_far_behind_take_no_places_of_the_rate() -> None:
-    """A day's seconds, each too full, would be searched and remembered one by one."""
+    # A day's seconds, each too full, would be searched and remembered one by one.
     flow = capped(10, "spread")
     for number in range(1_000):
         assert flow.second_ms(TOPIC, NOW_MS - 100_000 - number % 50 * 1_000, NOW_MS) is None

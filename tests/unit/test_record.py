@@ -94,7 +94,7 @@ HOUR_MS = 3_600_000
 
 
 def test_the_spread_of_a_window_follows_from_the_log() -> None:
-    """Changing one of these moves the keys of records that are pending somewhere."""
+    # Changing one of these moves the keys of records that are pending somewhere.
     assert [spread_ms(offset, 1_000) for offset in range(6)] == [0, 618, 236, 854, 472, 90]
 
 

@@ -92,7 +92,7 @@ def test_it_ends_with_its_last_time_and_with_its_expiry() -> None:
 
 
 def test_an_undelivered_occurrence_has_no_next_one() -> None:
-    """A dead letter says how to begin again; a parked one goes on when it arrives."""
+    # A dead letter says how to begin again; a parked one goes on when it arrives.
     record = payload(Recurrence(5_000, left=3))
     (parked,) = settled(record, blocked=BLOCKED)
     assert parked[0] == outcome.PARKED
@@ -112,9 +112,7 @@ def cron_record(cron: str, start_ms: int = 0) -> Payload:
 
 
 @pytest.mark.parametrize("cron", ["never", "bad"])
-def test_a_cron_schedule_waits_until_its_letter_can_be_written(
-    cron: str,
-) -> None:
+def test_a_cron_schedule_waits_until_its_letter_can_be_written(cron: str) -> None:
     missing = {("letters", -1): ("target-unknown", "topic letters does not exist")}
     (put_off,) = settled(cron_record(cron), blocked=missing)
     assert put_off[:2] == (outcome.PARKED, "delay_topic_any")

@@ -33,9 +33,7 @@ def rocks(tmp_path: Path) -> Iterator[RocksDatabase]:
     database.abandon()
 
 
-def test_a_thousand_shards_are_one_database_with_one_sync(
-    rocks: RocksDatabase, tmp_path: Path
-) -> None:
+def test_many_shards_are_one_database_with_one_sync(rocks: RocksDatabase, tmp_path: Path) -> None:
     stores = filled(rocks, MANY)
     with patch.object(rocks, "guard", wraps=rocks.guard) as guard:
         assert stores[0].sync() == 13
@@ -54,9 +52,7 @@ def test_a_thousand_shards_are_one_database_with_one_sync(
     again.close()
 
 
-def test_a_shard_that_leaves_takes_its_rows_and_space_and_no_others(
-    rocks: RocksDatabase, tmp_path: Path
-) -> None:
+def test_a_shard_that_leaves_takes_only_its_rows(rocks: RocksDatabase, tmp_path: Path) -> None:
     stores = filled(rocks, 3)
     payload = Random(1).randbytes(1_000)
     big = [(START_MS + n, 100 + n, NO_MARK, payload[: n % 9] + payload) for n in range(5_000)]
@@ -107,7 +103,7 @@ def test_a_damaged_database_is_put_aside_for_all_its_shards(tmp_path: Path) -> N
 
 
 def test_damage_that_one_shard_meets_condemns_the_database_once(tmp_path: Path) -> None:
-    """The process ends, and its next life rebuilds all shards."""
+    # The process ends, and its next life rebuilds all shards.
     rocks = RocksDatabase(tmp_path)
     stores = filled(rocks, 2)
     with pytest.raises(StoreError, match="put aside and rebuilt"), rocks.guard("read"):
@@ -141,7 +137,7 @@ def in_lumps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_few_records_are_deleted_when_they_are_passed_without_a_range(tmp_path: Path) -> None:
-    """A thousand slow shards leave no range tombstones in the database that they share."""
+    # A thousand slow shards leave no range tombstones in the database that they share.
     store = LoneRocks(tmp_path)
     store.open()
     given = frames(2_000, 1_000)

@@ -283,9 +283,7 @@ def test_a_formatted_duration_reads_back(ms: int) -> None:
     )
 )
 @example([(0, "0000008309234", "y")])
-def test_a_duration_with_units_is_the_sum_of_its_parts_each_rounded_up(
-    parts: list[tuple[int, str, str]],
-) -> None:
+def test_a_duration_is_the_sum_of_its_rounded_parts(parts: list[tuple[int, str, str]]) -> None:
     text = "".join(f"{whole}{'.' if digits else ''}{digits}{unit}" for whole, digits, unit in parts)
     sums = [Decimal(f"{whole}.{digits or 0}") * UNITS[unit] for whole, digits, unit in parts]
     assert read_duration_ms(text) == sum(math.ceil(one) for one in sums)

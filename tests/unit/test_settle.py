@@ -182,7 +182,7 @@ def test_a_postponed_record_is_requeued_before_retention() -> None:
 
 
 def test_a_roll_waits_no_longer_than_any_contract_that_may_apply() -> None:
-    """Settings of 10 s were never a contract of the record that is appended, or will not be."""
+    # Settings of 10 s were never a contract of the record that is appended, or will not be.
     rolling = settler()
     entries = [(0, 90_000), (5, 4_000), (9, 60_000)]
     rolling.requeuer.contracts = Contracts([(n, Contract(roll_window_ms=ms)) for n, ms in entries])
@@ -274,8 +274,6 @@ def test_a_large_record_is_compared_with_what_even_a_fit_target_takes() -> None:
 
 
 class TakesNoContent(Takes):
-    """Takes what has no value."""
-
     def refusal(self, *record: object) -> tuple[str, str] | None:
         return super().refusal(*record) if record[2] is not None else None
 
@@ -313,9 +311,7 @@ def test_a_record_waits_while_an_own_topic_is_looked_up() -> None:
 
 
 @pytest.mark.parametrize("code", [TARGET_LATER, TOO_LARGE, TARGET_REFUSED])
-def test_records_for_a_failing_own_topic_wait_and_are_not_sent(
-    code: str,
-) -> None:
+def test_records_for_a_failing_own_topic_wait_and_are_not_sent(code: str) -> None:
     by = settler_of(Takes("letters", code))
     assert by.undelivered.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
     by = settler_of(Takes("outcomes", code))

@@ -45,7 +45,7 @@ def fire(offset: int) -> Entry:
 
 
 def test_fired_records_are_read_within_the_time_limit_but_at_least_one() -> None:
-    """Each may lie anywhere; a turn is not to take minutes."""
+    # Each may lie anywhere; a turn is not to take minutes.
     walked = shard()
     walked.walk.victims = {n: {(9_000, n - 100): None} for n in range(100, 200)}
     walked.staged = walked.committed = Cursor((0, 2**63 - 1), 100)
@@ -66,7 +66,7 @@ def test_fired_records_are_read_within_the_time_limit_but_at_least_one() -> None
 
 
 def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
-    """A new client for each of them would take the loop's time."""
+    # A new client for each of them would take the loop's time.
     walked = shard()
     walked.take_over(Cursor((5_000, 0), 0), [], 0)
     copy: Entry = (1, COPY, 4_000, b"0", (*FAR[:6], (b"0", b"source", 2, None)), 0)
@@ -79,7 +79,7 @@ def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), IDS, OFFSETS)), IDS, OFFSETS)
-def test_a_copy_in_flight_is_found_by_its_id(
+def test_a_flying_copy_is_found_by_id(
     changes: list[tuple[bool, bytes, int]], asked: bytes, offset: int
 ) -> None:
     walk, pairs = shard().walk, set[tuple[bytes, int]]()
@@ -152,7 +152,6 @@ class Walked:
         return self._sent([output for chunk in chunks for output in chunk])
 
     def _sent(self, outputs: list[Output]) -> list[tuple[int, int]]:
-        """Kind and offset of each."""
         self.staged += outputs
         return [(output[0], output[7]) for output in outputs]
 

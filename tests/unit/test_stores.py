@@ -76,9 +76,7 @@ def test_a_node_with_another_store_leaves_wheels_alone(tmp_path: Path) -> None:
 
 
 @both_kinds
-def test_slices_are_found_on_the_disk_until_their_stores_are_removed(
-    tmp_path: Path, kind: str
-) -> None:
+def test_slices_are_found_on_disk_until_their_stores_go(tmp_path: Path, kind: str) -> None:
     settings = settings_of(tmp_path, kind)
     stores = Stores(settings, 0)
     for partition in (3, 5):
@@ -136,9 +134,7 @@ def wait_until_durable(store: LoneStore, offset: int) -> None:
         time.sleep(0.005)
 
 
-def test_storing_and_delivery_go_on_while_the_disk_syncs(
-    tmp_path: Path, may_go_on: threading.Event
-) -> None:
+def test_storing_goes_on_while_the_disk_syncs(tmp_path: Path, may_go_on: threading.Event) -> None:
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
     store.append(frames(0, 100), [(b"a", 1_000_060, 60, NO_GROUP)], [], 100)
@@ -173,9 +169,7 @@ def test_a_sync_is_flushed_little_by_little(tmp_path: Path, may_go_on: threading
     store.close()
 
 
-def test_a_failed_fsync_is_raised_by_every_later_call(
-    tmp_path: Path, may_go_on: threading.Event
-) -> None:
+def test_a_failed_fsync_is_raised_again_later(tmp_path: Path, may_go_on: threading.Event) -> None:
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on, fail=True))
     store.open()
     store.append(frames(0, 100), [], [], 100)
@@ -195,7 +189,7 @@ def test_a_failed_fsync_is_raised_by_every_later_call(
     store.close()
 
 
-def test_ids_and_a_label_that_come_while_a_sync_runs_are_no_part_of_it(
+def test_ids_that_come_during_a_sync_wait_for_the_next(
     tmp_path: Path, may_go_on: threading.Event
 ) -> None:
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on))

@@ -102,8 +102,6 @@ def test_a_signal_at_the_start_of_a_wait_stops_the_process() -> None:
 
 
 class Process:
-    """A worker process that is there until it is killed."""
-
     exitcode = -9
     is_killed = False
 
@@ -130,9 +128,7 @@ def supervising(*, has_reported: bool) -> tuple[node.Supervisor, Process]:
 
 
 @pytest.mark.parametrize(("has_reported", "limit_s"), [(True, SILENT_S_MAX + 5), (False, 60)])
-def test_a_worker_that_says_nothing_for_too_long_is_ended(
-    *, has_reported: bool, limit_s: float
-) -> None:
+def test_a_worker_silent_for_too_long_is_ended(*, has_reported: bool, limit_s: float) -> None:
     supervisor, process = supervising(has_reported=has_reported)
     for _ in range(math.floor(limit_s)):
         supervisor._end_hung(1.0)

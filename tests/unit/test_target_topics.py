@@ -180,9 +180,7 @@ def test_a_topic_that_may_not_be_written_to_is_told_from_one_that_is_not_there()
 
 
 @pytest.mark.parametrize("place", ["outcomes", "delay_topic_any:1"])
-def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_wanted(
-    place: str,
-) -> None:
+def test_an_own_topic_that_takes_nothing_is_a_problem_while_it_is_wanted(place: str) -> None:
     stage = Stage()
     stage.cluster.forbidden.add("mails")
     stage.known(outcomes=[3, 3], mails=[3], delay_topic_any=[3, 3])
@@ -365,7 +363,7 @@ def test_too_few_copies_in_sync_count_as_down_only_where_the_topic_asks_for_more
 
 
 def test_a_topic_with_too_few_copies_in_sync_is_down_before_anything_is_sent_there() -> None:
-    """What such a partition is part of can be neither committed nor aborted."""
+    # What such a partition is part of can be neither committed nor aborted.
     stage = Stage()
     stage.cluster.settings["orders"] = {"min.insync.replicas": "2"}
     stage.known(orders=[1])
@@ -416,9 +414,7 @@ def test_the_number_of_remembered_targets_is_bounded(monkeypatch: pytest.MonkeyP
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
 
 
-def test_the_number_of_open_lookups_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_of_open_lookups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.cluster.is_silent = True
@@ -440,9 +436,7 @@ def test_many_are_looked_up_in_several_requests(monkeypatch: pytest.MonkeyPatch)
         assert stage.targets._wake.is_set()
 
 
-def test_targets_that_do_not_exist_make_nobody_forget_one_that_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_targets_do_not_displace_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.known(orders=[3])

@@ -30,8 +30,6 @@ RISKY = replace(GOOD, risks=("retention.ms is 1",))
 
 @dataclass
 class Cluster:
-    """What the looks see, and when."""
-
     now_s: float = 100.0
     answer: Sequence[ServedTopic] | Exception = (GOOD,)
     checkpointed: set[str] = field(default_factory=set)
@@ -64,7 +62,7 @@ ERRORS = [KafkaEdgeError("no broker answers"), ValueError("a configuration that 
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_first_look_that_fails_is_a_problem_at_once(
+def test_a_failed_first_look_is_a_problem(
     cluster: Cluster, watcher: TopicWatcher, error: Exception
 ) -> None:
     cluster.answer = error
@@ -73,7 +71,7 @@ def test_a_first_look_that_fails_is_a_problem_at_once(
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_served_topics_stay_when_a_look_fails_and_show_their_age(
+def test_served_topics_stay_when_looks_fail(
     cluster: Cluster, watcher: TopicWatcher, error: Exception
 ) -> None:
     assert watcher.refresh() == []
@@ -107,7 +105,7 @@ def test_a_topic_that_is_served_goes_on_at_a_risk(cluster: Cluster, watcher: Top
     assert watcher.problems() == ["delay_topic_any may lose records: retention.ms is 1"]
 
 
-def test_a_topic_at_risk_is_not_begun_unless_its_records_may_be_pending(
+def test_a_topic_at_risk_is_begun_only_if_checkpointed(
     cluster: Cluster, watcher: TopicWatcher
 ) -> None:
     cluster.answer = (RISKY,)
@@ -119,9 +117,7 @@ def test_a_topic_at_risk_is_not_begun_unless_its_records_may_be_pending(
     assert watcher.served == [RISKY]
 
 
-def test_another_topic_of_the_same_name_is_a_new_one(
-    cluster: Cluster, watcher: TopicWatcher
-) -> None:
+def test_another_topic_of_this_name_is_a_new_one(cluster: Cluster, watcher: TopicWatcher) -> None:
     watcher.refresh()
     cluster.answer = (replace(RISKY, topic_id="id-2"),)
     watcher.refresh()
@@ -131,7 +127,7 @@ def test_another_topic_of_the_same_name_is_a_new_one(
 @pytest.mark.parametrize(
     "problem", ["delay_checkpoint: cleanup.policy is delete", "delay_outcomes does not exist"]
 )
-def test_a_wrong_own_topic_is_a_problem_until_it_is_corrected(
+def test_a_wrong_own_topic_is_a_problem(
     cluster: Cluster, watcher: TopicWatcher, problem: str
 ) -> None:
     told = (TopicProblem("", problem),)
@@ -151,9 +147,7 @@ def test_a_wrong_own_topic_is_a_problem_until_it_is_corrected(
     assert watcher.problems() == []
 
 
-def test_a_topic_that_is_made_again_is_said_once_and_whether_it_was_missing_before(
-    cluster: Cluster, watcher: TopicWatcher
-) -> None:
+def test_a_topic_made_again_is_reported_once(cluster: Cluster, watcher: TopicWatcher) -> None:
     said = []
     for ids in ({"a": "1", "b": "1"}, {"a": "2"}, {"a": "2", "b": "2"}, {"a": "2", "b": "2"}):
         cluster.ids = ids
@@ -269,7 +263,7 @@ def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering()
 
 
 def test_stored_records_are_rebuilt_above_the_stop_watermark() -> None:
-    """Else H could not move over it, and what is late or cancelled below S would wait, too."""
+    # Else H could not move over it, and what is late or cancelled below S would wait, too.
     made, log = lane()
     made.follow(Cursor())
     made.ingest(PolledBatch((TOPIC, 0), 0, rows(range(10)), 10))
@@ -296,10 +290,11 @@ def test_an_owner_that_has_not_read_to_the_end_delivers_what_it_holds() -> None:
     ("level", "may_store", "syncs"),
     [(ROOM, True, True), (WARN, True, True), (STOP, False, True), (FULL, False, False)],
 )
-def test_a_loop_stops_storing_and_then_syncing(
+def test_a_full_disk_stops_storing_then_syncing(
     level: DiskLevel,
-    may_store: bool,  # noqa: FBT001  # a parameter of the test
-    syncs: bool,  # noqa: FBT001
+    *,
+    may_store: bool,
+    syncs: bool,
 ) -> None:
     stage = Stage(0, limits=Limits(sync_s=0), disk_level=lambda: level)
     lane = stage.lane(0)

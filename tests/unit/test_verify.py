@@ -54,7 +54,6 @@ def verified(path: Path, status: int) -> dict[str, Any]:
 
 
 def damage(path: Path) -> dict[str, Any]:
-    """The one damage of the one shard."""
     (found,) = verified(path, 3)["findings"]
     return dict(found)
 
@@ -78,7 +77,7 @@ def test_a_healthy_store_is_sound_and_all_of_it_was_read(folder: Path) -> None:
 
 
 @both_kinds
-def test_a_file_that_a_node_removes_during_the_snapshot_is_no_damage(
+def test_a_file_removed_during_the_snapshot_is_fine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Path] = []
@@ -163,7 +162,7 @@ def spoil_ids(folder: Path) -> None:
         ("rocksdb", "start-over", lose_id, ""),
     ],
 )
-def test_each_damage_is_found_and_a_node_does_what_is_said(
+def test_each_damage_is_found_and_handled(
     folder: Path, kind: str, case: str, spoil: Callable[[Path], None], said: str
 ) -> None:
     name = str(slot(folder).relative_to(folder)) if "{slot}" in said else ""
@@ -194,9 +193,7 @@ def test_the_due_range_and_the_offsets_of_a_damaged_file_are_told(folder: Path) 
 
 
 @only_rocks
-def test_a_database_with_a_flipped_byte_is_found_wherever_it_is(
-    folder: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_flipped_byte_anywhere_is_found(folder: Path, tmp_path: Path, kind: str) -> None:
     store = stored.opened(tmp_path, kind)  # what the log held is in a table file now
     store.close()
     table = max(folder.glob("db/*.sst"), key=lambda path: path.stat().st_size)
@@ -213,7 +210,7 @@ def test_a_database_with_a_flipped_byte_is_found_wherever_it_is(
 
 @both_kinds
 @pytest.mark.parametrize(("change", "said"), [(1, "newer"), (-1, "rebuilds it from Kafka")])
-def test_another_format_is_no_damage_but_can_not_be_checked(
+def test_another_format_is_unreadable_not_damaged(
     folder: Path, kind: str, change: int, said: str
 ) -> None:
     number = int((folder / "VERSION").read_text().split()[1])
@@ -239,7 +236,7 @@ def test_damage_of_one_shard_outweighs_another_that_can_not_be_read(tmp_path: Pa
 
 
 def test_folders_of_other_programs_are_no_stores(tmp_path: Path) -> None:
-    """As the numbers in ``/proc`` or in a mail spool."""
+    # As the numbers in ``/proc`` or in a mail spool.
     (tmp_path / "proc" / "17").mkdir(parents=True)
     (tmp_path / "proc" / "17" / "status").write_text("sleeping")
     done = CliRunner().invoke(app, ["store", "verify", str(tmp_path)])
@@ -248,17 +245,13 @@ def test_folders_of_other_programs_are_no_stores(tmp_path: Path) -> None:
 
 
 @only_wheel
-def test_a_folder_of_another_program_beside_a_store_is_left_out(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_foreign_folder_beside_a_store_is_left_out(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "wheel" / "cache" / "5").mkdir(parents=True)
     assert verified(tmp_path, 0)["path"] == str(folder)
 
 
 @only_wheel
-def test_files_that_were_settled_since_the_last_sync_are_no_damage(
-    store: LoneStore, tmp_path: Path
-) -> None:
+def test_files_settled_since_the_last_sync_are_sound(store: LoneStore, tmp_path: Path) -> None:
     frames = stored.fill(store, start_ms=1_700_000_000_000)
     store.prune(Cursor(frames[300][:2], 601))
     store.abandon()  # the index still speaks of what has gone

@@ -180,13 +180,11 @@ class Blocking(Logs):
         self._woken.set()
 
     def await_polls(self, more: int) -> None:
-        """Wait until ``poll`` was called so many times."""
         with self._polled:
             assert self._polled.wait_for(lambda: self.polls >= more, _SOON_S)
 
 
 def made(logs: Blocking, *slices: int) -> tuple[WorkerThread, Standalone]:
-    """A loop on a thread that is not started, and the ownership it goes by."""
     ownership = Standalone(NodeNote("n1", "", 1, 0, "", ""), 0)
     clock = SystemClock()
     thread = WorkerThread(
@@ -206,7 +204,6 @@ def made(logs: Blocking, *slices: int) -> tuple[WorkerThread, Standalone]:
 
 @contextmanager
 def running() -> Iterator[tuple[WorkerThread, Blocking, Standalone]]:
-    """The same, and it runs and waits for records."""
     logs = Blocking()
     thread, ownership = made(logs)
     thread.start()
@@ -239,9 +236,7 @@ def test_a_stop_ends_the_wait() -> None:
     ],
     ids=["another role", "other slices to keep", "a command for a copy"],
 )
-def test_a_new_event_ends_the_wait_of_the_loop(
-    change: Callable[[WorkerThread, Standalone], object],
-) -> None:
+def test_a_new_event_ends_the_wait(change: Callable[[WorkerThread, Standalone], object]) -> None:
     with running() as (thread, logs, ownership):
         polls = logs.polls
         change(thread, ownership)

@@ -84,9 +84,7 @@ def test_only_what_is_asked_for_is_read(store: LoneStore, folder: Path) -> None:
     assert read_all(folder, bounds) == (expected, [])
 
 
-def test_a_snapshot_is_read_as_it_was_while_its_node_goes_on(
-    store: LoneStore, folder: Path
-) -> None:
+def test_a_snapshot_is_read_as_it_was_taken(store: LoneStore, folder: Path) -> None:
     given = three_hours(store)
     with open_view(folder) as view:
         store.append([a_frame(START_MS + 5, 901)], [], [], 902)
@@ -103,7 +101,7 @@ def test_a_snapshot_is_read_as_it_was_while_its_node_goes_on(
 
 
 def test_bytes_beyond_the_horizon_stay_in_the_folder(store: LoneStore, folder: Path) -> None:
-    """The snapshot's files are links, and a store that recovers cuts its files."""
+    # The snapshot's files are links, and a store that recovers cuts its files.
     three_hours(store)
     rows = [a_frame(START_MS + n, 1_000 + n) for n in range(900)]
     store.append(rows, [], [], 2_000)
@@ -147,9 +145,7 @@ def frames() -> list[Frame]:
 
 
 @pytest.mark.parametrize("damaged", range(HOURS))
-def test_a_scan_ends_behind_a_damaged_hour_and_sums_up_the_others(
-    tmp_path: Path, damaged: int
-) -> None:
+def test_a_scan_skips_a_damaged_hour_and_ends(tmp_path: Path, damaged: int) -> None:
     store = LoneStore(tmp_path / "shard", HOURLY)
     store.open()
     store.append(frames(), [], [], 90)

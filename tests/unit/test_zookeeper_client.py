@@ -44,8 +44,6 @@ class Server:
         self.waits_s: list[float] = []
 
     def request(self, answer: object) -> Callable[[], Any]:
-        """A request with this answer, or this error."""
-
         def get(timeout: float) -> object:
             self.waits_s.append(timeout)
             self.waiting -= 1
@@ -91,9 +89,7 @@ def test_how_the_nodes_are_is_an_answer_of_a_batch(server: Server, pipeline: Pip
         pipeline.ask(server.request(NoNodeError()))
 
 
-def test_one_that_fails_is_left_out_and_raised_after_all_others(
-    server: Server, pipeline: Pipeline
-) -> None:
+def test_a_failure_is_raised_after_all_other_answers(server: Server, pipeline: Pipeline) -> None:
     answers = [0, NoAuthError(), 2, ConnectionLoss(), 4]
     assert pipeline.ask_all(dict(enumerate(map(server.request, answers)))) == {0: 0, 2: 2, 4: 4}
     assert pipeline.ask_all({5: server.request(5)}) == {5: 5}
@@ -101,9 +97,7 @@ def test_one_that_fails_is_left_out_and_raised_after_all_others(
         pipeline.raise_failure()
 
 
-def test_after_silence_nothing_more_is_sent_or_waited_for(
-    server: Server, pipeline: Pipeline
-) -> None:
+def test_after_silence_nothing_is_sent_or_awaited(server: Server, pipeline: Pipeline) -> None:
     silence = {n: server.request(SilenceError()) for n in range(REQUESTS_MAX * 2)}
     assert pipeline.ask_all(silence) == {}
     assert server.sent == REQUESTS_MAX
@@ -121,9 +115,7 @@ def test_nothing_is_sent_while_disconnected(server: Server, pipeline: Pipeline) 
         pipeline.raise_failure()
 
 
-def test_a_transaction_that_loses_keeps_no_other_from_being_carried_out(
-    server: Server, pipeline: Pipeline
-) -> None:
+def test_a_lost_transaction_stops_no_other(server: Server, pipeline: Pipeline) -> None:
     transactions = {
         0: server.transaction("stat", "path"),
         1: server.transaction(BadVersionError(), RuntimeInconsistency()),
@@ -134,9 +126,7 @@ def test_a_transaction_that_loses_keeps_no_other_from_being_carried_out(
     pipeline.raise_failure()
 
 
-def test_a_transaction_that_is_refused_is_raised_after_all_others(
-    server: Server, pipeline: Pipeline
-) -> None:
+def test_a_refused_transaction_is_raised_last(server: Server, pipeline: Pipeline) -> None:
     transactions = {
         0: server.transaction(NoAuthError(), RuntimeInconsistency()),
         1: server.transaction("stat", "path"),
@@ -165,9 +155,7 @@ def test_a_lease_is_not_valid_before_the_first_answer(clock: Clock) -> None:
     assert not Lease(clock).is_valid
 
 
-def test_a_lease_counts_from_when_the_beat_was_sent_and_ends_before_the_session(
-    clock: Clock,
-) -> None:
+def test_a_lease_counts_from_the_sent_beat_and_ends_before_the_session(clock: Clock) -> None:
     lease = Lease(clock)
     sent_s = lease.now_s()
     clock.now_s += 3  # the answer took a while
@@ -231,9 +219,7 @@ def test_a_note_is_read_as_it_was_written(note: msgspec.Struct) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [OwnerNote, NodeNote])
-def test_an_invalid_zookeeper_note_is_ignored(
-    data: bytes, kind: type[OwnerNote | NodeNote]
-) -> None:
+def test_invalid_zookeeper_note_is_ignored(data: bytes, kind: type[OwnerNote | NodeNote]) -> None:
     assert decode(data, kind) is None
 
 
