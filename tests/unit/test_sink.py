@@ -17,7 +17,7 @@ from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import WriterEndedError
 from delayservice.engine.electability import TURN_S_MAX
 from delayservice.engine.outcome import DELIVERED, Output
-from tests.unit.test_checkpoint import OPTIONS
+from tests.unit.test_claims import OPTIONS
 
 
 class SilentProducer:
