@@ -216,11 +216,6 @@ def _unflushed(options: RocksOptions, block_cache: Cache) -> Options:
     return native
 
 
-def _unended(root: Path) -> int:
-    opening = root / "db" / OPENING
-    return opening.stat().st_size if opening.exists() else 0
-
-
 def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_path: Path) -> None:
     # RocksDB waits for ever at a record of type 5 that is none; the supervisor ends the worker.
     path = tables.file("MANIFEST-*")

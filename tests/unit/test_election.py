@@ -77,12 +77,6 @@ def elected(
     return election
 
 
-def vacated(election: Election, now_s: float = 0, slice_no: int = 0) -> None:
-    """Slice 0 was another's and is nobody's from ``now_s`` on."""
-    election.seat(slice_no, others("third"), now_s - 1)
-    election.seat(slice_no, VACANT, now_s)
-
-
 def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) -> Election:
     election.seat(0, VACANT, since_s - 1)
     election.seat(0, MINE, since_s)
@@ -91,13 +85,8 @@ def owning(election: Election, *, since_s: float = 0, is_settling: bool = True) 
 
 
 def ready(election: Election, *names: str) -> None:
-    ready_for(election, 0, *names)
-
-
-def ready_for(election: Election, slice_no: int, *names: str) -> None:
-    election.view.set_lives(
-        {f"{name}:0": LifeNote(name, f"{name}1", 0, (slice_no,)) for name in names}
-    )
+    """Let the copies of slice 0 of these nodes be up to date."""
+    election.view.set_lives({f"{name}:0": LifeNote(name, f"{name}1", 0, (0,)) for name in names})
 
 
 def announced(election: Election, heir: str, now_s: float) -> None:
@@ -105,40 +94,6 @@ def announced(election: Election, heir: str, now_s: float) -> None:
     assert election.step(now_s) == [Announce(0, heir)]
     election.seat(0, SliceOwner(OwnerNote("me", "me1", 0, 1, heir), is_mine=True), now_s)
     assert election.step(now_s) == []
-
-
-class TestClaims:
-    @pytest.mark.parametrize(
-        "facts",
-        [
-            WorkerFacts(clock="20 s ahead"),
-            WorkerFacts(turn_s=99),
-            WorkerFacts(disk_s=99),
-            WorkerFacts(zookeeper="no session"),
-        ],
-    )
-    def test_an_unfit_worker_does_not_take_its_preferred_slice(self, facts: WorkerFacts) -> None:
-        election = elected()
-        vacated(election)
-        election.judge(facts)
-        assert election.step(1000) == []
-        assert election.life(1000).caught_up == (), "nobody hands over to it either"
-
-    @pytest.mark.parametrize(
-        "facts",
-        [
-            WorkerFacts(clock="not compared yet", is_clock_known=False),
-            WorkerFacts(crashes=2, lived_s=0),
-            WorkerFacts(broker="broker 2 does not answer", broker_s=99),
-        ],
-    )
-    def test_a_last_resort_claims_what_nobody_else_does(self, facts: WorkerFacts) -> None:
-        election = elected()
-        vacated(election)
-        election.judge(facts)
-        assert election.life(0).caught_up == ()
-        assert election.step(ElectionPace().last_s - 0.01) == []
-        assert election.step(ElectionPace().last_s) == [ClaimSlice(0)]
 
 
 class TestGivingUp:
@@ -171,23 +126,6 @@ class TestGivingUp:
         assert election.life(1).caught_up == (), "it does not offer to own meanwhile"
         assert election.judge(SILENT._replace(broker_s=BROKER_S_MAX + 0.1)), "that is news"
         assert [type(effect) for effect in election.step(2)] == [Resign]
-
-    def test_an_owner_stays_while_a_broker_that_was_silent_has_to_prove_itself(self) -> None:
-        election = owning(elected())
-        ready(election, "other")
-        election.judge(SILENT._replace(broker_s=0.0))
-        assert election.step(1) == []
-
-    def test_a_worker_that_resigned_waits_like_one_that_could_not_serve(self) -> None:
-        election = owning(elected())
-        ready(election, "other")
-        election.judge(HUNG)
-        election.step(0)
-        election.seat(0, VACANT, 0)
-        election.judge(WorkerFacts())
-        assert election.step(0) == []
-        assert election.wake_s == COOL_S
-        assert election.verdict(0, 1).cause is Cause.FAILING
 
     def test_the_cool_down_grows_with_each_failure_and_ends(self) -> None:
         election, now_s, waits_s = elected(), 0.0, []
@@ -223,14 +161,6 @@ class TestGivingUp:
 
 
 class TestHandOver:
-    def test_a_pinned_owner_keeps_its_slice_until_it_has_to_go(self) -> None:
-        election = owning(elected(["other"]))
-        ready(election, "other")
-        election.pin(is_pinned=True)
-        assert election.step(1000) == []
-        election.leave()
-        assert election.step(1001) == [Announce(0, "other")]
-
     def test_a_pinned_owner_whose_copy_is_placed_elsewhere_keeps_slice_and_copy(self) -> None:
         election = owning(elected(["other"], live=NODES, known=["me"], replicas=1))
         election.nodes([note("me"), note("other")])
@@ -261,11 +191,6 @@ class TestHandOver:
         ready(election, "other")
         assert election.step(1000) == []
 
-    def test_progress_is_asked_of_the_preferred_node_only_while_it_is_not_the_owner(self) -> None:
-        assert owning(elected(["other"], live=NODES)).rivals == {"other:0"}
-        assert owning(elected(["me"], live=NODES)).rivals == frozenset()
-        assert elected(["other"], live=NODES).rivals == frozenset()
-
 
 class TestCopies:
     def test_a_copy_is_kept_until_all_that_are_placed_are_ready(self) -> None:
@@ -275,39 +200,6 @@ class TestCopies:
         assert election.rivals == {"other:0"}
         ready(election, "other")
         assert election.serve(beside("other")) == frozenset()
-
-    def test_a_slice_that_is_not_told_of_for_a_while_stays_as_it_is(self) -> None:
-        election = owning(elected(["me", "other"]))
-        before = dict(election.view._ranked)
-        assert election.serve([]) == {0, 1}
-        assert election.slices == {0, 1}
-        assert election.roles(0) == {0: Role.OWNER, 1: Role.REPLICA}
-        assert election.view._ranked == before, "nor do others move"
-        election.gave_up(0, "broken")
-        assert election.step(0) == [Resign(0, "broken")], "it can still be left to others"
-
-
-class TestRoles:
-    @pytest.mark.parametrize(
-        ("preferred", "seat", "role"),
-        [
-            ("me", None, Role.REPLICA),
-            ("me", MINE, Role.OWNER),
-            ("other", MINE, Role.OWNER),
-            ("me", VACANT, Role.HEIR),
-            ("other", VACANT, Role.REPLICA),
-            ("me", others("other"), Role.REPLICA),
-            ("me", others("other", heir="me"), Role.HEIR),
-            ("me", others("other", heir="third"), Role.REPLICA),
-        ],
-    )
-    def test_role_follows_from_seat(
-        self, preferred: str, seat: SliceOwner | None, role: Role
-    ) -> None:
-        election = elected([preferred])
-        if seat is not None:
-            election.seat(0, seat, 0)
-        assert election.roles(0) == {0: role}
 
 
 def test_a_worker_tells_one_position_for_each_slice_however_many_topics_there_are() -> None:

@@ -34,7 +34,6 @@ UNITS = {
 }
 DIGITS = st.text("0123456789", max_size=15)
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
-EXAMPLE = Path(__file__).parents[2] / "deploy" / "delayservice.example.toml"
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -79,26 +79,6 @@ def settler_of(targets: KnownTargets) -> Settler:
 BLOCKED = ("target-unknown", "topic orders does not exist")
 
 
-def test_a_due_record_is_delivered_with_its_provenance() -> None:
-    kind, topic, partition, key, value, headers, due_ms, offset = (
-        settler().settle(7, NOW_MS, payload(), NOW_MS, 8) or (0,) * 8
-    )
-    assert (kind, topic, partition, key, value) == (
-        outcome.DELIVERED,
-        "orders",
-        -1,
-        b"key",
-        b"value",
-    )
-    assert (due_ms, offset) == (NOW_MS, 7)
-    assert headers == [
-        ("own", b"1"),
-        ("delay-due-at", b"5000000"),
-        ("delay-source", b"delay_topic_any:3:7"),
-        ("delay-settles", b"7"),
-    ]
-
-
 def test_a_record_that_was_put_off_is_late_from_the_instant_on_until_which() -> None:
     delivered = some(settler().settle(7, NOW_MS - 20, payload(NOW_MS - 900), NOW_MS, 8))
     assert delivered[0] == outcome.DELIVERED
@@ -134,38 +114,6 @@ def test_a_blocked_target_parks_its_record_until_the_attempts_are_used_up() -> N
         )
         kinds.append(output[0])
     assert kinds == [outcome.PARKED, outcome.PARKED, outcome.DEAD_LETTERED]
-
-
-def test_an_expired_record_is_expired_even_when_its_target_is_blocked() -> None:
-    late = payload(expires_ms=NOW_MS - 1)
-    output = some(settler(blocked=BLOCKED).settle(7, NOW_MS, late, NOW_MS, 8))
-    assert output[:2] == (outcome.EXPIRED, "outcomes")
-
-
-def test_a_refused_record_is_dead_lettered_whole() -> None:
-    output = some(
-        settler(refused={7: ("too-large", "why")}).settle(7, NOW_MS, payload(), NOW_MS, 8)
-    )
-    assert output[:2] == (outcome.DEAD_LETTERED, "letters")
-    assert output[3:5] == (b"key", b"value")
-    assert dict(output[5])["delay-error"] == b"too-large"
-
-
-def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> None:
-    both = settler(refused={7: ("too-large", "why")}, stripped={7})
-    valid = both.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    invalid = both.undelivered.dead_letter(
-        7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time"
-    )
-    assert valid is not None
-    assert invalid is not None
-    for output, code in ((valid, b"too-large"), (invalid, b"time-missing")):
-        headers = dict(output[5])
-        assert output[3:5] == (None, None)
-        assert headers["delay-error"] == code
-        assert headers["delay-source"] == b"delay_topic_any:3:7"
-        assert b"left out" in (headers["delay-error-detail"] or b"")
-        assert not headers.keys() & {"own", "a"}
 
 
 PAUSED = ("target-paused", "somebody said so")
@@ -301,19 +249,6 @@ def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
 
 
 # --- a topic of the service's own that takes nothing ---------------------------------------------
-
-
-def test_records_wait_while_the_dead_letter_topic_is_missing() -> None:
-    targets, last = without("letters"), payload(attempt=3)
-    by = settler_of(targets)
-    targets.why["orders", -1] = BLOCKED
-    put_off = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
-    assert put_off[:2] == (outcome.PARKED, "delay_topic_any")
-    assert json.loads(dict(put_off[5])["delay-copy"] or b"")["attempt"] == 4
-    assert by.undelivered.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
-    del targets.why["letters", -1]
-    letter = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
-    assert letter[0] == outcome.DEAD_LETTERED
 
 
 def test_a_record_waits_while_an_own_topic_is_looked_up() -> None:
