@@ -1,9 +1,10 @@
-"""A log that lost its end and grew again: what was lost is dropped, what is new is delivered."""
+"""Logs that lost their end or their beginning: what is stored or new is delivered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,13 +16,16 @@ from connectors.kafka.clients import KAFKA
 from connectors.kafka.source import KafkaSource
 from delayservice.base.errors import LogTruncatedError
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost, skipped
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Bounds, PolledBatch
 from delayservice.slices.store_label import Label
+from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
+from tests.rocks import LoneRocks
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, log_moved, routes_of
+from tests.wheels import LoneStore
 
 PLACE = (TOPIC, 0)
 WRITTEN_MS = 1_000_000
@@ -33,7 +37,7 @@ OLD, NEW = 3, 5
 class Log(QuietSource):
     """A partition and its reader. ``epochs``: of the leader that appended each offset."""
 
-    def __init__(self, epochs: Sequence[int], store: MemoryStore | None = None) -> None:
+    def __init__(self, epochs: Sequence[int], store: Store | None = None) -> None:
         super().__init__()
         self.epochs = list(epochs)
         self.leader_epoch = self.epochs[-1]
@@ -360,3 +364,54 @@ def test_under_the_same_leader_nothing_is_read_again() -> None:
     before = len(log.seeks)
     log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
     assert len(log.seeks) == before
+
+
+# --- retention deleted what was not read or not settled -------------------------------------------
+
+
+MakeStore = Callable[[], Store]
+
+
+@pytest.fixture(params=[LoneStore, LoneRocks])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+    return lambda: cast("Store", request.param(tmp_path / "shard"))
+
+
+def stored(make_store: MakeStore) -> None:
+    """Let a replica store two records and be closed."""
+    log = Log([OLD] * 2, make_store())
+    log.lane.follow(Cursor())
+    log.read()
+    log.lane.close()
+
+
+def test_h_skips_lost_offsets_before_k_goes_on(make_store: MakeStore) -> None:
+    stored(make_store)
+    log = Log([OLD] * 9, make_store())
+    log.start = 4
+    log.lane.take_over(Cursor(), log.bounds)
+    assert list(log.lane.settle_due(DUE_MS, 1_000, 1 << 20)) == []
+    assert log.settle() + log.settle() == [(0, OLD), (1, OLD)]
+    assert (log.lane.shard.committed.offset, log.lane.shard.stored) == (4, 4)
+
+
+def test_a_store_says_of_which_log_it_is(make_store: MakeStore) -> None:
+    stored(make_store)
+    again = Log([OLD] * 2, make_store())
+    again.lane.follow(Cursor())
+    assert again.seeks == [(2, LastRead(OLD, 1))]
+    again.epochs.append(OLD)
+    again.read()
+    again.lane.store.sync()  # as a crash leaves it: the label is older than what is stored
+    again.lane.store.close()
+    crashed = Log([OLD] * 3, make_store())
+    crashed.lane.follow(Cursor())
+    assert crashed.seeks == [(3, LastRead(OLD, 2))], "the client checks all of it"
+
+
+def test_a_range_that_was_not_walked_to_its_end_goes_over_to_the_next_owner() -> None:
+    ranges = skipped((), h=80, log_start=200)
+    assert ranges == (Lost(80, 200),)
+    assert skipped(ranges, h=200, log_start=200) == ranges
+    assert skipped(ranges, h=80, log_start=220) == (Lost(80, 220),)
+    assert skipped(ranges, h=150, log_start=220) == (Lost(80, 150), Lost(150, 220))

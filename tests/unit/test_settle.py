@@ -141,7 +141,9 @@ def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
 
 def test_a_postponed_record_is_requeued_before_retention() -> None:
     held = settler(PAUSED, routes=replace(ROUTES, held_ms=60_000))
-    assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
+    parked = settler(BLOCKED, routes=replace(ROUTES, park_delays_ms=(60_000,)))
+    for postponed in (held, parked):
+        assert held_until_ms(postponed, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
 
 
 def test_a_roll_waits_no_longer_than_any_contract_that_may_apply() -> None:
