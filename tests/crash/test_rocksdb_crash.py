@@ -64,6 +64,9 @@ class Snapshot:
         store.close()
         self.root = Path(f"{root}-crashed")
 
+    def copied(self, folder: Path) -> Path:
+        return Path(shutil.copytree(self.root, folder / "s"))
+
     def file(self, pattern: str) -> Path:
         return max((self.root / "db").glob(pattern), key=lambda path: path.stat().st_size)
 
@@ -99,6 +102,13 @@ class Snapshot:
             finally:
                 store.abandon()
         raise AssertionError("a damaged store was not put aside")
+
+
+def check_starts_over(root: Path) -> None:
+    store = LoneRocks(root)
+    assert store.open() == 0
+    assert read_all(store, (0, 0)) == []
+    store.close()
 
 
 FLUSHED = {"log": (), "log-and-table": (200,), "table": (100, 200, 300)}
@@ -222,8 +232,7 @@ def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_
     data = path.read_bytes()
     at = [at for at, _ in records_in(data)][-1]
     (tables.root / "db" / path.name).write_bytes(data[: at + 6] + b"\5" + data[at + 7 :])
-    root = tmp_path / "s"
-    shutil.copytree(tables.root, root)
+    root = tables.copied(tmp_path)
     path.write_bytes(data)
     code = f"from tests.rocks import *; LoneRocks(Path({str(root)!r})).open()"
     for unended in (1, 2):
@@ -237,9 +246,7 @@ def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_
             worker.wait(2)
         worker.kill()
         worker.wait()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    store.close()
+    check_starts_over(root)
 
 
 def test_a_process_killed_while_it_opens_a_database_costs_no_row(tmp_path: Path) -> None:
@@ -298,18 +305,14 @@ def test_rows_are_counted_right_after_all_changes(
 
 @pytest.mark.parametrize("kind", [b"f", b"n", b"d", b"m"])
 def test_a_lost_row_of_any_kind_is_noticed(snapshot: Snapshot, kind: bytes, tmp_path: Path) -> None:
-    root = tmp_path / "s"
-    shutil.copytree(snapshot.root, root)
+    root = snapshot.copied(tmp_path)
     database = open_database(root / "db", RocksOptions())
     start = prefix_of(1) + kind
     (row,) = read_keys(database, start, prefix_of(1) + b"z", 1)
     assert row.startswith(start)
     database.delete(row)
     database.close()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    assert read_all(store, (0, 0)) == []
-    store.close()
+    check_starts_over(root)
 
 
 @pytest.mark.parametrize("changed", [b"", b"\0" * 73, b"rocksdb", b"wheel 3", b"rocksdb 99"])
@@ -329,8 +332,7 @@ def test_a_lost_table_is_noticed(tables: Snapshot, tmp_path: Path) -> None:
 
 def _check_lost(snapshot: Snapshot, pattern: str, tmp_path: Path) -> None:
     path = snapshot.file(pattern)
-    root = tmp_path / "s"
-    shutil.copytree(snapshot.root, root)
+    root = snapshot.copied(tmp_path)
     (root / "db" / path.name).unlink()
     store = LoneRocks(root)
     stop = store.open()
@@ -367,8 +369,7 @@ def test_damage_met_later_starts_over(
     small: Snapshot, deed: Callable[[LoneRocks], None], tmp_path: Path
 ) -> None:
     # The process ends once; its next life starts over.
-    root = tmp_path / "s"
-    shutil.copytree(small.root, root)
+    root = small.copied(tmp_path)
     store = LoneRocks(root, RocksOptions(block_cache_bytes=1))  # what is read comes from the disk
     with patch.object(RocksDatabase, "_check_rows"):  # it would have read all before
         assert store.open() == COUNT
@@ -379,32 +380,25 @@ def test_damage_met_later_starts_over(
     with pytest.raises(StoreError, match="put aside and rebuilt from Kafka"):
         deed(store)
     store.abandon()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    assert read_all(store, (0, 0)) == []
-    store.close()
+    check_starts_over(root)
     assert len(list((root / "quarantine").iterdir())) == 1
 
 
 def test_damage_met_at_close_condemns_the_database(tables: Snapshot, tmp_path: Path) -> None:
     # RocksDB flushes when it is closed.
-    root = tmp_path / "s"
-    shutil.copytree(tables.root, root)
+    root = tables.copied(tmp_path)
     store = LoneRocks(root)
     store.open()
     damage = Exception("Corruption: block checksum mismatch")
     real, store.rocks._database = store._db, Mock(close=Mock(side_effect=damage))
     store.abandon()
     real.close()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    store.close()
+    check_starts_over(root)
 
 
 @pytest.mark.parametrize("code", [ENOSPC, EMFILE, EACCES, ENOMEM])
 def test_lack_of_space_or_rights_is_no_damage(tables: Snapshot, code: int, tmp_path: Path) -> None:
-    root = tmp_path / "s"
-    shutil.copytree(tables.root, root)
+    root = tables.copied(tmp_path)
     why = Exception(f"IO error: {os.strerror(code)}: While open a file: {root}/db/000009.sst")
     for _ in range(2):  # the lock is given back
         store = LoneRocks(root)

@@ -21,7 +21,7 @@ NOT_TYPED: Final = {
     "delayservice --": "tests/docs/test_cli_page.py types it in another home",
     "docker": _CONTAINERS,
     "kubectl": _CONTAINERS,
-    "helm": "tests/unit/test_deploy_helm.py renders it",
+    "helm": "tests/unit/test_deploy_files.py renders it",
     "pip install": "tests/integration/test_packages.py installs it",
     "python3.11 -m venv": _MACHINE,
     "/opt/delayservice/bin/": _MACHINE,

@@ -171,9 +171,8 @@ class Writer:
         refuses_to: by call, what it raises instead the next time.
     """
 
-    def __init__(self, clock: ManualClock, prefix: str = "w") -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
-        self._prefix = prefix
         self.name = ""
         self.opened: list[str] = []
         self.discarded = 0
@@ -193,7 +192,7 @@ class Writer:
 
     def open(self) -> str:
         self._may("open")
-        self.name = f"{self._prefix}{len(self.opened) + 1}"
+        self.name = f"w{len(self.opened) + 1}"
         self.opened.append(self.name)
         return self.name
 

@@ -25,6 +25,11 @@ from delayservice.store.memory import MemoryStore
 TOPIC, TOPIC_ID, NOW_MS = "delay_topic_any", "id", 1_000
 
 
+def command(verb: Verb, partition: int, expires_ms: int, **more: Any) -> Command:
+    place = {"node": "n1", "topic": TOPIC, "partition": partition}
+    return Command(plan="p", step=1, command=verb, expires_ms=expires_ms, **place, **more)
+
+
 class Keeper:
     """A keeper with one copy; ``said`` are its answers."""
 
@@ -40,18 +45,7 @@ class Keeper:
         self.keeper = CopyKeeper(self.digests, self.said.append, cast("Any", clock))
 
     def ask(self, verb: Verb, expires_ms: int = NOW_MS + 1, **more: Any) -> None:
-        self.keeper.ask(
-            Command(
-                plan="p",
-                step=1,
-                command=verb,
-                node="n1",
-                topic=TOPIC,
-                partition=0,
-                expires_ms=expires_ms,
-                **more,
-            )
-        )
+        self.keeper.ask(command(verb, 0, expires_ms, **more))
 
     def turn(self, *, is_owner: bool = False) -> None:
         self.keeper.turn(self.lanes, cast("Any", None), is_owner=is_owner)
@@ -153,7 +147,6 @@ def test_a_topic_that_was_made_anew_is_not_touched(keeper: Keeper) -> None:
 # --- a worker tells the records of one hour of a copy, a few at a time ----------------------------
 
 
-HOURS_TOPIC, HOURS_NOW_MS = "delay_topic_any", 1_000
 ALL: list[Frame] = [(HOUR_MS + n * HOUR_MS // 20, n, NO_MARK, b"value %d" % n) for n in range(60)]
 TOLD: list[RecordHash] = [
     (key_ms, offset, 55 if offset == 21 else NO_MARK, f"{hashed:016x}")
@@ -166,7 +159,7 @@ def lane() -> SimpleNamespace:
     store = MemoryStore()
     store.open()
     store.append(ALL, [(b"id", *ALL[21][:2], NO_GROUP)], [(b"id", *ALL[21][:2], 55)], 60)
-    made = SimpleNamespace(topic=HOURS_TOPIC, topic_id="id", store=store)
+    made = SimpleNamespace(topic=TOPIC, topic_id="id", store=store)
     made.window = None
     return made
 
@@ -183,22 +176,12 @@ class Thread:
         assert (slice_no, timeout_s) == (3, answering.LOOK_TIMEOUT_S)
         self.looks += 1
         now = self.lanes.pop(0) if len(self.lanes) > 1 else self.lanes[0]
-        yield {HOURS_TOPIC: now}
+        yield {TOPIC: now}
 
 
 def told(thread: Thread, **more: Any) -> tuple[list[RecordHash], bool]:
-    command = Command(
-        plan="p",
-        step=0,
-        command="records",
-        node="n1",
-        topic=HOURS_TOPIC,
-        partition=3,
-        hour_ms=2 * HOUR_MS,
-        expires_ms=HOURS_NOW_MS,
-        **more,
-    )
-    return hour_records(command, cast("Any", thread), HOURS_NOW_MS)
+    asked = command("records", 3, NOW_MS, hour_ms=2 * HOUR_MS, **more)
+    return hour_records(asked, cast("Any", thread), NOW_MS)
 
 
 @pytest.fixture(autouse=True)

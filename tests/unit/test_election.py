@@ -52,10 +52,6 @@ def note(node_id: str) -> NodeNote:
     return NodeNote(node_id, f"{node_id}1", 1, NODES[node_id])
 
 
-def others(owner: str, epoch: int = 1, heir: str = "") -> SliceOwner:
-    return SliceOwner(OwnerNote(owner, f"{owner}1", 0, epoch, heir))
-
-
 def beside(*leaders: str) -> list[SliceFacts]:
     """Slices that prefer these nodes, in their order."""
     return [SliceFacts(n, NODES[name], (NODES[name],)) for n, name in enumerate(leaders)]
@@ -302,32 +298,6 @@ def counted(node: Node) -> list[Mapping[int, Role]]:
     changes: list[Mapping[int, Role]] = []
     node.ownership.on_change(lambda: changes.append(node.ownership.roles()))
     return changes
-
-
-def test_an_owner_pauses_while_disconnected_and_gets_its_roles_back() -> None:
-    world, node = owning_node()
-    roles = node.ownership.roles()
-    changes = counted(node)
-    world.zookeeper.stop()
-    assert node.ownership.roles() == dict.fromkeys(range(3), Role.PAUSED)
-    assert node.ownership.roles() is node.ownership.roles()
-    world.run(1)
-    world.zookeeper.start()
-    world.run(2)
-    assert node.ownership.roles() is roles
-    assert [set(seen.values()) for seen in changes] == [{Role.PAUSED}, {Role.OWNER}]
-
-
-def test_a_loop_is_woken_when_the_lease_ends() -> None:
-    world, node = owning_node()
-    changes = counted(node)
-    world.zookeeper.stop()
-    end_s = node.ownership._lease.end_s
-    world.run(end_s - world.now_s() - 0.01)
-    assert set(changes[-1].values()) == {Role.PAUSED}
-    world.run(0.02)
-    assert set(changes[-1].values()) == {Role.REPLICA}
-    assert node.ownership.roles() is changes[-1]
 
 
 def test_a_slice_won_again_within_one_turn_is_a_change_of_roles() -> None:

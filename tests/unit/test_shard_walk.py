@@ -13,7 +13,6 @@ from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Hea
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Additions, Cursor, Key
 from delayservice.engine.outcome import Output, Routes
-from delayservice.engine.ports import Bounds
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.undelivered import Verdicts
@@ -108,7 +107,7 @@ def test_staged_outputs_reserve_their_size_in_the_transaction() -> None:
     walked.targets.small = {"orders"}
     walked.cancel(b"nothing", NOW_MS)
     walked.write(10, 20)
-    walked.own(Cursor())
+    walked.own()
     walked.read()
     walked.walk_h(NOW_MS)
     assert walked.targets.reserved == walked.staged != []
@@ -118,69 +117,52 @@ def test_staged_outputs_reserve_their_size_in_the_transaction() -> None:
 
 
 class Walked:
-    """A lane, its log, and everything that it settled for good."""
+    """A lane, its log, and what it has staged."""
 
     def __init__(self) -> None:
         self.log = Logs()
         self.targets = KnownTargets()
         self.lane = Lane(TOPIC, 0, "id", MemoryStore(), self.log, WIDE, targets=self.targets)
         self.lane.adopt(Contracts([(0, Contract())]))
-        self.outputs: list[Output] = []
         self.staged: list[Output] = []
 
-    def write(self, *delays_ms: int, at_ms: int = NOW_MS, headers: Headers | None = None) -> None:
-        self.log.write((TOPIC, 0), at_ms, delays_ms, headers)
+    def write(self, *delays_ms: int, at_ms: int = NOW_MS) -> None:
+        self.log.write((TOPIC, 0), at_ms, delays_ms)
 
     def cancel(self, record_id: bytes, at_ms: int) -> None:
         rows = self.log.rows.setdefault((TOPIC, 0), [])
         asked: Headers = [("delay-op", b"cancel"), ("delay-id", record_id)]
         rows.append((len(rows), at_ms, None, None, asked))
 
-    def read(self, limit: int = 1_000) -> None:
-        for run in self.log.poll(0, limit):
+    def read(self) -> None:
+        for run in self.log.poll(0, 1_000):
             self.lane.ingest(run)
 
-    def own(self, cursor: Cursor, end: int | None = None) -> None:
-        bounds = self.log.bounds((TOPIC, 0))
-        self.lane.take_over(cursor, bounds if end is None else Bounds(0, end))
+    def own(self) -> None:
+        self.lane.take_over(Cursor(), self.log.bounds((TOPIC, 0)))
 
-    def walk_h(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
-        return self._sent(self.lane.settle_late(now_ms, limit, lambda: True))
+    def walk_h(self, now_ms: int) -> None:
+        self.staged += self.lane.settle_late(now_ms, 1_000, lambda: True)
 
-    def walk_k(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
-        chunks = self.lane.settle_due(now_ms, limit, 1 << 20)
-        return self._sent([output for chunk in chunks for output in chunk])
-
-    def _sent(self, outputs: list[Output]) -> list[tuple[int, int]]:
+    def walk_k(self, now_ms: int) -> list[tuple[int, int]]:
+        chunks = self.lane.settle_due(now_ms, 1_000, 1 << 20)
+        outputs = [output for chunk in chunks for output in chunk]
         self.staged += outputs
         return [(output[0], output[7]) for output in outputs]
-
-    def commit(self) -> None:
-        self.outputs += self.staged
-        self.staged = []
-        self.lane.committed()
-        self.lane.store.prune(self.lane.shard.committed)
-
-    def delivered(self) -> list[int]:
-        return [output[7] for output in self.outputs if output[0] == outcome.DELIVERED]
-
-
-def sent(*offsets: int) -> list[tuple[int, int]]:
-    return [(outcome.DELIVERED, offset) for offset in offsets]
 
 
 @pytest.mark.parametrize(("waited_ms", "goes"), [(0, False), (249, False), (250, True)])
 def test_k_waits_for_h_no_longer_than_a_quarter_of_a_second(waited_ms: int, *, goes: bool) -> None:
     walked = Walked()
-    walked.own(Cursor())
+    walked.own()
     walked.write(0, 100)
     walked.read()
     walked.walk_h(NOW_MS)
     walked.write(60_000, at_ms=NOW_MS + 50)  # read, and H does not get to it
     walked.read()
     now_ms = NOW_MS + 50 + waited_ms
-    due = sent(0, 1) if goes else sent(0)
-    assert walked.walk_k(now_ms) == (due if now_ms >= NOW_MS + 100 else sent(0))
+    due = [0, 1] if goes else [0]
+    assert walked.walk_k(now_ms) == [(outcome.DELIVERED, offset) for offset in due]
 
 
 def test_fires_that_hit_nothing_read_nothing_and_are_walked_at_once() -> None:
