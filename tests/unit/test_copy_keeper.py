@@ -26,7 +26,7 @@ TOPIC, TOPIC_ID, NOW_MS = "delay_topic_any", "id", 1_000
 
 
 def command(verb: Verb, partition: int, expires_ms: int, **more: Any) -> Command:
-    place = {"node": "n1", "topic": TOPIC, "partition": partition}
+    place: dict[str, Any] = {"node": "n1", "topic": TOPIC, "partition": partition}
     return Command(plan="p", step=1, command=verb, expires_ms=expires_ms, **place, **more)
 
 

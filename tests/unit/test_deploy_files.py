@@ -1,4 +1,7 @@
-"""Files of compose, Kubernetes, systemd and Helm. ``REWRITE_RENDERED=1`` writes the chart's anew."""
+"""Files of compose, Kubernetes, systemd and Helm.
+
+``REWRITE_RENDERED=1`` writes the files of ``tests/unit/rendered`` anew; a reviewer reads the diff.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped]  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 from typer.testing import CliRunner
