@@ -143,9 +143,7 @@ def test_a_mark_above_the_horizon_is_taken_back_although_h_has_passed_it(tmp_pat
     store.close()
 
 
-def test_a_flipped_byte_of_the_ids_is_noticed_or_harmless(
-    log: ModelLog, root: Path, tmp_path: Path
-) -> None:
+def test_a_flipped_byte_of_ids_loses_nothing(log: ModelLog, root: Path, tmp_path: Path) -> None:
     store = LoneStore(root)
     store.open()
     store.wheel._ids.open().flush()

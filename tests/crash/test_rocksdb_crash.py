@@ -282,9 +282,7 @@ def test_rows_are_counted_unless_the_database_was_closed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("make", [LoneRocks, LoneStore])
-def test_rows_are_counted_right_after_all_changes(
-    make: type[LoneRocks | LoneStore], tmp_path: Path
-) -> None:
+def test_rows_are_counted_right(make: type[LoneRocks | LoneStore], tmp_path: Path) -> None:
     log = ModelLog(COUNT, seed=7)
     store = make(tmp_path)
     store.open()

@@ -247,9 +247,7 @@ def snapshot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Snapshot(tmp_path_factory.mktemp("snapshot") / "shard", 60, KINDS[request.param])
 
 
-def test_a_flipped_byte_is_not_delivered_and_skips_nothing(
-    snapshot: Snapshot, tmp_path: Path
-) -> None:
+def test_a_flipped_byte_of_a_wheel_loses_no_record(snapshot: Snapshot, tmp_path: Path) -> None:
     rng = random.Random(11)
     for name, data in snapshot.files.items():
         step = 1 if LONG or not name.startswith("slots/") else 9

@@ -72,9 +72,7 @@ def _type_of_readme(machine: Machine, terminal: Terminal, command: Command) -> N
         machine.serve(CONSUMER, terminal.exported)
 
 
-def test_the_readmes_consumer_sees_what_was_sent_and_not_what_was_cancelled(
-    machine: Machine,
-) -> None:
+def test_the_readmes_consumer_does_not_see_what_was_cancelled(machine: Machine) -> None:
     consumer = machine.servers[CONSUMER]
     consumer.await_said(r"b'order-17' b'hello' (.*delay-source)")
     with Terminal(machine) as terminal:

@@ -80,9 +80,7 @@ logs = st.builds(
 
 
 @given(logs, steps, steps, keys)
-def test_digest_equals_its_definition(
-    log: Log, storing: list[int], passing: list[int], k_ms: int
-) -> None:
+def test_digest_is_as_defined(log: Log, storing: list[int], passing: list[int], k_ms: int) -> None:
     digest = ShardDigest(0)
     h = 0
     for store, move in zip(storing, passing, strict=False):

@@ -178,7 +178,7 @@ def test_a_search_counts_what_it_can_not_read() -> None:
 @every_store
 @settings(max_examples=15)
 @given(shards=worlds, widths=st.lists(st.integers(1, 60), min_size=1, max_size=5))
-def test_pending_is_counted_by_due_time(
+def test_pending_counts_by_due_time(
     kind: str, shards: list[list[Record]], widths: list[int]
 ) -> None:
     with ExitStack() as stack:

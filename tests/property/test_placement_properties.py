@@ -108,9 +108,7 @@ def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(cluster: C
 
 @given(CLUSTERS)
 @settings(max_examples=500)
-def test_a_node_beside_an_earlier_replica_is_passed_over_only_when_it_is_full(
-    cluster: Cluster,
-) -> None:
+def test_only_a_full_node_beside_an_earlier_replica_is_passed_over(cluster: Cluster) -> None:
     members, slices, replicas = cluster
     members = [PlacedMember(member.node_id, member.broker_id) for member in members]
     placed = place(members, slices, replicas)
@@ -195,9 +193,7 @@ def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(cluster: Cl
 
 @given(CLUSTERS)
 @settings(max_examples=300)
-def test_the_node_beside_the_leader_is_passed_over_only_when_it_owns_its_share(
-    cluster: Cluster,
-) -> None:
+def test_the_node_beside_the_leader_owns_its_share_first(cluster: Cluster) -> None:
     members, slices, replicas = cluster
     brokers = {member.node_id: member.broker_id for member in members}
     ranked = rank_owners(place(members, slices, replicas), members, slices)

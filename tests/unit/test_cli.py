@@ -65,9 +65,7 @@ def run(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.Compl
         ("node.workers=2", False, "kafka.bootstrap is not set"),
     ],
 )
-def test_config_check_tells_if_a_node_could_start(
-    setting: str, problem: str | None, *, valid: bool
-) -> None:
+def test_config_check_says_what_is_wrong(setting: str, problem: str | None, *, valid: bool) -> None:
     done = run("config", "check", "--json", "--set", setting)
     assert done.returncode == (0 if valid else 2)
     told = json.loads(done.stdout)
@@ -281,7 +279,7 @@ def sent(settings: Settings, address: str | None, token_file: Path | None = None
         ("localhost:x@evil.example:9465", False),
     ],
 )
-def test_a_made_token_is_sent_to_loopback_only(
+def test_a_made_token_stays_on_loopback(
     tmp_path: Path, *, address: str | None, is_sent: bool
 ) -> None:
     (tmp_path / "admin_token").write_text(MADE + "\n")

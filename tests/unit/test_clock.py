@@ -107,9 +107,7 @@ def test_a_broker_that_disagrees_freezes_until_it_agrees(step_ms: int, sign: int
 
 
 @given(STEP, SIGN)
-def test_a_clock_corrected_by_the_broker_is_caught_when_it_jumps_back(
-    step_ms: int, sign: int
-) -> None:
+def test_a_corrected_clock_is_caught_when_it_jumps_back(step_ms: int, sign: int) -> None:
     watched = ClockGuard(500)
     watched.observe(WALL + sign * step_ms, 1_000)
     assert answer(watched, WALL + 10, WALL + 10, 1_010, took_ms=0) is None, "it was set meanwhile"
@@ -209,9 +207,7 @@ def test_one_answer_speaks_for_all_slices(watch: ClockWatch, clocks: Clocks) -> 
 
 
 @pytest.mark.parametrize("took_s", [0.6, 1.5, 8.0])
-def test_a_slow_way_back_still_thaws_the_guard(
-    watch: ClockWatch, clocks: Clocks, took_s: float
-) -> None:
+def test_a_slow_way_back_thaws_the_guard(watch: ClockWatch, clocks: Clocks, took_s: float) -> None:
     # The broker acknowledges at once; the commit and the reading back take long.
     heard(watch, clocks, took_s=took_s, acknowledged_s=0.02)
     assert watch.doubt() is None

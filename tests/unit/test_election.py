@@ -460,9 +460,7 @@ def test_a_worker_that_lacks_nothing_may_own_what_it_has_a_copy_of() -> None:
         (WorkerFacts(crashes=2, lived_s=1.0), Cause.CRASHED, "2 times"),
     ],
 )
-def test_an_unfit_worker_owns_nothing_and_says_why(
-    worker: WorkerFacts, cause: Cause, words: str
-) -> None:
+def test_an_unfit_worker_says_why(worker: WorkerFacts, cause: Cause, words: str) -> None:
     for found in (electability(worker), electability(worker, UP_TO_DATE_COPY)):
         assert not found.may_own
         assert found.cause is cause

@@ -154,9 +154,7 @@ def test_a_whole_copy_is_read_again_from_the_log(lane: Lane, log: Log) -> None:
 @pytest.mark.parametrize(
     ("key_ms", "is_kept"), [(START_MS, True), (START_MS + 2 * HOUR_MS, False)], ids=["last", "past"]
 )
-def test_the_last_copy_of_a_record_is_kept(
-    lane: Lane, log: Log, key_ms: int, *, is_kept: bool
-) -> None:
+def test_the_last_copy_is_kept(lane: Lane, log: Log, key_ms: int, *, is_kept: bool) -> None:
     # The log starts in the middle of the second hour; records that K has passed are no reason.
     lane.follow(Cursor((key_ms, 0), RECORDS))
     log.start = 30
@@ -180,7 +178,7 @@ def test_an_owners_copy_is_never_started_over(lane: Lane, log: Log) -> None:
     assert (held(lane), lane.shard.owned) == (before, True)
 
 
-def test_a_large_damaged_slot_is_read_in_parts(
+def test_a_large_slot_is_read_in_parts(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = WheelOptions(slot_ms=HOUR_MS)

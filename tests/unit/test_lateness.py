@@ -226,9 +226,7 @@ def test_between_counts_the_first_due_time_is_not_before_what_is_settled() -> No
     st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40), st.integers(0, 9)), max_size=9),
     st.lists(st.integers(0, 140), min_size=1, max_size=6, unique=True),
 )
-def test_counts_before_are_shares_of_ranges(
-    ranges: list[tuple[int, int, int]], stops: list[int]
-) -> None:
+def test_counts_are_shares_of_ranges(ranges: list[tuple[int, int, int]], stops: list[int]) -> None:
     spans = [(start, start + width, count) for start, width, count in ranges]
     stops.sort()
     shares = [

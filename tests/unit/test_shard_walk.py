@@ -78,7 +78,7 @@ def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), IDS, OFFSETS)), IDS, OFFSETS)
-def test_a_flying_copy_is_found_by_id(
+def test_a_flying_copy_is_found(
     changes: list[tuple[bool, bytes, int]], asked: bytes, offset: int
 ) -> None:
     walk, pairs = shard().walk, set[tuple[bytes, int]]()

@@ -196,9 +196,7 @@ def test_a_failed_fsync_is_raised_again_later(tmp_path: Path, may_go_on: threadi
     store.close()
 
 
-def test_ids_that_come_during_a_sync_wait_for_the_next(
-    tmp_path: Path, may_go_on: threading.Event
-) -> None:
+def test_ids_added_during_a_sync_are_not_in_it(tmp_path: Path, may_go_on: threading.Event) -> None:
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
     store.set_label(b"old")

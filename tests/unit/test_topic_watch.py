@@ -62,7 +62,7 @@ ERRORS = [KafkaEdgeError("no broker answers"), ValueError("a configuration that 
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_failed_first_look_is_a_problem(
+def test_a_failed_look_is_a_problem(
     cluster: Cluster, watcher: TopicWatcher, error: Exception
 ) -> None:
     cluster.answer = error
@@ -71,7 +71,7 @@ def test_a_failed_first_look_is_a_problem(
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_served_topics_stay_when_looks_fail(
+def test_topics_stay_when_looks_fail(
     cluster: Cluster, watcher: TopicWatcher, error: Exception
 ) -> None:
     assert watcher.refresh() == []
@@ -105,9 +105,7 @@ def test_a_topic_that_is_served_goes_on_at_a_risk(cluster: Cluster, watcher: Top
     assert watcher.problems() == ["delay_topic_any may lose records: retention.ms is 1"]
 
 
-def test_a_topic_at_risk_is_begun_only_if_checkpointed(
-    cluster: Cluster, watcher: TopicWatcher
-) -> None:
+def test_a_risky_topic_is_begun_only_if_pending(cluster: Cluster, watcher: TopicWatcher) -> None:
     cluster.answer = (RISKY,)
     watcher.refresh()
     assert watcher.served == []
@@ -127,7 +125,7 @@ def test_another_topic_of_this_name_is_a_new_one(cluster: Cluster, watcher: Topi
 @pytest.mark.parametrize(
     "problem", ["delay_checkpoint: cleanup.policy is delete", "delay_outcomes does not exist"]
 )
-def test_a_wrong_own_topic_is_a_problem(
+def test_a_bad_own_topic_is_a_problem(
     cluster: Cluster, watcher: TopicWatcher, problem: str
 ) -> None:
     told = (TopicProblem("", problem),)
@@ -290,12 +288,7 @@ def test_an_owner_that_has_not_read_to_the_end_delivers_what_it_holds() -> None:
     ("level", "may_store", "syncs"),
     [(ROOM, True, True), (WARN, True, True), (STOP, False, True), (FULL, False, False)],
 )
-def test_a_full_disk_stops_storing_then_syncing(
-    level: DiskLevel,
-    *,
-    may_store: bool,
-    syncs: bool,
-) -> None:
+def test_a_full_disk_stops_stores(level: DiskLevel, *, may_store: bool, syncs: bool) -> None:
     stage = Stage(0, limits=Limits(sync_s=0), disk_level=lambda: level)
     lane = stage.lane(0)
     told: list[bool] = [True]
