@@ -28,11 +28,7 @@ Maker: TypeAlias = Callable[[], Store]
 
 FAR_MS = 10**15
 TINY = WheelOptions(
-    slot_ms=1_000,
-    buffer_bytes_max=2_000,
-    near_bytes_max=2_000,
-    sync_bytes=5_000,
-    handles_max=2,
+    slot_ms=1_000, buffer_bytes_max=2_000, near_bytes_max=2_000, sync_bytes=5_000, handles_max=2
 )
 ODD = replace(TINY, slot_ms=1_500)
 WIDE = replace(TINY, slot_ms=3_600_000)

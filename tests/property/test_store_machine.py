@@ -152,9 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
             shard.store.close()
 
     @rule(
-        number=numbers,
-        records=st.lists(record, max_size=30),
-        cancel=st.sampled_from([None, *IDS]),
+        number=numbers, records=st.lists(record, max_size=30), cancel=st.sampled_from([None, *IDS])
     )
     def append(
         self, number: int, records: list[tuple[int, bytes | None, bytes]], cancel: bytes | None

@@ -67,10 +67,7 @@ def again(letter: DeadLetter, time: Header | None = None) -> tuple[Headers, Entr
 
 # --- what is replayed is what was asked for ------------------------------------------------------
 
-PROVENANCE: Headers = [
-    ("delay-replayed-from", b"delay_topic_any:3:7"),
-    ("delay-replays", b"1"),
-]
+PROVENANCE: Headers = [("delay-replayed-from", b"delay_topic_any:3:7"), ("delay-replays", b"1")]
 
 VALID: list[tuple[Headers, bytes | None, bytes | None]] = [
     (ASKED, b"k", b"v"),

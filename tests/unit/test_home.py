@@ -166,9 +166,7 @@ def test_a_plain_control_is_read_as_one_that_says_the_same_twice(
 
 
 @given(
-    identity=st.binary(min_size=1, max_size=20),
-    partition=st.integers(0, 3),
-    is_plain=st.booleans(),
+    identity=st.binary(min_size=1, max_size=20), partition=st.integers(0, 3), is_plain=st.booleans()
 )
 def test_both_readers_agree_on_homes(identity: bytes, partition: int, *, is_plain: bool) -> None:
     contracts = Contracts([(0, Contract(id_partitions=4))])

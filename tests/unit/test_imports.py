@@ -36,12 +36,7 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     # Offline sources read the stores' files.
     "connectors.spark": CONFIG | {"delayservice.store", "connectors"},
     # Public, and used where nothing of a node is installed.
-    CLIENT: CONTRACT
-    | {
-        "connectors.kafka.clients",
-        "connectors.kafka.outcomes",
-        CLIENT,
-    },
+    CLIENT: CONTRACT | {"connectors.kafka.clients", "connectors.kafka.outcomes", CLIENT},
     # engine.ports holds the interfaces that the connectors fill.
     "connectors": CONFIG | {"delayservice.metrics", "delayservice.inspection.query", "connectors"},
     "ha": CONFIG | {"ha"},

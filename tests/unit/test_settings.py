@@ -276,9 +276,7 @@ def test_a_formatted_duration_reads_back(ms: int) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 999), DIGITS, st.sampled_from(list(UNITS))),
-        min_size=1,
-        max_size=4,
+        st.tuples(st.integers(0, 999), DIGITS, st.sampled_from(list(UNITS))), min_size=1, max_size=4
     )
 )
 @example([(0, "0000008309234", "y")])
@@ -306,21 +304,9 @@ def test_there_is_a_worker_for_each_core_up_to_four() -> None:
 # --- the service's own topics are never targets, whatever they are called and whatever is allowed -
 
 
-OWN = [
-    "checkpoint",
-    "claims",
-    "dead_letter",
-    "outcomes",
-    "digests",
-    "repairs",
-    "audit",
-    "pauses",
-]
+OWN = ["checkpoint", "claims", "dead_letter", "outcomes", "digests", "repairs", "audit", "pauses"]
 NAMED = Settings.model_validate(
-    {
-        "topics": {name: f"my_{name}" for name in OWN},
-        "targets": {"default": {"allow": ["*"]}},
-    }
+    {"topics": {name: f"my_{name}" for name in OWN}, "targets": {"default": {"allow": ["*"]}}}
 )
 
 

@@ -160,13 +160,31 @@ def test_a_record_waits_for_an_answer_for_half_a_second_and_is_parked_then() -> 
     assert stage.code() is None
 
 
+TWO_IN_SYNC = {"min.insync.replicas": "2"}
+
+
 @pytest.mark.parametrize(
-    ("partition", "code"), [(-1, None), (1, None), (2, TARGET_UNKNOWN), (99, TARGET_UNKNOWN)]
+    ("in_sync", "settings", "partition", "code"),
+    [
+        ([3, 3], {}, -1, None),
+        ([3, 3], {}, 1, None),
+        ([3, 3], {}, 2, TARGET_UNKNOWN),
+        ([3, 3], {}, 99, TARGET_UNKNOWN),
+        ([0], {}, -1, None),  # an election is waited for
+        ([1], {}, -1, None),
+        # What such a partition is part of can be neither committed nor aborted.
+        ([1], TWO_IN_SYNC, -1, TARGET_DOWN),
+        ([2], TWO_IN_SYNC, -1, None),
+    ],
 )
-def test_a_partition_has_to_be_there(partition: int, code: str | None) -> None:
+def test_a_target_is_judged_by_its_partitions_and_their_copies(
+    in_sync: list[int], settings: dict[str, str], partition: int, code: str | None
+) -> None:
     stage = Stage()
-    stage.known(orders=[3, 3])
+    stage.cluster.settings["orders"] = settings
+    stage.known(orders=in_sync)
     assert stage.code("orders", partition) == code
+    assert bool(stage.targets.writable) == (code is None)
 
 
 def test_a_topic_that_may_not_be_written_to_is_told_from_one_that_is_not_there() -> None:
@@ -351,35 +369,6 @@ def test_without_a_leader_a_target_is_unserved_until_there_is_one() -> None:
     assert stage.code("orders", 1) == TARGET_ASKED
     stage.targets.look_up()
     assert stage.code("orders", 1) is None
-
-
-def test_too_few_copies_in_sync_count_as_down_only_where_the_topic_asks_for_more() -> None:
-    stage = Stage()
-    stage.known(orders=[1], mails=[1])
-    stage.cluster.settings["orders"] = {"min.insync.replicas": "2"}
-    stage.now_s += 1
-    found = stage.targets.unserved([ORDERS, ("mails", -1)])
-    assert {target: code for target, (code, _) in found.items()} == {ORDERS: TARGET_DOWN}
-
-
-def test_a_topic_with_too_few_copies_in_sync_is_down_before_anything_is_sent_there() -> None:
-    # What such a partition is part of can be neither committed nor aborted.
-    stage = Stage()
-    stage.cluster.settings["orders"] = {"min.insync.replicas": "2"}
-    stage.known(orders=[1])
-    assert stage.code("orders") == TARGET_DOWN
-    assert not stage.targets.writable
-    stage.cluster.in_sync["orders"] = [2]
-    stage.now_s += 1
-    stage.code("orders")  # looked up again
-    stage.targets.look_up()
-    assert stage.code("orders") is None
-
-
-def test_an_election_is_waited_for_when_a_topic_is_looked_up() -> None:
-    stage = Stage()
-    stage.known(orders=[0])
-    assert stage.code("orders") is None
 
 
 def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_most() -> None:

@@ -42,11 +42,7 @@ FIRST = Contracts([(0, Contract())])
 
 
 def left_by(
-    writer: str,
-    claim: int,
-    number: int = 0,
-    contracts: Contracts = FIRST,
-    signed_by: str = SECRET,
+    writer: str, claim: int, number: int = 0, contracts: Contracts = FIRST, signed_by: str = SECRET
 ) -> bytes:
     shards = {
         name: ShardCheckpoint(name, Cursor(), contracts)
