@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
+from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
@@ -165,28 +166,17 @@ def test_a_copy_keeps_due_time_attempt_id_and_expiry() -> None:
     assert again == (*record[:6], (*meta, None, NOW_MS + 10_000))
 
 
-def test_a_parked_record_asks_for_a_new_turn() -> None:
-    world = World(limited(1))
-    burst(world, 3)
-    world.commit(world.turn())
-    world.targets.why["orders", -1] = ("target-unknown", "")
-    world.run(NOW_MS + 1_050)
-    world.targets.why.clear()
-    world.targets.writable.clear()
-    world.run(NOW_MS + 10_000)
-    attempts = [dict(out[5]).get("delay-attempt") for at, out in world.outputs if out[0] == 0]
-    assert len(world.delivered()) == 3
-    assert b"2" in attempts
-
-
-def test_a_parked_occurrence_still_recurs_and_has_no_turn_any_more() -> None:
+@pytest.mark.parametrize("recurrence", [(), (encode(Recurrence(every_ms=5_000)),)])
+def test_a_parked_record_still_recurs_and_asks_for_a_new_turn(
+    recurrence: tuple[bytes, ...],
+) -> None:
     world = World(limited(1))
     world.targets.why["orders", -1] = ("target-unknown", "")
-    meta = (b"id", b"source#1", 1, None, encode(Recurrence(every_ms=5_000)), NOW_MS)
+    meta: Any = (b"id", b"source#1", 1, None, *(recurrence or (None,)), NOW_MS)
     parked = some(
         world.settler.settle(1, NOW_MS, ("orders", -1, None, b"v", [], NOW_MS, meta), NOW_MS, 2)
     )
-    assert copied(parked)[1][6] == (b"id", b"source#1", 2, None, meta[4])
+    assert copied(parked)[1][6] == (b"id", b"source#1", 2, None, *recurrence)
 
 
 def test_a_turn_beyond_the_roll_window_is_kept_over_several_copies() -> None:
