@@ -6,14 +6,12 @@ What is delivered has the headers of ``Backoff.kept``, so that a consumer sends 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from delayservice.contract.codes import RETRIES_EXHAUSTED, RecordRefusedError
 from delayservice.contract.entry import Headers
 from delayservice.contract.names import DELAY_BACKOFF, DELAY_RETRIES, DELAY_TARGET_TOPIC
-from delayservice.contract.times import parse_duration_ms
-
-_DIGITS_MAX: Final = 9
+from delayservice.contract.times import parse_count, parse_duration_ms
 
 
 class Backoff(NamedTuple):
@@ -54,5 +52,5 @@ def backoff_of(headers: Headers) -> Backoff | None:
     if DELAY_BACKOFF not in said:
         return None
     count = said.get(DELAY_RETRIES) or b""
-    is_count = count.isdigit() and len(count) <= _DIGITS_MAX
-    return Backoff(said[DELAY_BACKOFF], int(count) if is_count else 0)
+    retries = parse_count(DELAY_RETRIES, count) if count.isdigit() else 0
+    return Backoff(said[DELAY_BACKOFF], retries)
