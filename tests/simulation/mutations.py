@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
@@ -69,6 +69,11 @@ from delayservice.slices.slice import Phase, Slice
 from delayservice.slices.state import CommitEnded, LoopState, Roles, Timing
 from delayservice.slices.store_label import Label, StoreLabel
 from delayservice.slices.take_over import take_over_lane
+from ha.elected_ownership import ElectedOwnership
+from ha.election import Election
+from ha.election_state import SliceElection
+from ha.zookeeper_session import EVERYTHING
+from tests.simulation.elections import ELECTION_RATE
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
 from tests.simulation.sim_store import SimStore
 
@@ -1039,6 +1044,93 @@ def direct_is_not_awaited(original: Any, sink: KafkaSink, producer: Any) -> None
     if producer is not sink._direct:
         original(sink, producer)
 
+
+# --- between the election and the loop -----------------------------------------------------------
+
+
+@mistake(ownership, "follow_roles")
+def owner_asks_no_more(original: Any, state: LoopState) -> None:
+    """A loop that owns a slice goes by the roles that it was told before."""
+    if not any(slice_.is_owner for slice_ in state.slices.values()):
+        original(state)
+
+
+@mistake(ElectedOwnership, "_session_lost")
+def lost_session_shows_with_the_next_look(_: Any, owned: ElectedOwnership) -> None:
+    """An owner whose session has ended is the owner until it has read who is."""
+    owned._is_registered = owned._is_prepared = False
+    owned.changed(EVERYTHING)
+
+
+def disconnected_owner_settles() -> AbstractContextManager[Any]:
+    """The lease alone says whether records are settled."""
+    return patch.object(ElectedOwnership, "roles", _by_lease_alone)
+
+
+def _by_lease_alone(owned: ElectedOwnership) -> Mapping[int, Role]:
+    views = owned._views
+    return views.owning if owned._lease.is_valid else views.ended
+
+
+@mistake(ElectedOwnership, "__init__")
+def lease_by_the_wall_clock(original: Any, owned: ElectedOwnership, *args: Any, **kw: Any) -> None:
+    """A clock that is set back makes the lease longer."""
+    node = kw["boot_s"].__self__.node
+    kw["boot_s"] = lambda: node.clock.wall_ms() * ELECTION_RATE / 1000
+    original(owned, *args, **kw)
+
+
+def lease_as_long_as_the_session() -> AbstractContextManager[Any]:
+    """Clocks are taken to be equally fast."""
+    return patch("ha.election_state._SAFE_PART", 1.0)
+
+
+@mistake(Election, "_role")
+def heir_is_owner(original: Any, *args: Any) -> Role:
+    """An heir serves while the owner finishes its last transaction."""
+    role: Role = original(*args)
+    return Role.OWNER if role is Role.HEIR else role
+
+
+@mistake(Election, "_as_owner")
+def resigned_while_it_serves(
+    original: Any, election: Election, slice_no: int, state: SliceElection, now_s: float
+) -> Any:
+    """An owner that hands over resigns before its loop has released the slice."""
+    is_serving = state.is_settling
+    state.is_settling = is_serving and not state.is_handing_over
+    try:
+        return original(election, slice_no, state, now_s)
+    finally:
+        state.is_settling = is_serving
+
+
+@mistake(Slice, "taken_over")
+def epoch_from_zookeeper(original: Any, slice_: Slice, taken: Any, epoch_min: int) -> None:
+    """Checkpoints are numbered by the election, whatever the last one says."""
+    original(slice_, taken, epoch_min)
+    slice_.epoch = epoch_min
+
+
+@mistake(KafkaTakeOverClient, "fence")
+def lapsed_node_is_not_fenced(original: Any, client: KafkaTakeOverClient, writers: Any) -> None:
+    """Who has no session in ZooKeeper any more is taken for dead."""
+    lives = client._confirm.__self__.world.elections.zookeeper.lives  # type: ignore[attr-defined]
+    original(client, [writer for writer in writers if f"{writer[0]}:0" in lives])
+
+
+ELECTIONS: tuple[Mutation, ...] = (
+    owner_asks_no_more,
+    lost_session_shows_with_the_next_look,
+    disconnected_owner_settles,
+    lease_by_the_wall_clock,
+    lease_as_long_as_the_session,
+    heir_is_owner,
+    resigned_while_it_serves,
+    epoch_from_zookeeper,
+    lapsed_node_is_not_fenced,
+)
+"""Mistakes between the election and the loop."""
 
 OWNERSHIP: tuple[Mutation, ...] = (
     latest_claim,

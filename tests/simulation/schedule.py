@@ -56,6 +56,7 @@ def silenced() -> Iterator[None]:
     )
     with (
         patch("delayservice.slices.fetch._log", quiet),
+        patch("ha.elected_ownership._log", quiet),
         patch("delayservice.slices.lane._log", quiet),
         patch("delayservice.slices.store_label._log", quiet),
         patch("delayservice.slices.loop._log", quiet),

@@ -13,6 +13,7 @@ import pytest
 from tests.simulation.home_mutations import WITH_HOMES
 from tests.simulation.mutations import (
     CLIENTS,
+    ELECTIONS,
     KINDS,
     LISTED,
     LOGS,
@@ -23,6 +24,7 @@ from tests.simulation.mutations import (
 )
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
+    ELECTED,
     KINDS_OF_HOMES,
     NO_ROLL_MS,
     OUTAGE,
@@ -91,7 +93,16 @@ UNTROUBLED: dict[str, Any] = {"late": 0.0, "helper": 0.0, "abort": 0.0, "crash":
     "queue_full": 0.0,
 }
 """Nothing goes wrong but what a plan adds."""
+ELECTIONS_AND_TROUBLE: dict[str, Any] = ELECTED | {
+    "nodes": 3,
+    "moves": 0.2,
+    "stands_still": 0.02,
+    "near": 0.9,
+    "actions": 120,
+    "clock_back": True,
+}
 BENT: dict[str, dict[str, Any]] = {
+    **dict.fromkeys([mutation.__name__ for mutation in ELECTIONS], ELECTIONS_AND_TROUBLE),
     # Needs a copy that comes back after both its canceller and its time.
     "dead_copy_delivered": {"roll_window_ms": 15, "ids": 4, "records": 30, "poll_records": 1}
     | {"append": 0.15, "far": 0.3, "near": 0.7, "again": 0.0, "tick": 0.1, "crash": 0.05},
@@ -174,7 +185,7 @@ ON_A_BROKER = {"to_lso"}
 CAUGHT_BY = Path(__file__).with_name("caught_by.json")
 """The first seed whose schedule caught each mistake. It is tried first, which saves the schedules
 before it; ``python -m tests.simulation.test_mutations`` writes it anew."""
-EVERY = LISTED + OWNERSHIP + OTHERS + CLIENTS + LOGS + LOST + KINDS
+EVERY = LISTED + OWNERSHIP + ELECTIONS + OTHERS + CLIENTS + LOGS + LOST + KINDS
 
 
 def plan_of(mutation: Mutation, seed: int) -> Plan:

@@ -23,6 +23,8 @@ class Events:
     def __init__(self, chance: random.Random | None = None) -> None:
         self.now_s = 0.0
         self.lines: list[str] = []
+        self.check: Callable[[], None] = lambda: None
+        """Called after every event, and before every request to ZooKeeper."""
         self._chance = chance
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -43,12 +45,12 @@ class Events:
             return _FIXED_S[of]
         return self._chance.uniform(0.001, _LONGEST[of])
 
-    def run(self, until_s: float, check: Callable[[], None]) -> None:
-        """Let time pass; ``check`` is called after every event."""
+    def run(self, until_s: float) -> None:
+        """Let time pass."""
         while self._queue and self._queue[0][0] <= until_s:
             self.now_s, _, what = heapq.heappop(self._queue)
             what()
-            check()
+            self.check()
         self.now_s = until_s
 
     def say(self, who: str, what: str) -> None:

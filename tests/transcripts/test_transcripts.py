@@ -175,24 +175,6 @@ def leaders_in_doubt(world: World) -> None:
     assert world.serving() == {0: ["a"]}
 
 
-def deleted_by_hand(world: World) -> None:
-    """Somebody deletes an owner node; its owner stops and may win again."""
-    three_at_work(world)
-    world.delete_owner(1)
-    world.run(2)
-    assert world.serving()[1] == ["b"]
-
-
-def forgotten(world: World) -> None:
-    """A node is struck from the cluster though it lives; it enters itself again."""
-    three_at_work(world)
-    world.forget("b")
-    world.run(2)
-    assert "b" in world.zookeeper.nodes
-    world.run(8)
-    assert world.serving() == {0: ["a"], 1: ["b"], 2: ["c"]}
-
-
 def lagging_replica(world: World) -> None:
     """The preferred node is too far behind to own; it gets its slice once it has caught up."""
     three_at_work(world)
@@ -259,8 +241,6 @@ STORIES: list[Story] = [
     two_of_one_name,
     name_taken,
     leaders_in_doubt,
-    deleted_by_hand,
-    forgotten,
     lagging_replica,
     partitions_added,
     given_up,

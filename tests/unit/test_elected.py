@@ -115,7 +115,7 @@ def test_a_loop_is_woken_when_the_lease_ends() -> None:
 def test_a_slice_won_again_within_one_turn_is_a_change_of_roles() -> None:
     world, node = owning()
     roles = node.ownership.roles()
-    world.delete_owner(1)
+    world.zookeeper.vacate(1)
     world.run(1)
     assert node.ownership.epoch(1) == 2
     assert node.ownership.roles() == roles
