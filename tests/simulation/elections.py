@@ -58,9 +58,8 @@ class SimProcess(Process):
     def __init__(self, node: Node, elections: Elections) -> None:
         self.node = node
         rng, world = node.world.rng, node.world
-        note = NodeNote(
-            node.name, elections.instance(node), 1, elections.broker_of(node), "", "", node.version
-        )
+        instance, broker_id = elections.instance(node), world.nodes.index(node)
+        note = NodeNote(node.name, instance, 1, broker_id, contract_version=node.version)
         copies = frozenset(place[1] for place, disk in node.disks.items() if disk.open())
         super().__init__(
             elections.zookeeper,
@@ -73,8 +72,6 @@ class SimProcess(Process):
         self._shown: Mapping[int, Role] = {}
         self.in_turn: set[int] = set()
         """Slices that its loop may settle in this turn."""
-        self.given_up: set[int] = set()
-        self.settles: set[int] = set()
         self.may_own = False
         self._tell()
 
@@ -131,12 +128,9 @@ class SimProcess(Process):
         return self.ownership.contract_version()
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        self.given_up.discard(slice_no)
-        (self.settles.add if is_settling else self.settles.discard)(slice_no)
         self.ownership.settling(slice_no, is_settling=is_settling)
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        self.given_up.add(slice_no)
         self.ownership.gave_up(slice_no, why)
 
 
@@ -168,9 +162,6 @@ class Elections:
         if node.process is not None and self._world.rng.random() < 0.5:
             return node.process.note.instance
         return f"{node.name}{self.zookeeper.sessions}"
-
-    def broker_of(self, node: Node) -> int:
-        return self._world.nodes.index(node)
 
     def told(self, node: Node) -> list[SliceFacts]:
         """Which slices a node sees, and who leads them as far as it knows."""
@@ -266,7 +257,9 @@ class Elections:
 
     def _check_resigned(self, instance: str, slice_no: int) -> None:
         process = next(p for p in self.processes if p.note.instance == instance and not p.is_dead)
-        if process.may_own and slice_no in process.settles - process.given_up:
+        slice_ = process.node.slice_of(slice_no)
+        is_served = slice_ is not None and slice_.phase is Phase.OWNER and not slice_.trouble
+        if is_served and process.may_own:
             raise ViolationError(f"{process.name} resigns slice {slice_no}, which it still serves")
 
     @property
@@ -276,22 +269,19 @@ class Elections:
         ranked = [p.ownership._election.view._ranked for p in alive if p.is_running]
         if len(ranked) < len(self._world.nodes) or any(a != b for a, b in pairwise(ranked)):
             return False
-        expected = {number: list(names[:1]) for number, names in ranked[0].items()}
-        return expected == {n: self._serving(n) for n in self._by_hand_s}
+        expected = {number: {names[0]: Phase.OWNER} for number, names in ranked[0].items() if names}
+        return expected == {n: self._holders(n) for n in self._by_hand_s}
 
-    def _serving(self, number: int) -> list[str]:
-        found = []
-        for node in self._world.nodes:
-            slice_ = None if node.loop is None else node.loop.slices.get(number)
-            if slice_ is not None and slice_.phase is not Phase.REPLICA:
-                found.append(node.name if slice_.phase is Phase.OWNER else "")
-        return found
+    def _holders(self, number: int) -> dict[str, Phase]:
+        """Whose loops hold a slice, and how far they are with it."""
+        slices = {node.name: node.slice_of(number) for node in self._world.nodes}
+        return {n: one.phase for n, one in slices.items() if one and one.phase is not Phase.REPLICA}
 
     def swap(self) -> None:
         """Every owner goes, in order or not; others may have lost their disks."""
         rng = self._world.rng
         for node in self._world.nodes:
-            if any(self._serving(n) == [node.name] for n in self._by_hand_s):
+            if any(node.name in self._holders(n) for n in self._by_hand_s):
                 rng.choice((node.stop, node.crash))()
             elif rng.random() < 0.5:
                 for disk in node.disks.values():

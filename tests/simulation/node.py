@@ -29,6 +29,7 @@ from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_window import LogWindow
 from delayservice.slices.loop import WorkerLoop
+from delayservice.slices.slice import Slice
 from delayservice.store.base import Store
 from tests.simulation.elections import SimProcess
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError
@@ -537,6 +538,10 @@ class Node:
         if self.roles[number] is not role:
             self.trace(f"is {role.value} of slice {number}")
             self.roles = self.roles | {number: role}
+
+    def slice_of(self, number: int) -> Slice | None:
+        """How its loop sees a slice."""
+        return None if self.loop is None else self.loop.slices.get(number)
 
     @property
     def served(self) -> list[Place]:

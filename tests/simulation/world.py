@@ -505,9 +505,14 @@ class World:
                 self._deploy(number)
             self._act()
         self._heal()
-        if self.plan.elected:
-            self._end_elected()
-            return
+        (self._swap_elected if self.plan.elected else self._swap_owners)()
+        for _ in range(12):
+            self._tick(1_000)
+            self._turn()
+        self.oracle.check_chains()
+
+    def _swap_owners(self) -> None:
+        """All is settled; then other nodes own the slices."""
         owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
         self._drain(owners)
         self.oracle.check_chains()
@@ -524,20 +529,12 @@ class World:
                 heir.loop = None
                 heir.jobs.clear()
             self._grant(number, heir)
-        for _ in range(12):
-            self._tick(1_000)
-            self._turn()
-        self.oracle.check_chains()
 
-    def _end_elected(self) -> None:
+    def _swap_elected(self) -> None:
         self._turn_until(lambda: self.oracle.is_drained and self.elections.is_at_rest)
         self.oracle.check_chains()
         self.elections.swap()
         self._turn_until(lambda: self.elections.is_at_rest)
-        for _ in range(12):
-            self._tick(1_000)
-            self._turn()
-        self.oracle.check_chains()
 
     def _heal(self) -> None:
         self.trace("--- all trouble ends")
@@ -648,5 +645,5 @@ def _serves(number: int, node: Node) -> bool:
 
 def _phase(number: int, node: Node) -> Phase | None:
     """How far a node is on the way to a slice."""
-    slice_ = None if node.loop is None else node.loop.slices.get(number)
+    slice_ = node.slice_of(number)
     return None if slice_ is None else slice_.phase
