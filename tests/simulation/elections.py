@@ -58,7 +58,9 @@ class SimProcess(Process):
     def __init__(self, node: Node, elections: Elections) -> None:
         self.node = node
         rng, world = node.world.rng, node.world
-        instance, broker_id = elections.instance(node), world.nodes.index(node)
+        instance, broker_id = f"{node.name}{elections.zookeeper.sessions}", world.nodes.index(node)
+        if node.process is not None and rng.random() < 0.5:  # a worker that is started again
+            instance = node.process.note.instance
         note = NodeNote(node.name, instance, 1, broker_id, contract_version=node.version)
         copies = frozenset(place[1] for place, disk in node.disks.items() if disk.open())
         super().__init__(
@@ -156,12 +158,6 @@ class Elections:
         process = SimProcess(node, self)
         self.processes = [p for p in self.processes if not p.is_dead] + [process]
         return process
-
-    def instance(self, node: Node) -> str:
-        """Return another one for each start, or the one before, as of a worker started again."""
-        if node.process is not None and self._world.rng.random() < 0.5:
-            return node.process.note.instance
-        return f"{node.name}{self.zookeeper.sessions}"
 
     def told(self, node: Node) -> list[SliceFacts]:
         """Which slices a node sees, and who leads them as far as it knows."""

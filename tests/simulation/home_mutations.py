@@ -6,8 +6,8 @@ which contracts never have; ``tests/unit/test_home.py`` has such contracts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +21,7 @@ from delayservice.engine.cancels import OffsetAdvance
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
 from delayservice.engine.to_home import ToHome
-from tests.simulation.mutating import Mutation, mistake, rewritten
+from tests.simulation.mutating import Mutation, mistake, rewritten, together
 from tests.simulation.plan import (
     HOMES,
     HOMES_ADDED,
@@ -137,11 +137,9 @@ def expires_on_the_way(original: Any, own: ToHome, one: Any, now_ms: int, base: 
     return original(own, one, now_ms, base)
 
 
-@contextmanager
-def control_too_large() -> Iterator[None]:
+def control_too_large() -> AbstractContextManager[Any]:
     """A cancel or fire goes home with its value and its own headers."""
-    with rewritten(to_home, "homebound", "kind != SCHEDULE", "False"):
-        yield
+    return rewritten(to_home, "homebound", "kind != SCHEDULE", "False")
 
 
 # --- its home can't be written to --------------------------------------------------------------
@@ -172,20 +170,14 @@ def waiting_is_not_found() -> AbstractContextManager[Any]:
     return rewritten(OffsetAdvance, "_send_home", right, "pass")
 
 
-@contextmanager
-def waiting_copy_is_hit_late() -> Iterator[None]:
+def waiting_copy_is_hit_late() -> AbstractContextManager[Any]:
     """What waits is not found by the record right behind it."""
     right = "self._send(target, group, settles, waiting, offset, now_ms, offset + 1)"
-    with (
+    sent = "sent, record_id, offset + "
+    return together(
         rewritten(ToHome, "leave", right, right.replace("+ 1", "+ 2")),
-        rewritten(
-            OffsetAdvance,
-            "_send_home",
-            "sent, record_id, offset + 1",
-            "sent, record_id, offset + 2",
-        ),
-    ):
-        yield
+        rewritten(OffsetAdvance, "_send_home", f"{sent}1", f"{sent}2"),
+    )
 
 
 def waiting_is_settled() -> AbstractContextManager[Any]:

@@ -122,14 +122,9 @@ def index_at_stored() -> AbstractContextManager[Any]:
     )
 
 
-@mistake(Shard, "ingest")
-def routing_by_uncommitted_key(original: Any, shard: Shard, *args: Any) -> Additions:
+def routing_by_uncommitted_key() -> AbstractContextManager[Any]:
     """What is late for a K that is only staged is not stored."""
-    committed = shard.committed
-    shard.committed = Cursor(shard.staged.key, committed.offset)
-    added: Additions = original(shard, *args)
-    shard.committed = committed
-    return added
+    return rewritten(Shard, "ingest", "fresh, self.committed.key", "fresh, self.staged.key")
 
 
 @mistake(commit_module, "begin_commit")
@@ -156,14 +151,10 @@ def lost_slot_unnoticed(original: Any, store: SimStore) -> None:
     store._lost_slots.clear()
 
 
-@mistake(Shard, "advance_key")
-def key_is_clock(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> list[Output]:
+def key_is_clock() -> AbstractContextManager[Any]:
     """K is set to the clock instead of the last settled key."""
-    outputs: list[Output] = original(shard, frames, now_ms)
-    if outputs:
-        k = max(shard.staged.key, (now_ms, OFFSET_MAX))
-        shard.staged = Cursor(k, shard.staged.offset)
-    return outputs
+    right, wrong = "k = (key_ms, offset)", "k = max((key_ms, offset), (now_ms, 1 << 62))"
+    return rewritten(Shard, "advance_key", right, wrong)
 
 
 def outcomes_from_memory() -> AbstractContextManager[Any]:
@@ -732,11 +723,9 @@ def any_clock_is_believed() -> AbstractContextManager[Any]:
     return patch.object(ClockWatch, "doubt", lambda _: None)
 
 
-@mistake(Shard, "advance_key")
-def last_due_first(original: Any, shard: Shard, *args: Any) -> list[Output]:
+def last_due_first() -> AbstractContextManager[Any]:
     """What is due is sent in any order."""
-    outputs: list[Output] = original(shard, *args)
-    return outputs[::-1]
+    return rewritten(Shard, "advance_key", "return outputs", "return outputs[::-1]")
 
 
 @mistake(KafkaSource, "_take_event")

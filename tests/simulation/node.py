@@ -366,58 +366,47 @@ class Node:
         assert self.loop is not None
         lanes: dict[int, list[Lane]] = {}
         for place in places:
-            make = self._level_lane if place[0] in LEVELS_MS else self._lane
-            lanes.setdefault(place[1], []).append(make(place))
+            lanes.setdefault(place[1], []).append(self._lane(place))
         for number, added in lanes.items():
             self.loop.add_lanes(number, added)
-
-    def _level_lane(self, place: Place) -> Lane:
-        assert self.loop is not None
-        (topic, number), plan = place, self.world.plan
-        slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
-        lanes = slice_.lanes
-        window = LogWindow(
-            plan.queue_max,
-            plan.batch_bytes,
-            lambda: next((name for name in plan.topics if name in lanes), None),
-        )
-        return Lane(
-            topic,
-            number,
-            self.world.log.topics[topic].topic_id,
-            window,
-            self._source,
-            self._routes(),
-            self.targets,
-            slice_.flow,
-        )
 
     def _lane(self, place: Place) -> Lane:
         assert self.loop is not None
         (topic, number), plan = place, self.world.plan
         slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
-        topic_id = self.world.log.topics[topic].topic_id
-        if self._topic_ids.get(place, topic_id) != topic_id:
-            self.disks[place] = SimStore(self._rng(), self.point, tidy=plan.retention)
-        self._topic_ids[place] = topic_id
-        store: Store = self.disks[place]
-        if self._make_store is not None:
-            store = self._make_store(self.name, place)
-        if self._book is not None:
-            store = self._book.keep(self, place, store)
-        lane = FewLane(
+        is_level, topic_id = topic in LEVELS_MS, self.world.log.topics[topic].topic_id
+        store = self._window(slice_) if is_level else self._store(place, topic_id)
+        lane = (Lane if is_level else FewLane)(
             topic,
             number,
-            self.world.log.topics[topic].topic_id,
+            topic_id,
             store,
             self._source,
             self._routes(),
             self.targets,
             slice_.flow,
         )
-        lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
-        lane.shard._queue_max = plan.queue_max
+        if isinstance(lane, FewLane):
+            lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
+            lane.shard._queue_max = plan.queue_max
         return lane
+
+    def _window(self, slice_: Slice) -> LogWindow:
+        plan, lanes = self.world.plan, slice_.lanes
+
+        def precise() -> str | None:
+            return next((name for name in plan.topics if name in lanes), None)
+
+        return LogWindow(plan.queue_max, plan.batch_bytes, precise)
+
+    def _store(self, place: Place, topic_id: str) -> Store:
+        if self._topic_ids.get(place, topic_id) != topic_id:
+            self.disks[place] = SimStore(self._rng(), self.point, tidy=self.world.plan.retention)
+        self._topic_ids[place] = topic_id
+        store: Store = self.disks[place]
+        if self._make_store is not None:
+            store = self._make_store(self.name, place)
+        return store if self._book is None else self._book.keep(self, place, store)
 
     def step(self, count: int = 1) -> None:
         """Run the loop; boot first if there is none."""

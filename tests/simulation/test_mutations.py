@@ -17,7 +17,6 @@ from tests.simulation.mutating import Mutation, mistakes_in
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
     ELECTED,
-    KINDS_OF_HOMES,
     NO_ROLL_MS,
     OUTAGE,
     RECREATED,
@@ -216,14 +215,6 @@ def test_the_mistake_is_caught(mutation: Mutation) -> None:
     known = json.loads(CAUGHT_BY.read_text("utf-8")).get(name)
     seed = catching_seed(mutation, () if known is None else (known,))
     assert seed is not None, "no schedule breaks a promise"
-
-
-def test_without_a_mistake_the_first_of_these_schedules_keep_every_promise() -> None:
-    with silenced():
-        for number, kind in enumerate(KINDS_OF_HOMES):
-            seed = SEEDS_WITH_HOMES[number]
-            verdict = run_schedule(seed, plan=with_homes(seed, usual_plan(seed), kind))
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 
 if __name__ == "__main__":
