@@ -346,14 +346,11 @@ def marked_is_delivered() -> AbstractContextManager[Any]:
     return rewritten(Shard, "advance_key", "if not 0 <= mark < h:", "if True:")
 
 
-@mistake(OffsetAdvance, "take")
-def late_record_skipped(
-    original: Any, walk: OffsetAdvance, entry: Entry, k: Key, *args: Any
-) -> Any:
+def late_record_skipped() -> AbstractContextManager[Any]:
     """Rule 9: a record that came late is taken for settled."""
-    if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
-        return True
-    return original(walk, entry, k, *args)
+    right = "if not 0 <= x < offset:"
+    wrong = "if not 0 <= x < offset and (kind != SCHEDULE or record_id is not None):"
+    return rewritten(OffsetAdvance, "take", right, wrong)
 
 
 @mistake(Shard, "_queue_for_walk")
@@ -363,12 +360,10 @@ def dead_copy_delivered(original: Any, shard: Shard, *args: Any) -> None:
     shard.walk.canceller_of.clear()
 
 
-@mistake(Settler, "settle")
-def early_after_clock_back(
-    original: Any, settler: Settler, offset: int, key_ms: int, payload: Any, now_ms: int, base: int
-) -> Any:
+def early_after_clock_back() -> AbstractContextManager[Any]:
     """Rule 9: a late record is delivered although the clock stepped back behind its due time."""
-    return original(settler, offset, key_ms, payload, max(now_ms, key_ms), base)
+    right, wrong = "payload, now_ms, base)\n", "payload, max(now_ms, key_ms), base)\n"
+    return rewritten(Settler, "settle", right, wrong)
 
 
 @mistake(ownership, "lose_writer")
@@ -746,17 +741,10 @@ def batches_grow_again() -> AbstractContextManager[Any]:
 # --- fire and recurring schedules ----------------------------------------------------------------
 
 
-@mistake(OffsetAdvance, "take")
-def fire_overlaps_roll(original: Any, walk: OffsetAdvance, entry: Entry, *args: Any) -> bool:
+def fire_overlaps_roll() -> AbstractContextManager[Any]:
     """H passes a fire whose victim's copy has not come back from the log yet."""
-    awaits = _nothing_awaited if entry[1] == FIRE else OffsetAdvance._awaits_copy
-    with patch.object(OffsetAdvance, "_awaits_copy", awaits):
-        on: bool = original(walk, entry, *args)
-    return on
-
-
-def _nothing_awaited(*_: object) -> bool:
-    return False
+    right, wrong = "if self._awaits_copy(", "if kind != FIRE and self._awaits_copy("
+    return rewritten(OffsetAdvance, "take", right, wrong)
 
 
 @mistake(OffsetAdvance, "_fire_victims")

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-_FIXED_S: Final = {"watch": 0.010, "turn": 0.002, "connect": 0.300, "take over": 0.100}
-_TRANSACTION_S: Final = 0.020
-_LONGEST: Final = {"watch": 0.060, "turn": 0.020, "connect": 1.5, "take over": 0.5}
+_FIXED_S: Final = {"watch": 0.010, "turn": 0.002, "connect": 0.300} | {
+    "take over": 0.100,
+    "transaction": 0.020,
+}
+_LONGEST: Final = {"watch": 0.060, "turn": 0.020, "connect": 1.5}
 
 
 class Events:
@@ -39,8 +41,6 @@ class Events:
 
     def delay_s(self, of: str) -> float:
         """How long it takes."""
-        if of == "transaction":
-            return _TRANSACTION_S
         if self._chance is None:
             return _FIXED_S[of]
         return self._chance.uniform(0.001, _LONGEST[of])
