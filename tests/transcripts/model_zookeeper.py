@@ -129,6 +129,7 @@ class Link:
         self.is_refused = False
         self.is_failing: Callable[[], bool] = lambda: False
         """Whether a request gets no answer, although the connection stands."""
+        self._held_back: list[int] = []
         self.trouble = ""
         self.session_timeout_s = SESSION_S
         zookeeper.links.append(self)
@@ -142,7 +143,9 @@ class Link:
     def notify(self, what: int) -> None:
         """A watch fires; lost if the connection is gone before it arrives."""
         session = self._session
-        if self.is_connected and not self.is_cut:
+        if self.is_cut:
+            self._held_back.append(what)
+        elif self.is_connected:
             delay_s = self._zookeeper.events.delay_s("watch")
             self._zookeeper.events.after(delay_s, lambda: self._arrived(what, session))
 
@@ -189,10 +192,13 @@ class Link:
 
     def speak_again(self) -> None:
         """Thawed or mended: an expired session is told at once, another goes on."""
+        held_back, self._held_back = self._held_back, []
         if not self.is_alive:
             return
         if self._session in self._zookeeper.silent_since_s and self._session is not None:
             self._zookeeper.heard(self._session)
+            for what in held_back:  # sent again, if the connection has survived
+                self.notify(what)
         elif self.is_connected:
             self._zookeeper.events.after(self._zookeeper.events.delay_s("watch"), self.drop)
         self.retry()
