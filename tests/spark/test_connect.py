@@ -71,8 +71,8 @@ def test_the_commands_run_on_spark_connect(
     """One record is delivered, one is lost."""
     with MadeHistory(cluster.bootstrap) as h:
         due_ms = h.now_ms - 60_000
-        h.delivery(h.source(due_ms), due_ms)
-        h.source(due_ms)
+        h.delivered(h.record(due_ms), due_ms)
+        h.record(due_ms)
         h.settled(h.now_ms)
     topics = {"checkpoint": h.checkpoint, "dead_letter": h.dead_letter, "outcomes": h.outcomes}
     settings = [f"topics.{name}={topic}" for name, topic in topics.items()]

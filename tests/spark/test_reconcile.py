@@ -235,7 +235,7 @@ def test_copies_that_all_stand_still_are_behind_unless_they_report_meanwhile(
     for partition, frames in enumerate(right):
         for node in ("n1", "n2"):
             world.publish(node, partition, frames, cut_ms=world.now_ms - 3_600_000)
-    world.commit(Cursor((world.now_ms, 8), RECORDS))
+    world.commit_all(Cursor((world.now_ms, 8), RECORDS))
 
     def say(what: str) -> None:
         if what == "comparing hours":
