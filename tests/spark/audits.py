@@ -1,4 +1,4 @@
-"""Options by which tests audit a made history."""
+"""Options by which tests audit a made history, or what a service did."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from connectors.spark.audit import AuditOptions
+from tests.integration.bench import Bench
 from tests.spark.made_history import MadeHistory
 
 
-def audit_options(h: MadeHistory, out: Path, **more: Any) -> AuditOptions:
+def audit_options(of: MadeHistory | Bench, out: Path, **more: Any) -> AuditOptions:
     usual = AuditOptions(
-        client=h.client,
+        client={"bootstrap.servers": of.bootstrap},
         out=str(out),
-        checkpoint=h.checkpoint,
-        dead_letter=h.dead_letter,
-        outcomes=h.outcomes,
-        allow=tuple(h.allow),
+        checkpoint=of.checkpoint,
+        dead_letter=of.dead_letter,
+        outcomes=of.outcomes,
+        allow=(of.target_name("*"),),
     )
     return replace(usual, **more)

@@ -67,7 +67,6 @@ class World(MadeHistory):
 
     def __init__(self, bootstrap: str, make_topic: MakeTopic, aged: int = 0) -> None:
         super().__init__(bootstrap, PARTITIONS, timestamps="CreateTime")
-        self.bootstrap = bootstrap
         self.aged = aged
         self.told_max: dict[int, int] = {}
         """Records that a node tells of one hour, by partition; others tell all."""

@@ -66,18 +66,19 @@ class MadeHistory(History):
         timestamps: str = "LogAppendTime",
     ) -> None:
         run = uuid.uuid4().hex[:8]
+        self.run = run
+        self.bootstrap = bootstrap
         self.client = {"bootstrap.servers": bootstrap}
         self.partitions = partitions
         self.config = {"message.timestamp.type": timestamps}
         self.checkpoint_partitions = checkpoint_partitions or partitions
         self.delay = f"delay_topic_{run}"
-        self.target = f"to_{run}_a"
-        self.other = f"to_{run}_b"
+        self.target = self.target_name("a")
+        self.other = self.target_name("b")
         self.checkpoint = f"delay_checkpoint_{run}"
         self.dead_letter = f"delay_dead_letter_{run}"
         self.outcomes = f"delay_outcomes_{run}"
         self.audit = f"delay_audit_{run}"
-        self.allow = [f"to_{run}_*"]
         self.now_ms = time.time_ns() // 1_000_000
         self._admin = AdminClient({**self.client, "log_level": 0})
         self._wrong: list[str] = []
@@ -108,6 +109,20 @@ class MadeHistory(History):
 
     def __enter__(self) -> Self:
         return self
+
+    def target_name(self, name: str) -> str:
+        return f"to_{self.run}_{name}"
+
+    def settings(self) -> list[str]:
+        """Words by which a command audits this history."""
+        topics = {"checkpoint": self.checkpoint, "dead_letter": self.dead_letter}
+        sets = [f"topics.{name}={topic}" for name, topic in topics.items()]
+        sets += [
+            f"topics.outcomes={self.outcomes}",
+            f"targets.default.allow={self.target_name('*')}",
+        ]
+        sets.append(f"kafka.bootstrap={self.bootstrap}")
+        return [word for setting in sets for word in ("--set", setting)]
 
     def make_anew(self) -> None:
         """Delete the delay topic and make it again."""

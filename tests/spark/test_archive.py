@@ -122,14 +122,10 @@ def test_the_command_that_is_told_to_stop_ends_after_its_batch_with_one_line(
     h = history
     h.plain(10)
     h.settled(h.now_ms)
-    topics = {"checkpoint": h.checkpoint, "dead_letter": h.dead_letter, "outcomes": h.outcomes}
-    settings = [f"topics.{name}={topic}" for name, topic in topics.items()]
-    settings.append(f'targets.default.allow=["{h.allow[0]}"]')
     job = subprocess.Popen(
         [
             *(sys.executable, "-m", "delayservice", "spark", "archive", "--interval", "1s"),
-            *("-b", h.client["bootstrap.servers"], "--out", "archive"),
-            *(word for setting in settings for word in ("--set", setting)),
+            *("--out", "archive", *h.settings()),
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from connectors.spark.audit import AuditOptions, audit
+from connectors.spark.audit import audit
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench
+from tests.spark.audits import audit_options
 
 
 def test_deliveries_that_a_target_lost_with_the_end_of_its_log_are_named_lost(
@@ -32,15 +33,7 @@ def test_deliveries_that_a_target_lost_with_the_end_of_its_log_are_named_lost(
         cluster.stop_broker(1)
         cut_log(cluster.folder / log, delivered[kept].offset)
         cluster.start_broker(1)
-        options = AuditOptions(
-            client={"bootstrap.servers": bench.bootstrap},
-            out=str(tmp_path / "audit"),
-            checkpoint=bench.checkpoint,
-            dead_letter=bench.dead_letter,
-            outcomes=bench.outcomes,
-            allow=(f"to_{bench.run}_*",),
-        )
-        result = audit(spark, options)
+        result = audit(spark, audit_options(bench, tmp_path / "audit"))
     assert result.findings == {"lost": count - kept}
     lost = result.findings_df(spark).collect()
     assert sorted(row["offset"] for row in lost) == sent[kept:]

@@ -18,6 +18,7 @@ from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.topics import Place, Span
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
+from tests.spark.audits import audit_options
 from tests.spark.made_history import MadeHistory
 
 SLICES = 5
@@ -155,14 +156,7 @@ def test_an_audit_uses_the_topic_names_of_its_options(
     refused = history.write(history.delay, history.now_ms, [("delay-at", b"soon")])
     history.letter(history.now_ms, refused, "time-invalid", [("delay-at", b"soon")])
     history.settled(history.now_ms)
-    options = AuditOptions(
-        history.client,
-        str(tmp_path),
-        history.checkpoint,
-        history.dead_letter,
-        history.outcomes,
-        allow=tuple(history.allow),
-    )
+    options = audit_options(history, tmp_path)
     with pytest.raises(InvalidRequestError, match="the cut leaves out delay_dead_letter_"):
         audit_at(spark, options, cut_of(history))
     taken = take_cut(history.client, history.checkpoint, options.choose)

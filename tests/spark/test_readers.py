@@ -215,13 +215,13 @@ def output(rng: random.Random, offset: int, topics: Sequence[str]) -> Row:
     at, _, value, found = rng.choice(WRITTEN[topic])
     headers = [*found]
     if rng.random() < 0.2:
-        headers = rng.sample(headers, rng.randrange(len(headers)))
+        headers = rng.choice([[], rng.sample(headers, rng.randrange(len(headers)))])
     for _ in range(mostly(rng, 0, 1, 2)):
         headers.insert(rng.choice([0, len(headers)]), own(rng))
     if headers and rng.random() < 0.2:
         spoil(rng, headers)
     kept = None if rng.random() < 0.02 else headers
-    return (topic, 0, offset, at, mostly(rng, None, b"", b"k"), mostly(rng, value, None), kept)
+    return (topic, 0, offset, at, rng.choice([None, b"", b"k"]), mostly(rng, value, None), kept)
 
 
 WRITTEN: Final = {

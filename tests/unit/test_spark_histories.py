@@ -1236,6 +1236,23 @@ def copies_that_nobody_can_verify_wait_until_h_has_passed_them(w: World) -> None
     w.delivery(T, second, T, origin=f"{w.delay}:0:1")
 
 
+@case(("duplicated", 0), at_ms=150_000)
+def recurrence_that_forks_behind_a_cut(w: World) -> None:
+    recurs_twice(w)
+    w.settled(T + 150_000)
+    w.cut()
+    origin = f"{w.delay}:0:0#3"
+    w.requeue(T + 130_000, -1, T + 240_000, base=2, origin=origin, recur=recurring(3))
+
+
+@case(("duplicated", 0))
+def sent_home_again_behind_a_cut(w: World) -> None:
+    record, first = sent_home(w)
+    w.settled(T + 6)
+    w.cut()
+    came_again(w, first, w.envelope(T + 6, w.sent(record, FAR), record))
+
+
 def test_a_pending_record_is_stored_once_however_often_its_id_is_named() -> None:
     w = World()
     w.source(T, T + HOUR, NAMED)
