@@ -121,7 +121,7 @@ class History(ABC):
         recur: bytes | None = None,
         attempt: int = 1,
         secret: bytes = SECRET,
-        key: bytes | None = None,
+        value: bytes = b"value",
         target: str = "",
         partition: int = 0,
     ) -> int:
@@ -129,7 +129,7 @@ class History(ABC):
         source = self._source(origin, settles)
         meta = (name, source, attempt, expires_ms)
         payload: Payload = (
-            *(target or self.target, -1, key, b"value", [], due_ms),
+            *(target or self.target, -1, None, value, [], due_ms),
             meta if recur is None else (*meta, recur),
         )
         key, content, headers = write_copy(

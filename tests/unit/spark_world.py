@@ -294,7 +294,8 @@ class Audit:
         chosen = {place: self._owners[place].judged_from for place in starts}
         judged = {place: starts[place] if at is None else at for place, at in chosen.items()}
         policies = dict.fromkeys(OUTPUTS, Policy(is_compacted=False, is_by_broker=False))
-        seen_ms = {place: self._owners[place].born_ms for place in spans}
+        owners = self._owners
+        seen_ms = {p: owners[p].born_ms * (p[0] == owners[p].delay) for p in spans}
         return Evidence(spans, starts, judged, seen_ms, {}, policies)
 
     def _note(self, result: StepResult[Any]) -> None:

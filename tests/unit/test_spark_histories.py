@@ -16,6 +16,7 @@ from connectors.spark.audit import engine
 from connectors.spark.audit.state import IDENTIFIED
 from connectors.spark.ledger.facts import NEVER_MS
 from delayservice.contract.contracts import Contract
+from delayservice.contract.dead_letters import marker
 from delayservice.contract.entry import CANCEL, FIRE, Headers
 from delayservice.contract.home import homebound
 from delayservice.contract.partitioner import partition_for
@@ -382,8 +383,8 @@ def requeued_records_that_differ(w: World) -> None:
         w.source(T, T + HOUR)
     other = w.requeue(T + 1, 0, T + HOUR, base=2, target=OTHER)
     w.delivery(T + HOUR, other, T + HOUR, origin=w.here, topic=OTHER)
-    keyed = w.requeue(T + 1, 1, T + HOUR, base=2, key=b"k")
-    w.delivery(T + HOUR, keyed, T + HOUR, origin=f"{w.delay}:0:1", key=b"k")
+    changed = w.requeue(T + 1, 1, T + HOUR, base=2, value=b"other")
+    w.delivery(T + HOUR, changed, T + HOUR, origin=f"{w.delay}:0:1", value=b"other")
 
 
 # --- dead letters --------------------------------------------------------------------------------
@@ -396,6 +397,14 @@ def dead_letters_that_are_right(w: World) -> None:
     w.letter(T + HOUR, w.source(T, T + HOUR), "target-unknown", ASKED)
     left_out = b"its key, value and headers (5 bytes) are left out, for it was refused; too large"
     w.letter(T + HOUR, w.source(T, T + HOUR), "too-large", [], None, left_out)
+
+
+@case()
+def dead_letter_that_was_replayed(w: World) -> None:
+    """Its headers are its record's; the marker of a replay settles nothing."""
+    bad = [("delay-replayed", b"0"), ("delay-at", b"soon")]
+    w.letter(T + 1, w.write(w.delay, T, bad), "time-invalid", bad)
+    w.write(LETTERS, T + 2, list(marker([0, 1])))
 
 
 @case(
