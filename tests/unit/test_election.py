@@ -303,7 +303,7 @@ def counted(node: Node) -> list[Mapping[int, Role]]:
 def test_a_slice_won_again_within_one_turn_is_a_change_of_roles() -> None:
     world, node = owning_node()
     roles = node.ownership.roles()
-    world.delete_owner(1)
+    world.zookeeper.vacate(1)
     world.run(1)
     assert node.ownership.epoch(1) == 2
     assert node.ownership.roles() == roles
