@@ -64,12 +64,16 @@ class History(ABC):
         to: int = 0,
     ) -> int:
         """Append a delivery that settles ``offset`` of ``partition`` to partition ``to``."""
-        told = [
+        told = self.told(offset, due_ms, origin, partition)
+        return self.write(topic or self.target, at_ms, [*told, *more], value, key, to)
+
+    def told(self, offset: int, due_ms: int, origin: str = "", partition: int = 0) -> list[Header]:
+        """Return the headers of a delivery that settles ``offset`` of ``partition``."""
+        return [
             ("delay-due-at", b"%d" % due_ms),
             ("delay-source", self._source(origin, offset, partition)),
             ("delay-settles", b"%d" % offset),
         ]
-        return self.write(topic or self.target, at_ms, [*told, *more], value, key, to)
 
     def outcome(
         self,

@@ -365,22 +365,12 @@ def test_the_default_steps_are_rocketmqs_sixteen() -> None:
     assert len(RETRY_DELAYS_MS) == 16
 
 
-def test_attempts_are_counted_in_the_groups_own_retry_topic_only() -> None:
+def test_failures_are_counted_in_the_groups_own_retry_topic_only() -> None:
     ladder = RetryLadder("g", DelayProducer(NOWHERE))
-    failed: Received = [("retry-attempt", b"3")]
-    assert ladder.attempts(message("retry_g", failed)) == 3
-    assert ladder.attempts(message("orders", failed)) == 0
-    assert ladder.attempts(message("retry_other", failed)) == 0
-    for odd in (b"", b"-1", b"x", None):
-        assert ladder.attempts(message("retry_g", [("retry-attempt", odd)])) == 0
-
-
-def test_a_record_with_an_endless_number_of_attempts_goes_to_the_dead_letter_topic() -> None:
-    client = DelayProducer(NOWHERE)
-    endless = message("retry_g", [("retry-attempt", b"9" * 5_000)])
-    handed = RetryLadder("g", client).failed(endless, ValueError("no"))
-    assert handed.topic == "dead_letter_g"
-    client.producer.purge()
+    failed: Received = [("delay-backoff", b"1s"), ("delay-retries", b"3")]
+    assert ladder.retries(message("retry_g", failed)) == 3
+    assert ladder.retries(message("orders", failed)) == 0
+    assert ladder.retries(message("retry_other", failed)) == 0
 
 
 @pytest.mark.parametrize("wrong", [{"delays": []}, {"delays": [-1]}, {"retry_topic": "delay_x"}])

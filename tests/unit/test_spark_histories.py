@@ -20,6 +20,7 @@ from delayservice.contract.dead_letters import marker
 from delayservice.contract.entry import CANCEL, FIRE, Headers
 from delayservice.contract.home import homebound
 from delayservice.contract.partitioner import partition_for
+from delayservice.contract.provenance import to_input_headers
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.engine.cursor import Cursor
 from tests.unit.spark_world import (
@@ -405,6 +406,32 @@ def dead_letter_that_was_replayed(w: World) -> None:
     bad = [("delay-replayed", b"0"), ("delay-at", b"soon")]
     w.letter(T + 1, w.write(w.delay, T, bad), "time-invalid", bad)
     w.write(LETTERS, T + 2, list(marker([0, 1])))
+
+
+SENT_BACK = [
+    ("own", b"1"),
+    ("delay-backoff", b"1m,1h"),
+    ("delay-target-topic", TARGET.encode()),
+    ("delay-source", b"from the delivery before"),
+]
+
+
+@case(("altered", 3), ("altered", 4))
+def records_that_consumers_send_back(w: World) -> None:
+    kept: Headers = [SENT_BACK[0], SENT_BACK[2], SENT_BACK[1], ("delay-retries", b"2")]
+    again = [*SENT_BACK, ("delay-retries", b"1")]
+    w.write(w.delay, T, again)
+    w.write(TARGET, T + HOUR, [*kept, *w.told(0, T + HOUR)])
+    w.write(w.delay, T, again)
+    asked = to_input_headers((TARGET, -1, None, b"value", kept, T + HOUR, None))[2]
+    assert set(SENT_BACK[:3]) < set(asked)
+    w.letter(T + HOUR, 1, "target-unknown", asked)
+    exhausted = [*SENT_BACK, ("delay-retries", b"2")]
+    w.letter(T + 1, w.write(w.delay, T, exhausted), "retries-exhausted", exhausted)
+    w.write(w.delay, T, again)
+    w.write(TARGET, T + HOUR, [*kept[:3], ("delay-retries", b"1"), *w.told(3, T + HOUR)])
+    w.write(w.delay, T, again)
+    w.letter(T + HOUR, 4, "target-unknown", [*asked[:2], ("delay-retries", b"0"), *asked[3:]])
 
 
 @case(
