@@ -36,7 +36,7 @@ from delayservice.contract import dead_letters, names
 from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
 from delayservice.contract.dead_letters import NO_SOURCE
 from delayservice.contract.entry import NewRecord, RecordPlace
-from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, STRIPPED
 from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
@@ -379,7 +379,8 @@ def _again(row: Pending, asked: NewTime) -> NewRecord:
         if asked.at_ms is not None
         else (names.DELAY_AFTER, b"%d" % (asked.after_ms or 0))
     )
-    headers: list[Header] = [*row.headers, time, (names.DELAY_TARGET_TOPIC, row.target.encode())]
+    own = [header for header in row.headers if header[0] not in STRIPPED]  # without a back-off
+    headers: list[Header] = [*own, time, (names.DELAY_TARGET_TOPIC, row.target.encode())]
     for name, number in (
         (names.DELAY_TARGET_PARTITION, row.target_partition),
         (names.DELAY_EXPIRES_AT, row.expires_ms),

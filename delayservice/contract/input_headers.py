@@ -100,6 +100,8 @@ INPUT: Final[Mapping[str, InputHeader]] = {
     names.DELAY_CRON: InputHeader("cron"),
     names.DELAY_TIMEZONE: InputHeader("zones"),
     names.DELAY_TIMES: InputHeader("counts"),
+    names.DELAY_BACKOFF: InputHeader("backoffs"),
+    names.DELAY_RETRIES: InputHeader("retries"),
     **dict.fromkeys(names.OUTPUT, InputHeader()),
     names.DELAY_BY: InputHeader(),
     "TIMER_DELAY_SEC": InputHeader("times", _after_count(1_000)),
@@ -126,7 +128,7 @@ TARGET_TOPICS: Final = [name for name, header in INPUT.items() if header.group =
 """Names of the headers that name the target topic, the service's own first."""
 
 _RECURRING: Final[tuple[str, ...]] = ("every", "cron", "zones", "counts")
-_DELIVERY: Final[tuple[str, ...]] = ("times", "targets", "partitions", "keys")
+_DELIVERY: Final[tuple[str, ...]] = ("times", "backoffs", "targets", "partitions", "keys")
 # With one of them, ``UNIQ_KEY`` is the record's id unless another header gives one.
 ROCKETMQ_TIMES: Final = frozenset(
     {"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"}

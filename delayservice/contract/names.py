@@ -26,6 +26,8 @@ DELAY_CRON = "delay-cron"
 DELAY_EVERY = "delay-every"
 DELAY_TIMES = "delay-times"
 DELAY_TIMEZONE = "delay-timezone"
+DELAY_BACKOFF = "delay-backoff"
+DELAY_RETRIES = "delay-retries"
 
 DELAY_DUE_AT = "delay-due-at"
 DELAY_SOURCE = "delay-source"
@@ -68,6 +70,8 @@ INPUT = frozenset(
         DELAY_EVERY,
         DELAY_TIMES,
         DELAY_TIMEZONE,
+        DELAY_BACKOFF,
+        DELAY_RETRIES,
     }
 )
 

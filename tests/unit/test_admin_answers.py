@@ -17,12 +17,7 @@ from typer.testing import CliRunner
 
 from connectors.kafka.outcomes import together
 from delayservice.admin import context as context_module
-from delayservice.admin.changing import (
-    Aim,
-    aim_of,
-    refuse_what_would_fail,
-    said,
-)
+from delayservice.admin.changing import Aim, aim_of, refuse_what_would_fail, said
 from delayservice.admin.context import ApiContext, OneAtATime
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.inquiry import Kept
@@ -332,7 +327,7 @@ def with_times(**times: Any) -> Pending:
         ({"recurs": True}, [], {"after_ms": 60_000}),
     ],
 )
-def test_a_reschedule_that_would_fail_is_refused_before_anything_is_written(
+def test_a_reschedule_that_would_fail_is_refused(
     times: dict[str, Any], sets: list[str], asked: dict[str, Any]
 ) -> None:
     assert refused(with_times(**times), *sets, **asked).status == 409
@@ -410,9 +405,7 @@ def test_a_token_is_made_once_and_only_its_user_may_read_it(state_dir: Path) -> 
 
 
 @pytest.mark.parametrize("content", ["", "\n", "short"])
-def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
-    state_dir: Path, content: str
-) -> None:
+def test_a_node_does_not_start_with_a_short_token(state_dir: Path, content: str) -> None:
     (state_dir / "admin_token").write_text(content)
     with pytest.raises(SettingsError, match="16 at least: delete it"):
         made_token(state_dir)
@@ -427,7 +420,7 @@ def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
         ([(NOW_MS + 900_000, NOW_MS + 960_000, 9)], "second", None),
     ],
 )
-def test_a_timeline_says_from_when_on_its_buckets_are_not_exact(
+def test_a_timeline_says_where_it_is_coarse(
     ranges: list[CountRange], unit: str, coarse_from_ms: int | None
 ) -> None:
     horizon = BacklogCounts(ranges=ranges)
