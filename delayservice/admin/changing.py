@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
+import structlog
 from fastapi import APIRouter, Path
 
 from connectors.kafka.dead_letters import replayer_of
 from connectors.kafka.outcomes import together
 from delayservice.admin.context import ApiContext
+from delayservice.admin.guards import BY
 from delayservice.admin.models import (
     Bulk,
     BulkDone,
@@ -42,6 +44,8 @@ from delayservice.engine.pauses import Pause as PauseRow
 from delayservice.inspection.query import Pending
 from delayservice.metrics.status import Pause
 
+_log = structlog.get_logger(__name__)
+_RESCHEDULE: Final = "reschedule"
 # Each waits in a server thread.
 WAITING_MAX: Final = 8
 _BUSY_RETRY_S: Final = 1
@@ -69,6 +73,7 @@ _PausedName = Annotated[
         description="A topic; of targets, `*` and `?` stand for any.",
     ),
 ]
+_SHOWN_MAX: Final = 20
 _HEARD_S: Final = 10
 _LOOK_S: Final = 0.02
 
@@ -111,7 +116,7 @@ def changing_routes(context: ApiContext) -> APIRouter:
     """Return the routes that change pending records, replay dead letters, and pause and resume
     targets and delay topics on all nodes.
     """
-    routes = APIRouter(prefix="/v1", responses=described(404, 409))
+    routes = APIRouter(prefix="/v1", responses=described(403, 404, 409))
 
     @routes.post("/records/cancel", tags=["records"])
     def cancel(asked: ById) -> Done:
@@ -143,9 +148,9 @@ def changing_routes(context: ApiContext) -> APIRouter:
         """Pause. It is in effect on this node when the call returns, on others a moment later."""
         if kind == "topic" and name not in context.delay_topics:
             raise Refusal(404, f"{name} is no delay topic")
-        row = PauseRow(context.wall_ms(), asked.reason)
+        row = PauseRow(context.wall_ms(), asked.reason, BY.get())
         _write_pause(context, Paused(kind, name), encode_pause(row))
-        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
+        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason, by=row.by)
 
     @routes.delete("/pauses/{kind}/{name}", status_code=204, tags=["pauses"])
     def resume(kind: Kind, name: _PausedName) -> None:
@@ -162,7 +167,7 @@ def _control(context: ApiContext, asked: ById, operation: str) -> Done:
     record_id = id_bytes(asked.id, asked.encoding)
     aim = aim_of(context, asked, record_id)
     records = [_control_record(*place, record_id, operation) for place in aim.places]
-    return _done(context, aim, _write(context, records, asked.wait_ms), _IN_THE_LOG)
+    return _done(context, aim, _write(context, operation, records, asked.wait_ms), _IN_THE_LOG)
 
 
 def _control_record(topic: str, partition: int, record_id: bytes, operation: str) -> NewRecord:
@@ -171,12 +176,23 @@ def _control_record(topic: str, partition: int, record_id: bytes, operation: str
 
 
 def _write(
-    context: ApiContext, records: Sequence[NewRecord], wait_ms: int, *, replaces: bool = False
+    context: ApiContext, operation: str, records: Sequence[NewRecord], wait_ms: int
 ) -> _Written:
-    """Write control records; return their places, and the outcomes that are known in time."""
+    """Write control records, with the name of who asked for them; return their places, and the
+    outcomes that are known in time.
+    """
+    by: Header = (names.DELAY_BY, BY.get().encode())
+    signed = [record._replace(headers=[*record.headers, by]) for record in records]
     with context.desk.listen() as outcomes:
-        written = [one.place for one in context.desk.write(records)]
-        return written, outcomes.of(written, wait_ms / 1_000, replaces=replaces)
+        written = [one.place for one in context.desk.write(signed)]
+        _note(operation, list(map(str, written)))
+        return written, outcomes.of(written, wait_ms / 1_000, replaces=operation == _RESCHEDULE)
+
+
+def _note(operation: str, what: Sequence[str]) -> None:
+    # Places and names of topics: ids and contents may be confidential.
+    shown = ", ".join(what[:_SHOWN_MAX])
+    _log.info("change_written", by=BY.get(), operation=operation, count=len(what), places=shown)
 
 
 def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
@@ -256,7 +272,7 @@ def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
     _check_time(asked)
     row = _only_row(context, asked, id_bytes(asked.id, asked.encoding))
     refuse_what_would_fail(context, row, asked)
-    written = _write(context, [_again(row, asked)], asked.wait_ms, replaces=True)
+    written = _write(context, _RESCHEDULE, [_again(row, asked)], asked.wait_ms)
     aim = Aim([(row.topic, row.partition)], {row.target})
     return _done(context, aim, written, _NOTHING_REPLACED)
 
@@ -267,8 +283,7 @@ def _check_time(asked: NewTime) -> None:
 
 
 def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
-    is_move = asked.operation == "reschedule"
-    if is_move:
+    if asked.operation == _RESCHEDULE:
         _check_time(asked)
     page = pending_page(context, asked)
     counts: Counter[str] = Counter()
@@ -281,7 +296,7 @@ def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
     if asked.dry_run:
         counts["changeable"] = len(records)
     elif records:
-        written, told = _write(context, records, asked.wait_ms, replaces=is_move)
+        written, told = _write(context, asked.operation, records, asked.wait_ms)
         counts.update(told.values())
         counts["unknown"] = len(written) - len(told)
     return BulkDone(
@@ -296,7 +311,7 @@ def _changed(context: ApiContext, row: Pending, asked: Bulk) -> NewRecord:
     """Return the record that changes a pending one of a list; raises ``Refusal``."""
     if row.id is None:
         raise Refusal(409, "it has no id")
-    if asked.operation != "reschedule":
+    if asked.operation != _RESCHEDULE:
         return _control_record(row.topic, row.partition, row.id, asked.operation)
     whole = [one for one in context.inquiry.find(row.id) if one.position == row.position]
     if not whole:
@@ -405,6 +420,7 @@ def _replay(context: ApiContext, asked: Letter) -> Done:
     if refused:
         raise Refusal(409, f"not replayed: the broker refuses the record: {refused[letter.place]}")
     place = f"{record.topic}:{record.partition}"
+    _note("replay", [f"{settings.topics.dead_letter}:{asked.partition}:{asked.offset}"])
     return Done(written=[], outcome="replayed", detail=f"its record is written to {place} again")
 
 
@@ -413,6 +429,7 @@ def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> No
     key = encode_key(paused)
     context.desk.write([NewRecord(context.settings.topics.pauses, 0, key, value, [])])
     is_paused = value is not None
+    _note("pause" if is_paused else "resume", [f"{paused.kind} {paused.name}"])
 
     def is_unheard() -> bool:
         return any((key in held) is not is_paused for held in context.inquiry.held())

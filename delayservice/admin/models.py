@@ -47,6 +47,11 @@ Instant = Annotated[
     int,
     BeforeValidator(_instant_ms),
     Field(ge=0, le=DUE_STOP_MS),
+    WithJsonSchema({"type": "integer", "minimum": 0}),
+]
+_NewTime = Annotated[
+    Instant,
+    Field(le=_MS_MAX),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MS_MAX}),
 ]
 # Integer in a request; JSON ``true`` and ``false`` are refused.
@@ -175,7 +180,7 @@ class ById(Change):
 class NewTime(Change):
     """Due time of a reschedule: either ``at_ms`` or ``after_ms``."""
 
-    at_ms: Annotated[Instant, Field(le=_MS_MAX)] | None = None
+    at_ms: _NewTime | None = None
     """Epoch milliseconds, RFC 3339, `now+10m`."""
     after_ms: _DelayMs | None = None
 
@@ -197,7 +202,7 @@ class Matching(Asked):
     """First due time: epoch ms, RFC 3339, `now`, `+10m` or `-2h`."""
     to: Instant = DUE_STOP_MS
     """End of due times, as `from`. Default: none."""
-    slices: Annotated[list[Whole], Field(max_length=100_000)] | None = None
+    slices: Annotated[list[_PartitionNo], Field(max_length=100_000)] | None = None
     """Only records of these slices, for example `slices_elsewhere` of another node's answer."""
     beyond_window: bool | None = None
     """Include records due beyond the roll window, which takes longer. Default: only if the whole

@@ -40,6 +40,8 @@ DELAY_ATTEMPT = "delay-attempt"
 DELAY_FIRED_BY = "delay-fired-by"
 DELAY_ERROR = "delay-error"
 DELAY_ERROR_DETAIL = "delay-error-detail"
+# Who asked the admin API for the change that a record makes. For people: it proves nothing.
+DELAY_BY = "delay-by"
 
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"

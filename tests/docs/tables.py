@@ -18,7 +18,6 @@ NOT_TYPED: Final = {
     "make demo": "minutes, and a job of its own",
     "make test": "its tests are the ones that don't need this one's servers",
     "make long": "this test is a part of it",
-    "delayservice --": "tests/docs/test_cli_page.py types it in another home",
     "docker": _CONTAINERS,
     "kubectl": _CONTAINERS,
     "helm": "tests/unit/test_deploy_files.py renders it",
@@ -86,7 +85,6 @@ LONG: Final = (
     "delayservice spark",
     "kafka-acls.sh",
     "kafka-topics.sh",
-    "kafka-configs.sh --bootstrap-server $B --alter --entity-type users",
 )
 """What ``make night`` types: benches and Spark's jobs take minutes, Java's tools seconds each."""
 

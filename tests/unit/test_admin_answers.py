@@ -24,7 +24,7 @@ from delayservice.admin.inquiry import Kept
 from delayservice.admin.models import ById, Matching, Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import pending_page, position_of, timeline_of
-from delayservice.admin.server import admin_token, make_app
+from delayservice.admin.server import admin_tokens, make_app
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.cli import app as command_line
 from delayservice.config.settings import Settings, load
@@ -97,7 +97,9 @@ class Hung:
 
 def settings(*sets: str) -> Settings:
     return load(
-        None, [f"topics.delay={TOPIC}", f"admin.token={TOKEN}", "node.workers=1", *sets], {}
+        None,
+        [f"topics.delay={TOPIC}", f"admin.tokens.tester.token={TOKEN}", "node.workers=1", *sets],
+        {},
     )
 
 
@@ -126,7 +128,7 @@ def context_of(inquiry: object, *sets: str, slices: tuple[SliceState, ...] = ())
 
 def test_probes_are_answered_while_all_server_threads_wait() -> None:
     hung = Hung()
-    app = make_app(context_of(hung, slices=(behind(0),)), TOKEN)
+    app = make_app(context_of(hung, slices=(behind(0),)), [])
     ok, not_ready = asyncio.run(_probe_while_full(app, hung))
     assert ok.status_code == 200
     assert not_ready.status_code == 503
@@ -136,7 +138,7 @@ def test_probes_are_answered_while_all_server_threads_wait() -> None:
 @pytest.mark.parametrize(("alarm", "exit_code"), [("", 0), ("its log lost its end", 3)])
 def test_the_exit_status_of_status_is_the_health_of_the_node(alarm: str, exit_code: int) -> None:
     context = context_of(None, slices=(SliceState(0, state="owner", alarm=alarm, stored=1_234),))
-    server = HttpServer(make_app(context, TOKEN), "admin", "127.0.0.1:0")
+    server = HttpServer(make_app(context, []), "admin", "127.0.0.1:0")
     try:
         done = CliRunner().invoke(command_line, ["status", "--api", str(server.serve())])
     finally:
@@ -388,7 +390,9 @@ def state_dir(tmp_path: Path) -> Path:
 
 
 def made_token(state_dir: Path) -> str:
-    return admin_token(load(None, [f"node.state_dir={state_dir}"], {}))
+    ((name, secret, may_change),) = admin_tokens(load(None, [f"node.state_dir={state_dir}"], {}))
+    assert (name, may_change) == ("admin", True)
+    return secret
 
 
 def test_a_token_is_made_once_and_only_its_user_may_read_it(state_dir: Path) -> None:

@@ -289,7 +289,7 @@ def test_a_made_token_stays_on_loopback(
 def test_a_token_that_is_named_or_configured_is_sent_anywhere(tmp_path: Path) -> None:
     named = tmp_path / "named"
     named.write_text("another token, by name\n")
-    configured = settings_in(tmp_path, "admin.token=a configured token")
+    configured = settings_in(tmp_path, "admin.tokens.sre.token=a configured token")
     assert sent(configured, "node-2:9465") == "a configured token"
     assert sent(configured, "node-2:9465", named) == "another token, by name"
 

@@ -3,7 +3,7 @@ tested: the service's reader, the client, the batch scheduler and the Spark read
 expressions read the same records in ``tests/spark/test_readers.py``. Headers of other systems are
 as in their sources: RocketMQ's ``Message.setDelayTimeSec`` and its companions and
 ``RecallMessageProcessor``, etf1's ``clientlib`` (``Schedule``, ``DeleteSchedule``), Karafka's
-``ScheduledMessages::Proxy``.
+``ScheduledMessages::Proxy``, RabbitMQ's ``rabbit_exchange_type_delayed_message``.
 """
 
 from __future__ import annotations
@@ -200,7 +200,13 @@ TABLE: Final[dict[str, dict[bytes | None, Meaning]]] = {
         **each({"kind": CANCEL, "id": b"key"}, b"cancel", b"tombstone"),
     },
     "schedule_schema_version": {b"1.0.0": {"id": None, "own": []}},
+    "x-delay": {
+        **{b"%d" % ms: after(ms) for ms in (0, 5, 2**32)},
+        **each(after(0), b"-1", b"-5000"),
+        **each("time-invalid", None, b"", b"-", b"--1", b"5.0", b"PT5S", b"\xd9\xa3"),
+    },
     **{name: {b"x" * 5_000: {"own": []}} for name in sorted(names.OUTPUT)},
+    "delay-by": {b"alice": {"own": []}},
     **{name: {b"{}": "copy-forged"} for name in sorted(names.COPY_NAMES | names.HOME_NAMES)},
     "delay-foo": {b"1": {"own": [("delay-foo", b"1")]}},
 }
@@ -314,6 +320,7 @@ COMBINATIONS: Final = [
     Row([TARGET, TARGET, SOON], {"target": "orders"}),
     Row([TARGET, ("delay-target-topic", b"orders2"), SOON], "target-invalid"),
     # Ids and operations
+    Row([("delay-op", b"cancel"), AN_ID, ("delay-by", b"alice")], CANCELS),
     Row([("delay-op", b"cancel"), AN_ID, ("a", b"1")], CANCELS),
     Row([("delay-op", b"cancel"), ("delay-op", b"cancel"), AN_ID, AN_ID], CANCELS),
     Row([("delay-op", b"cancel"), AN_ID, ("delay-at", b"x"), ("delay-cron", b"")], CANCELS),

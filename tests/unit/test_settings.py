@@ -198,6 +198,7 @@ def test_no_secret_is_ever_shown(tmp_path: Path) -> None:
         "zookeeper.auth=digest",
         "zookeeper.username=node",
         f"zookeeper.password={secret}",
+        f"admin.tokens.sre.token={secret}",
         "rates.per_s.token-events=5",
     ]
     loaded = load_with_origins(None, sets, {})
@@ -208,7 +209,7 @@ def test_no_secret_is_ever_shown(tmp_path: Path) -> None:
     assert redacted(loaded.settings)["kafka"]["client"]["sasl.password"] == HIDDEN
     assert redacted(loaded.settings)["kafka"]["client"]["ssl.key.location"] == "/etc/key.pem"
     assert redacted(loaded.settings)["rates"]["per_s"] == {"token-events": 5}
-    assert secret_values(loaded.settings) == (secret,) * 5
+    assert secret_values(loaded.settings) == (secret,) * 6
     assert secret not in refused(*sets, f"kafka.client.acks={secret}")
     assert "s3cr3t-value" not in refused(
         config=write(tmp_path, "[kafka.client]\nsasl.password = ['s3cr3t-value']\n")
