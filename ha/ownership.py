@@ -41,8 +41,7 @@ class Ownership(OwnershipView, Protocol):
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
         """Ask ZooKeeper, with one batch of requests, which of the slices this worker owns; return
-        those, without slices that get no answer. It is called before and after former writers are
-        fenced.
+        those, without slices that get no answer. It is called before former writers are fenced.
         """
 
     def pinned(self) -> str:

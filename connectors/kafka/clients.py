@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 
 from delayservice.base.errors import KafkaEdgeError, nearest
+from delayservice.base.tokens import with_tokens
 
 # Connection errors that do not end by waiting: a wrong password, certificate or host name.
 UNREACHABLE: Final = frozenset(
@@ -47,7 +48,7 @@ class KafkaAdmin(AdminClient):
 
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""
-        config: dict[str, Any] = {**options, **FORCED, "error_cb": self._note}
+        config: dict[str, Any] = {**with_tokens(options), **FORCED, "error_cb": self._note}
         super().__init__(config, logger=logger)
 
     def _note(self, error: KafkaError) -> None:
@@ -64,7 +65,7 @@ def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
 
 
 def consumer_client(options: Mapping[str, Any]) -> Consumer:
-    return Consumer({**options, **FORCED_CONSUMER}, logger=LOGGER)
+    return Consumer({**with_tokens(options), **FORCED_CONSUMER}, logger=LOGGER)
 
 
 # Error codes of a consumer's messages that are neither a record nor a failure.
@@ -84,7 +85,7 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
 
 
 def producer_client(options: Mapping[str, Any]) -> Producer:
-    return Producer({"logger": LOGGER, **options, **FORCED})
+    return Producer({"logger": LOGGER, **with_tokens(options), **FORCED})
 
 
 class CoordinatorLog:

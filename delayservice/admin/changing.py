@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Final, TypeAlias
 
+import structlog
 from fastapi import APIRouter, Path
 
 from connectors.kafka.dead_letters import replayer_of
 from connectors.kafka.outcomes import together
 from delayservice.admin.context import ApiContext
+from delayservice.admin.guards import BY
 from delayservice.admin.models import (
     Bulk,
     BulkDone,
@@ -35,7 +37,7 @@ from delayservice.contract import dead_letters, names
 from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
 from delayservice.contract.dead_letters import NO_SOURCE
 from delayservice.contract.entry import NewRecord, RecordPlace
-from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, STRIPPED
 from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
@@ -43,6 +45,8 @@ from delayservice.engine.pauses import Pause as PauseRow
 from delayservice.inspection.query import Pending
 from delayservice.metrics.status import Pause
 
+_log = structlog.get_logger(__name__)
+_RESCHEDULE: Final = "reschedule"
 # Each waits in a server thread.
 WAITING_MAX: Final = 8
 _BUSY_RETRY_S: Final = 1
@@ -70,6 +74,7 @@ _PausedName = Annotated[
         description="A topic; of targets, `*` and `?` stand for any.",
     ),
 ]
+_SHOWN_MAX: Final = 20
 _HEARD_S: Final = 10
 _LOOK_S: Final = 0.02
 
@@ -112,7 +117,7 @@ def changing_routes(context: ApiContext) -> APIRouter:
     """Return the routes that change pending records, replay dead letters, and pause and resume
     targets and delay topics on all nodes.
     """
-    routes = APIRouter(prefix="/v1", responses=described(404, 409))
+    routes = APIRouter(prefix="/v1", responses=described(403, 404, 409))
 
     @routes.post("/records/cancel", tags=["records"])
     def cancel(asked: ById) -> Done:
@@ -144,9 +149,9 @@ def changing_routes(context: ApiContext) -> APIRouter:
         """Pause. It is in effect on this node when the call returns, on others a moment later."""
         if kind == "topic" and name not in context.delay_topics:
             raise Refusal(404, f"{name} is no delay topic")
-        row = PauseRow(context.wall_ms(), asked.reason)
+        row = PauseRow(context.wall_ms(), asked.reason, BY.get())
         _write_pause(context, Paused(kind, name), encode_pause(row))
-        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
+        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason, by=row.by)
 
     @routes.delete("/pauses/{kind}/{name}", status_code=204, tags=["pauses"])
     def resume(kind: Kind, name: _PausedName) -> None:
@@ -163,7 +168,7 @@ def _control(context: ApiContext, asked: ById, operation: str) -> Done:
     record_id = id_bytes(asked.id, asked.encoding)
     aim = aim_of(context, asked, record_id)
     records = [_control_record(*place, record_id, operation) for place in aim.places]
-    return _done(context, aim, _write(context, records, asked.wait_ms), _IN_THE_LOG)
+    return _done(context, aim, _write(context, operation, records, asked.wait_ms), _IN_THE_LOG)
 
 
 def _control_record(topic: str, partition: int, record_id: bytes, operation: str) -> NewRecord:
@@ -172,12 +177,23 @@ def _control_record(topic: str, partition: int, record_id: bytes, operation: str
 
 
 def _write(
-    context: ApiContext, records: Sequence[NewRecord], wait_ms: int, *, replaces: bool = False
+    context: ApiContext, operation: str, records: Sequence[NewRecord], wait_ms: int
 ) -> _Written:
-    """Write control records; return their places, and the outcomes that are known in time."""
+    """Write control records, with the name of who asked for them; return their places, and the
+    outcomes that are known in time.
+    """
+    by: Header = (names.DELAY_BY, BY.get().encode())
+    signed = [record._replace(headers=[*record.headers, by]) for record in records]
     with context.desk.listen() as outcomes:
-        written = [one.place for one in context.desk.write(records)]
-        return written, outcomes.of(written, wait_ms / 1_000, replaces=replaces)
+        written = [one.place for one in context.desk.write(signed)]
+        _note(operation, list(map(str, written)))
+        return written, outcomes.of(written, wait_ms / 1_000, replaces=operation == _RESCHEDULE)
+
+
+def _note(operation: str, what: Sequence[str]) -> None:
+    # Places and names of topics: ids and contents may be confidential.
+    shown = ", ".join(what[:_SHOWN_MAX])
+    _log.info("change_written", by=BY.get(), operation=operation, count=len(what), places=shown)
 
 
 def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
@@ -257,7 +273,7 @@ def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
     _check_time(asked)
     row = _only_row(context, asked, id_bytes(asked.id, asked.encoding))
     refuse_what_would_fail(context, row, asked)
-    written = _write(context, [_again(row, asked)], asked.wait_ms, replaces=True)
+    written = _write(context, _RESCHEDULE, [_again(row, asked)], asked.wait_ms)
     aim = Aim([(row.topic, row.partition)], {row.target})
     return _done(context, aim, written, _NOTHING_REPLACED)
 
@@ -268,15 +284,14 @@ def _check_time(asked: NewTime) -> None:
 
 
 def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
-    is_move = asked.operation == "reschedule"
-    if is_move:
+    if asked.operation == _RESCHEDULE:
         _check_time(asked)
     page = pending_page(context, asked)
     counts: Counter[str] = Counter()
     records: list[NewRecord] = []
     for row in page.records:
         # Moved by an earlier page, or before a run was resumed: moving it again would never end.
-        if is_move and row.due_ms == asked.at_ms:
+        if asked.operation == _RESCHEDULE and row.due_ms == asked.at_ms:
             counts["unchanged"] += 1
             continue
         try:
@@ -288,7 +303,7 @@ def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
     if asked.dry_run:
         counts["changeable"] = len(records)
     elif records:
-        written, told = _write(context, records, asked.wait_ms, replaces=is_move)
+        written, told = _write(context, asked.operation, records, asked.wait_ms)
         counts.update(told.values())
         counts["unknown"] = len(written) - len(told)
     return BulkDone(
@@ -306,7 +321,7 @@ def _changed(context: ApiContext, row: Pending, asked: Bulk) -> NewRecord:
         raise Refusal(409, "it has no id")
     if asked.operation == "fire" and row.recurs:
         raise Refusal(409, "its next occurrence would match again, and be fired too")
-    if asked.operation != "reschedule":
+    if asked.operation != _RESCHEDULE:
         return _control_record(row.topic, row.partition, row.id, asked.operation)
     refuse_what_would_fail(context, row, asked)
     if asked.dry_run:
@@ -376,7 +391,8 @@ def _again(row: Pending, asked: NewTime) -> NewRecord:
         if asked.at_ms is not None
         else (names.DELAY_AFTER, b"%d" % (asked.after_ms or 0))
     )
-    headers: list[Header] = [*row.headers, time, (names.DELAY_TARGET_TOPIC, row.target.encode())]
+    own = [header for header in row.headers if header[0] not in STRIPPED]  # without a back-off
+    headers: list[Header] = [*own, time, (names.DELAY_TARGET_TOPIC, row.target.encode())]
     for name, number in (
         (names.DELAY_TARGET_PARTITION, row.target_partition),
         (names.DELAY_EXPIRES_AT, row.expires_ms),
@@ -416,6 +432,7 @@ def _replay(context: ApiContext, asked: Letter) -> Done:
     if refused:
         raise Refusal(409, f"not replayed: the broker refuses the record: {refused[letter.place]}")
     place = f"{record.topic}:{record.partition}"
+    _note("replay", [f"{settings.topics.dead_letter}:{asked.partition}:{asked.offset}"])
     return Done(written=[], outcome="replayed", detail=f"its record is written to {place} again")
 
 
@@ -424,6 +441,7 @@ def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> No
     key = encode_key(paused)
     context.desk.write([NewRecord(context.settings.topics.pauses, 0, key, value, [])])
     is_paused = value is not None
+    _note("pause" if is_paused else "resume", [f"{paused.kind} {paused.name}"])
 
     def is_unheard() -> bool:
         return any((key in held) is not is_paused for held in context.inquiry.held())

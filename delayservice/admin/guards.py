@@ -1,14 +1,16 @@
 """Checks of HTTP requests: host name, size, token, names in the query, type of the body.
 
-Changes need the admin token, of the API as a bearer token (``Authorization: Bearer``), of the page
-as a field of its forms. A browser sends neither by itself, so that no other site can make a change
-in a user's name. The password of basic authentication, which it does send, allows reading only.
+Changes need a token that may change, of the API as a bearer token (``Authorization: Bearer``), of
+the page as a field of its forms. A browser sends neither by itself, so that no other site can make
+a change in a user's name. The password of basic authentication, which it does send, allows reading
+only.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from typing import Annotated, Final
 
 from fastapi import Depends, Request
@@ -22,6 +24,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from delayservice.admin.problems import Refusal, answer
+from delayservice.config.admin import NamedToken
 
 BODY_BYTES_MAX: Final = 1 << 20
 _JSON: Final = "application/json"
@@ -34,42 +37,55 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 
-_bearer = HTTPBearer(auto_error=False, description="The token of `admin.token`.")
-_basic = HTTPBasic(auto_error=False, description="The token as password; any user.")
+_bearer = HTTPBearer(auto_error=False, description="A token of `admin.tokens`.")
+_basic = HTTPBasic(auto_error=False, description="A token as password; any user.")
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 _Basic = Annotated[HTTPBasicCredentials | None, Depends(_basic)]
+_Check = Callable[..., Coroutine[None, None, None]]
+
+# Name of the token that the current request has shown; empty: it needed none.
+BY: Final[ContextVar[str]] = ContextVar("by", default="")
 
 
-def reader(token: str) -> Callable[..., None]:
-    """Return a FastAPI dependency that refuses a request without ``token``, which may be sent as a
-    bearer token or as the password of basic authentication.
+# Both checks are coroutines: what a function in a thread writes to ``BY``, no one else would see.
+def reader(tokens: Sequence[NamedToken]) -> _Check:
+    """Return a FastAPI dependency that refuses a request without one of ``tokens``, which may be
+    sent as a bearer token or as the password of basic authentication.
     """
 
-    def check(bearer: _Bearer, basic: _Basic) -> None:
-        how = "reading needs the token: send it as a bearer, or as the password of any user"
+    async def check(bearer: _Bearer, basic: _Basic) -> None:
+        how = "reading needs a token: send it as a bearer, or as the password of any user"
         shown = bearer.credentials if bearer is not None else basic.password if basic else ""
-        _check(shown, token, how, "Basic")
+        BY.set(_token(shown, tokens, how, "Basic").name)
 
     return check
 
 
-def writer(token: str) -> Callable[..., None]:
-    """Return a FastAPI dependency that refuses a request without ``token`` as its bearer token."""
+def writer(tokens: Sequence[NamedToken]) -> _Check:
+    """Return a FastAPI dependency that refuses a request unless its bearer token is one of
+    ``tokens`` that may change.
+    """
 
-    def check(bearer: _Bearer) -> None:
-        how = "changes need the token: send `Authorization: Bearer TOKEN`"
-        _check(bearer.credentials if bearer else "", token, how, "Bearer")
+    async def check(bearer: _Bearer) -> None:
+        how = "changes need a token: send `Authorization: Bearer TOKEN`"
+        token = _token(bearer.credentials if bearer else "", tokens, how, "Bearer")
+        if not token.may_change:
+            raise Refusal(403, f"the token {token.name} is for reading only; send one for changes")
+        BY.set(token.name)
 
     return check
 
 
-def _check(shown: str, token: str, needed: str, scheme: str) -> None:
-    where = "it is in the file admin_token of the node's state folder, or what admin.token says"
-    if not hmac.compare_digest(shown.encode(), token.encode()):
-        wrong = "the token that was sent is not this node's" if shown else needed
-        refusal = Refusal(401, f"{wrong}; {where}")
-        refusal.headers["WWW-Authenticate"] = f'{scheme} realm="delayservice"'
-        raise refusal
+def _token(shown: str, tokens: Sequence[NamedToken], needed: str, scheme: str) -> NamedToken:
+    # Compared with each of them: the time that it takes says nothing.
+    found = [one for one in tokens if hmac.compare_digest(shown.encode(), one.secret.encode())]
+    if found:
+        return found[0]
+    where = "one is in the file admin_token of the node's state folder, or in admin.tokens"
+    wrong = "the token that was sent is not this node's" if shown else needed
+    refusal = Refusal(401, f"{wrong}; {where}")
+    refusal.headers["WWW-Authenticate"] = f'{scheme} realm="delayservice"'
+    raise refusal
 
 
 def takes_json(request: Request) -> None:

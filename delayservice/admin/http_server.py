@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Iterable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
+import structlog
 import uvicorn
 from prometheus_client import Metric, make_asgi_app
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -22,13 +25,64 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from delayservice.base.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 
 _CONCURRENCY_MAX: Final = 256
 _CLOSE_S: Final = 3
 _LOOK_S: Final = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+class Certificate:
+    """TLS context with the certificate and key of two PEM files, which are read again when they
+    change. Raises ``SettingsError`` if they can't be read at first.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self._stamps = self._look()
+        try:
+            self.context = self._read()
+        except OSError as exc:  # that of TLS is one
+            raise SettingsError(
+                f"admin.certificate_file ({certificate}) and admin.key_file ({key}) can't be used, "
+                f"as a PEM certificate and its key without a password: {exc}"
+            ) from exc
+
+    def renew(self) -> None:
+        stamps = self._look()
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            self._read()  # tried first: a bad pair would leave the context without a key
+            self.context.load_cert_chain(*self._files, password="")
+        except OSError as exc:
+            _log.error("certificate_not_read", file=str(self._files[0]), error=str(exc))
+        else:
+            _log.info("certificate_read", file=str(self._files[0]))
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # With a password of its own, an encrypted key is an error, and is not asked for on the
+        # terminal.
+        context.load_cert_chain(*self._files, password="")
+        return context
+
+    def _look(self) -> list[tuple[int, int] | None]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
 
 
 class HttpServer:
@@ -38,23 +92,26 @@ class HttpServer:
         app: application that answers the requests.
         section: name of the settings' section with the key ``listen``; also the thread's name.
         listen: ``host:port``; port 0: any free one; empty: no server.
+        certificate: None: without TLS.
     """
 
-    def __init__(self, app: ASGIApp, section: str, listen: str) -> None:
+    def __init__(
+        self, app: ASGIApp, section: str, listen: str, certificate: Certificate | None = None
+    ) -> None:
         self._section = section
         self._listen = listen
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                limit_concurrency=_CONCURRENCY_MAX,
-                timeout_graceful_shutdown=_CLOSE_S,
-                lifespan="off",
-                ws="none",
-            )
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_CONCURRENCY_MAX,
+            timeout_graceful_shutdown=_CLOSE_S,
+            lifespan="off",
+            ws="none",
+            ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
+        self._server = _Server(config, certificate)
         # uvicorn logs its own start and end, which the node's log has already.
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self._thread: threading.Thread | None = None
@@ -105,9 +162,13 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn server that checks every half second whether to end. uvicorn's own ten checks a
-    second took a tenth of an idle node's CPU time.
+    """uvicorn server that checks every half second whether to end, and whether its certificate has
+    changed. uvicorn's own ten checks a second took a tenth of an idle node's CPU time.
     """
+
+    def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:
+        super().__init__(config)
+        self._certificate = certificate
 
     async def main_loop(self) -> None:
         # Each check also updates the ``Date`` header.
@@ -115,6 +176,8 @@ class _Server(uvicorn.Server):
         is_over = False
         while not is_over:
             await asyncio.sleep(_LOOK_S)
+            if self._certificate is not None:
+                self._certificate.renew()
             is_over = await self.on_tick(0)
 
 

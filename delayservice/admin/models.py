@@ -42,19 +42,20 @@ class Shown(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
 
+# Numbers above these, up to ``SURELY_MS``, are refused: they look like seconds.
+_EARLY: Final = {"type": "integer", "minimum": 0, "maximum": SECONDS_LIKE[0] - 1}
 # Point in time in a request: a number or a text.
 Instant = Annotated[
     int,
     BeforeValidator(_instant_ms),
     Field(ge=0, le=DUE_STOP_MS),
-    # Numbers between these are refused: they look like seconds.
+    WithJsonSchema({"anyOf": [_EARLY, {"type": "integer", "minimum": SURELY_MS}]}),
+]
+_NewTime = Annotated[
+    Instant,
+    Field(le=_MS_MAX),
     WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0, "maximum": SECONDS_LIKE[0] - 1},
-                {"type": "integer", "minimum": SURELY_MS, "maximum": _MS_MAX},
-            ]
-        }
+        {"anyOf": [_EARLY, {"type": "integer", "minimum": SURELY_MS, "maximum": _MS_MAX}]}
     ),
 ]
 # Integer in a request; JSON ``true`` and ``false`` are refused.
@@ -183,7 +184,7 @@ class ById(Change):
 class NewTime(Change):
     """Due time of a reschedule: either ``at_ms`` or ``after_ms``."""
 
-    at_ms: Annotated[Instant, Field(le=_MS_MAX)] | None = None
+    at_ms: _NewTime | None = None
     """Epoch milliseconds, RFC 3339, `now+10m`."""
     after_ms: _DelayMs | None = None
 

@@ -3,7 +3,7 @@
 The page is complete without JavaScript. Its script loads the same HTML once a second and replaces
 the changed parts, so that only the server renders.
 
-A change is a form that shows what it would do, takes the admin token, and is made by the API. No
+A change is a form that shows what it would do, takes a token, and is made by the API. No
 other site can post it in a user's name, because the token is a field of the form.
 """
 
@@ -29,6 +29,7 @@ from delayservice.admin import models, page_health
 from delayservice.admin.changing import bulk
 from delayservice.admin.cluster import cluster_of
 from delayservice.admin.context import ApiContext
+from delayservice.admin.guards import BY
 from delayservice.admin.problems import Refusal, plain
 from delayservice.admin.reading import (
     UNITS_MS,
@@ -104,6 +105,7 @@ class Pages:
         pauses = _part(lambda: pauses_of(context)).value or []
         return {
             "node_id": context.settings.node.node_id,
+            "by": BY.get(),
             "now_ms": now_ms,
             "status": status,
             "cluster": cluster,

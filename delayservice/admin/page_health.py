@@ -58,7 +58,8 @@ def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
 
 def _of_pause(pause: Pause) -> HealthFinding:
     what = "Deliveries to" if pause.kind == "target" else "All of delay topic"
-    why = f": {pause.reason}" if pause.reason else ", without a reason"
+    by = f" by {pause.by}" if pause.by else ""
+    why = f"{by}: {pause.reason}" if pause.reason else f"{by}, without a reason"
     are = "are" if pause.kind == "target" else "is"
     return HealthFinding("warning", f"{what} {pause.name} {are} paused{why}.", "delaypausedlong")
 

@@ -1,4 +1,4 @@
-"""Server of a node's admin API and web page: the ASGI application, and the admin token."""
+"""Server of a node's admin API and web page: the ASGI application, and the tokens."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from delayservice.admin.guards import (
     takes_json,
     writer,
 )
-from delayservice.admin.http_server import HttpServer
+from delayservice.admin.http_server import Certificate, HttpServer
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.page import page_routes
 from delayservice.admin.reading import reading_routes
 from delayservice.base.errors import SettingsError
-from delayservice.config.admin import TOKEN_CHARS_MIN, made_token_path
+from delayservice.config.admin import TOKEN_CHARS_MIN, NamedToken, made_token_path
 from delayservice.config.settings import Settings
 from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
@@ -41,13 +41,13 @@ _ABOUT: Final = """\
 State of a node of the Kafka delay service, and changes of pending records and pauses.
 
 Times are epoch milliseconds. Errors are problem details (RFC 9457). Reading is open on a loopback
-address; changes need the token as a bearer. A node answers for the copies that it keeps: where
+address; changes need a token as a bearer. A node answers for the copies that it keeps: where
 `slices_elsewhere` is not empty, ask the other nodes as well.
 """
 
 
-def make_app(context: ApiContext, token: str) -> FastAPI:
-    """Return the ASGI application with all routes. Every change needs the admin token."""
+def make_app(context: ApiContext, tokens: Sequence[NamedToken]) -> FastAPI:
+    """Return the ASGI application with all routes. Every change needs a token that may change."""
     admin = context.settings.admin
     app = FastAPI(
         title="Kafka delay service",
@@ -58,11 +58,11 @@ def make_app(context: ApiContext, token: str) -> FastAPI:
     )
     problems.install(app)
 
-    may_read = [] if admin.are_reads_open else [Depends(reader(token))]
+    may_read = [] if admin.are_reads_open else [Depends(reader(tokens))]
     app.include_router(health_routes(context))
     is_exact = [Depends(knows_query), Depends(takes_json)]
     app.include_router(reading_routes(context), dependencies=[*may_read, *is_exact])
-    may_write = [Depends(writer(token)), *is_exact, Depends(WaitingRoom())]
+    may_write = [Depends(writer(tokens)), *is_exact, Depends(WaitingRoom())]
     app.include_router(changing_routes(context), dependencies=may_write)
     app.include_router(page_routes(context), dependencies=may_read)
     # Without the token, as style and script are the same for every client.
@@ -77,14 +77,18 @@ def make_app(context: ApiContext, token: str) -> FastAPI:
 _log = structlog.get_logger(__name__)
 
 
-def admin_token(settings: Settings) -> str:
-    """Return the configured admin token. If there is none, return the one in a file of the node's
-    state folder, which only the node's user can read; the first call makes it.
+def admin_tokens(settings: Settings) -> list[NamedToken]:
+    """Return the configured tokens. If none of them may change, add the one named ``admin`` in a
+    file of the node's state folder, which only the node's user can read; the first call makes it.
     """
-    configured = settings.admin.configured_token()
-    if configured is not None:
+    configured = settings.admin.configured_tokens()
+    if any(token.may_change for token in configured):
         return configured
-    path = made_token_path(settings.node.state_dir)
+    return [NamedToken("admin", _made_token(settings.node.state_dir), may_change=True), *configured]
+
+
+def _made_token(state_dir: Path) -> str:
+    path = made_token_path(state_dir)
     try:
         if not path.exists():
             _make_token(path)
@@ -137,8 +141,10 @@ class AdminServer:
             desk=self._desk,
             pauses=pauses,
         )
-        app = make_app(context, admin_token(settings))
-        self._server = HttpServer(app, "admin", settings.admin.listen)
+        app = make_app(context, admin_tokens(settings))
+        files = settings.admin.certificate_files
+        certificate = None if files is None else Certificate(*files)
+        self._server = HttpServer(app, "admin", settings.admin.listen, certificate)
 
     def serve(self) -> str | None:
         """Start to answer requests. Return ``host:port`` of the open socket; None: there is no

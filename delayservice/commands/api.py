@@ -15,6 +15,8 @@ from delayservice.commands.console import NothingThereError
 from delayservice.commands.options import CommonOptions
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from httpx import Client, Response
 
     from delayservice.config.settings import Settings
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 _TIMEOUT_S: Final = 45.0
+_PEM_END: Final = "-----END CERTIFICATE-----"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class Api:
             response = self.client.request(method, path, **sent)
         except HTTPError as exc:
             raise DelayServiceError(
-                f"no node answers on {self.address}: {exc}; is it running, and is that its "
-                "admin.listen?"
+                f"no node answers on {self.address}: {exc}; is it running, is that its "
+                "admin.listen, and does its address begin with https:// if it has a certificate?"
             ) from exc
         if response.is_error:
             raise _refusal(response, self)
@@ -69,13 +72,15 @@ class ApiOptions(CommonOptions):
 
     PANEL: ClassVar = CommonOptions.PANEL
 
-    api: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None
+    api: Annotated[str | None, typer.Option(metavar="[https://]HOST:PORT")] = None
     """The node's admin API; admin.listen by default."""
+    ca_file: Annotated[Path | None, typer.Option(dir_okay=False)] = None
+    """PEM file with the certificates to trust in the API. Default: those of the system."""
     token_file: Annotated[Path | None, typer.Option(dir_okay=False)] = None
-    """File with the token. Default: the configured one, or the node's own."""
+    """File with the token. Default: the first configured one for changes, or the node's own."""
 
     def connect(self) -> Api:
-        return connect(self.settings(), self.api, self.token_file)
+        return connect(self.settings(), self.api, self.token_file, ca_file=self.ca_file)
 
 
 def _refusal(response: Response, api: Api) -> DelayServiceError:
@@ -95,24 +100,56 @@ def connect(
     address: str | None = None,
     token_file: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
+    ca_file: Path | None = None,
 ) -> Api:
     """Return a client of the admin API at ``address``; None: at ``admin.listen`` of the settings.
-    ``token_file``: None: the configured token, or the one that the node made.
+    An address without ``https://`` or ``http://`` is as ``admin.certificate_file`` says.
+    ``token_file``: None: the first configured token for changes, or the one that the node made.
     """
     from httpx import URL, Client, InvalidURL
 
     where = address or settings.admin.listen
     if not where:
         raise DelayServiceError("admin.listen is empty: this node has no API; give --api")
+    scheme, has_scheme, where = where.rpartition("://")
     where = reachable(where)
+    scheme = scheme if has_scheme else "https" if settings.admin.certificate_file else "http"
     try:
-        url = URL(f"http://{where}")
+        url = URL(f"{scheme}://{where}")
     except InvalidURL as exc:
         raise DelayServiceError(f"{where!r} is no HOST:PORT: {exc}") from exc
+    if url.scheme not in {"http", "https"}:
+        raise DelayServiceError(f"{scheme}://{where} begins with neither http:// nor https://")
     token, no_token = _token(settings, token_file, url.host)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    client = Client(base_url=url, headers=headers, timeout=timeout_s)
+    is_own = address is None and ca_file is None and url.scheme == "https"
+    trust = _trust(settings.admin.certificate_file if is_own else ca_file, is_own=is_own)
+    client = Client(base_url=url, headers=headers, timeout=timeout_s, verify=trust)
     return Api(client, where, no_token)
+
+
+def _trust(file: Path | None, *, is_own: bool) -> SSLContext:
+    """Return what to trust: the certificates in ``file`` (None: the system's); if ``is_own``, only
+    the first of them, as that of the server itself.
+    """
+    from ssl import PROTOCOL_TLS_CLIENT, SSLContext, VerifyFlags, create_default_context
+
+    if file is None:
+        return create_default_context()
+    trust = SSLContext(PROTOCOL_TLS_CLIENT)
+    try:
+        if is_own:
+            first = "".join(file.read_text("utf-8").partition(_PEM_END)[:2])
+            trust.load_verify_locations(cadata=first)
+        else:
+            trust.load_verify_locations(file)
+    except (OSError, ValueError) as exc:
+        raise DelayServiceError(f"the certificates in {file} can't be used: {exc}") from exc
+    if is_own:
+        # It is asked on loopback, for which its certificate need not have a name.
+        trust.check_hostname = False
+        trust.verify_flags |= VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    return trust
 
 
 def reachable(listen: str) -> str:
@@ -133,9 +170,9 @@ def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str 
         return _read_token(token_file), ""
     path = made_token_path(settings.node.state_dir)
     try:
-        configured = settings.admin.configured_token()
-        if configured is not None:
-            return configured, ""
+        for token in settings.admin.configured_tokens():
+            if token.may_change:
+                return token.secret, ""
         if not _is_loopback(host):
             return None, f"{path} is for loopback addresses only; --token-file names one for others"
         return _read_token(path), ""

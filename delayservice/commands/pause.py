@@ -74,7 +74,10 @@ def list_pauses(*, common: ApiOptions) -> None:
     found = common.connect().get("/v1/pauses")
 
     def show() -> None:
-        rows = [(one["kind"], one["name"], instant(one["at_ms"]), one["reason"]) for one in found]
-        show_table(("what", "name", "since", "reason"), rows, "nothing is paused")
+        rows = [
+            (one["kind"], one["name"], instant(one["at_ms"]), one["by"], one["reason"])
+            for one in found
+        ]
+        show_table(("what", "name", "since", "by", "reason"), rows, "nothing is paused")
 
     emit(found, show, as_json=common.as_json)

@@ -72,7 +72,8 @@ def _counted(status: NodeState) -> str:
 
 def _paused(pause: Pause) -> str:
     reason = f": {pause.reason}" if pause.reason else ""
-    return f"{pause.kind} {pause.name} is paused since {instant(pause.at_ms, to='minutes')}{reason}"
+    since = instant(pause.at_ms, to="minutes") + (f" by {pause.by}" if pause.by else "")
+    return f"{pause.kind} {pause.name} is paused since {since}{reason}"
 
 
 def _cells(row: SliceState) -> list[object]:

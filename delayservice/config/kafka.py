@@ -13,7 +13,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, Field, SecretStr
 
 from delayservice.base.errors import SettingsError
-from delayservice.config.units import Brokers, Section, names_of
+from delayservice.base.tokens import TOKEN_PROVIDER
+from delayservice.config.units import Brokers, Section, matching, names_of
 
 ClientRole: TypeAlias = Literal["consumer", "producer", "admin"]
 OptionValue: TypeAlias = str | int | float | bool | SecretStr
@@ -59,7 +60,7 @@ RESERVED: Mapping[str, str] = {
     "error_cb": "callbacks belong to the service",
     "stats_cb": "callbacks belong to the service",
     "throttle_cb": "callbacks belong to the service",
-    "oauth_cb": "callbacks belong to the service",
+    "oauth_cb": "set kafka.token_provider instead",
     "logger": "logs belong to the service; set log.level",
     "log_cb": "logs belong to the service; set log.level",
 }
@@ -99,6 +100,12 @@ class Kafka(Section):
     """Brokers: `host:port`, separated by commas. Required."""
     transactional_id_prefix: Annotated[str, names_of(1, 128)] = "delayservice"
     """Prefix of each worker's `transactional.id`. Change it only while all nodes are stopped."""
+    token_provider: Annotated[
+        str, matching(r"(?:[\w.]+:\w+)?", "write module:function, or nothing")
+    ] = ""
+    """`module:function` of Python that makes tokens of OAUTHBEARER: from the text of
+    `sasl.oauthbearer.config` to the token and its end in epoch seconds.
+    """
     client: Options = Field(default={})
     """librdkafka options of every client."""
     consumer: Options = Field(default={})
@@ -117,4 +124,6 @@ class Kafka(Section):
         own: dict[str, OptionValue] = getattr(self, role)
         options = {**self.client, **own}
         texts = {name: _text(value) for name, value in options.items()}
+        if self.token_provider:
+            texts[TOKEN_PROVIDER] = self.token_provider
         return {"bootstrap.servers": self.bootstrap, **texts}

@@ -68,7 +68,7 @@ def secret_values(settings: Settings) -> tuple[str, ...]:
     kafka = settings.kafka
     wrapped: list[object] = [
         settings.node.cluster_secret,
-        settings.admin.token,
+        *(one.token for one in settings.admin.tokens.values()),
         settings.zookeeper.password,
     ]
     for table in (kafka.client, kafka.consumer, kafka.producer, kafka.admin):

@@ -38,6 +38,7 @@ HEADER_TOO_LARGE = "header-too-large"
 HEADER_INVALID = "header-invalid"
 COPY_FORGED = "copy-forged"
 SLOT_FULL = "slot-full"
+RETRIES_EXHAUSTED = "retries-exhausted"
 
 EXPLANATIONS: dict[str, str] = {
     TIME_MISSING: "No header says when: set delay-at or delay-after.",
@@ -59,6 +60,7 @@ EXPLANATIONS: dict[str, str] = {
     ZONE_INVALID: "The time zone of a recurring schedule is unknown.",
     HEADER_TOO_LARGE: "An input header or the id is over its size limit.",
     HEADER_INVALID: "A header's name is not UTF-8.",
+    RETRIES_EXHAUSTED: "It failed once more than delay-backoff has delays.",
     COPY_FORGED: "The record claims to be the service's own copy, and its signature is wrong.",
 }
 

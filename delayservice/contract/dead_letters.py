@@ -48,6 +48,7 @@ _REPLAY_PROVENANCE: Final = frozenset({names.DELAY_REPLAYED_FROM, names.DELAY_RE
 _COUNT: Final = re.compile(rb"\d{1,9}")
 _OFFSETS: Final = re.compile(rb"\d{1,19}(,\d{1,19})*")
 
+_REPLACED: Final = frozenset({"times", "backoffs", "retries"})
 _RECURRING: Final = frozenset({names.DELAY_CRON, names.DELAY_EVERY})
 _OWN_TIMES: Final = frozenset({names.DELAY_AT, names.DELAY_AFTER})
 _ROCKETMQ_TIME: Final = {
@@ -219,9 +220,9 @@ def _retimed(headers: Headers, time: Header) -> Headers:
     for name, value in headers:
         if name in ROCKETMQ_TIMES:
             kept.append((_ROCKETMQ_TIME[time[0]], time[1]))
-        elif name not in INPUT or INPUT[name].group != "times":
+        elif name not in INPUT or INPUT[name].group not in _REPLACED:
             kept.append((name, value))
-        elif name not in _OWN_TIMES:
+        elif name not in names.INPUT:
             kept.append(_KEY_IS_ID)
     return [*kept, time]
 

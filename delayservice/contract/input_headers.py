@@ -19,6 +19,8 @@ etf1 kafka-message-scheduler (``schedule/kafka``, ``clientlib``): epoch in secon
 Karafka scheduled messages (``Proxy``, ``Dispatcher``): epoch in seconds (``epoch.to_i``); key as
     with etf1; ``schedule_source_type: cancel`` cancels. A separate partition key depends on the
     target's partition count and the producer's own partitioner, so it is refused.
+RabbitMQ's delayed-message plugin (``rabbit_exchange_type_delayed_message``): ``x-delay`` in
+    milliseconds. It does not delay what is negative or above ``2**32 - 1``; here the latter waits.
 """
 
 from __future__ import annotations
@@ -74,6 +76,13 @@ def _after_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
     return timestamp_ms + (0, *ROCKETMQ_LEVELS_MS)[level]
 
 
+def _after_unless_negative(name: str, value: bytes | None, timestamp_ms: int) -> int:
+    # RabbitMQ's plugin negates the delay of what it has delivered, so that it is not delayed again.
+    is_negative = value is not None and value.startswith(b"-")
+    delay_ms = _after_count(1)(name, value[1:] if value and is_negative else value, 0)
+    return timestamp_ms + (0 if is_negative else delay_ms)
+
+
 # Header of RocketMQ's message id: read as the id, and delivered unlike its other headers.
 ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
 
@@ -91,13 +100,17 @@ INPUT: Final[Mapping[str, InputHeader]] = {
     names.DELAY_CRON: InputHeader("cron"),
     names.DELAY_TIMEZONE: InputHeader("zones"),
     names.DELAY_TIMES: InputHeader("counts"),
+    names.DELAY_BACKOFF: InputHeader("backoffs"),
+    names.DELAY_RETRIES: InputHeader("retries"),
     **dict.fromkeys(names.OUTPUT, InputHeader()),
+    names.DELAY_BY: InputHeader(),
     "TIMER_DELAY_SEC": InputHeader("times", _after_count(1_000)),
     "TIMER_DELAY_MS": InputHeader("times", _after_count(1)),
     "TIMER_DELIVER_MS": InputHeader("times", _at_count(1)),
     "DELAY": InputHeader("times", _after_level),
     "TIMER_DEL_UNIQKEY": InputHeader("recalls"),
     ROCKETMQ_UNIQ_KEY: InputHeader("spare_ids"),
+    "x-delay": InputHeader("times", _after_unless_negative),
     "scheduler-epoch": InputHeader("times", _at_count(1_000)),
     "scheduler-target-topic": InputHeader("targets"),
     "scheduler-target-key": InputHeader("keys"),
@@ -115,7 +128,7 @@ TARGET_TOPICS: Final = [name for name, header in INPUT.items() if header.group =
 """Names of the headers that name the target topic, the service's own first."""
 
 _RECURRING: Final[tuple[str, ...]] = ("every", "cron", "zones", "counts")
-_DELIVERY: Final[tuple[str, ...]] = ("times", "targets", "partitions", "keys")
+_DELIVERY: Final[tuple[str, ...]] = ("times", "backoffs", "targets", "partitions", "keys")
 # With one of them, ``UNIQ_KEY`` is the record's id unless another header gives one.
 ROCKETMQ_TIMES: Final = frozenset(
     {"TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "DELAY"}

@@ -26,6 +26,8 @@ DELAY_CRON = "delay-cron"
 DELAY_EVERY = "delay-every"
 DELAY_TIMES = "delay-times"
 DELAY_TIMEZONE = "delay-timezone"
+DELAY_BACKOFF = "delay-backoff"
+DELAY_RETRIES = "delay-retries"
 
 DELAY_DUE_AT = "delay-due-at"
 DELAY_SOURCE = "delay-source"
@@ -38,6 +40,8 @@ DELAY_ATTEMPT = "delay-attempt"
 DELAY_FIRED_BY = "delay-fired-by"
 DELAY_ERROR = "delay-error"
 DELAY_ERROR_DETAIL = "delay-error-detail"
+# Who asked the admin API for the change that a record makes. For people: it proves nothing.
+DELAY_BY = "delay-by"
 
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"
@@ -66,6 +70,8 @@ INPUT = frozenset(
         DELAY_EVERY,
         DELAY_TIMES,
         DELAY_TIMEZONE,
+        DELAY_BACKOFF,
+        DELAY_RETRIES,
     }
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from delayservice.contract.backoff import backoff_of
 from delayservice.contract.codec import Meta, Payload
 from delayservice.contract.codes import printable
 from delayservice.contract.entry import Headers, Original
@@ -24,6 +25,7 @@ from delayservice.contract.names import (
     DELAY_SOURCE,
     DELAY_TARGET_PARTITION,
     DELAY_TARGET_TOPIC,
+    INPUT,
     Header,
 )
 from delayservice.contract.recurrence import recurrence_of
@@ -113,11 +115,14 @@ def to_input_headers(payload: Payload) -> Original:
     that its dead letter can be replayed.
     """
     target, partition, key, value, headers, due_ms, meta = payload
-    asked: list[Header] = [
-        *headers,
-        (DELAY_AT, b"%d" % due_ms),
-        (DELAY_TARGET_TOPIC, target.encode()),
-    ]
+    backoff = backoff_of(headers)
+    if backoff is None:
+        asked = [*headers, (DELAY_AT, b"%d" % due_ms)]
+    else:
+        failed = backoff._replace(retries=backoff.retries - 1)
+        own = [header for header in headers if header[0] not in INPUT]
+        asked = [*own, *failed.asked(), due_header(due_ms)]
+    asked.append((DELAY_TARGET_TOPIC, target.encode()))
     recurrence = recurrence_of(meta)
     if recurrence is not None:
         asked += recurrence.headers()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from delayservice.contract import names
+from delayservice.contract.backoff import Backoff, backoff_of
 from delayservice.contract.codec import Meta, Payload
 from delayservice.contract.codes import (
     COPY_FORGED,
@@ -169,6 +170,8 @@ class UserRecords:
     ) -> Entry:
         offset, _, written_ms, source = origin
         start_ms = 0
+        if draft["backoffs"]:
+            raise _two_times(names.DELAY_BACKOFF, "a recurrence")
         if draft["times"]:
             start_ms = self._bounded_due_ms(self._due_ms(draft, written_ms), written_ms)
         shift_ms = self._jitter_ms(draft, offset)
@@ -198,6 +201,9 @@ class UserRecords:
             meta = (identity, source, 1, expires_ms)
         own = [header for header in headers if header[0] not in STRIPPED]
         target = self._target(draft)
+        backoff = _backoff(draft)
+        if backoff is not None:
+            own += backoff.kept(target)
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
     def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
@@ -205,7 +211,7 @@ class UserRecords:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
             )
-        names_of_times = draft.said & {names.DELAY_AT, names.DELAY_AFTER}
+        names_of_times = draft.said & {names.DELAY_AT, names.DELAY_AFTER, names.DELAY_BACKOFF}
         if names_of_times:
             raise RecordRefusedError(
                 TIME_AMBIGUOUS,
@@ -261,6 +267,11 @@ class UserRecords:
             )
 
     def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
+        backoff = _backoff(draft)
+        if backoff is not None:
+            if draft["times"]:
+                raise _two_times(names.DELAY_BACKOFF, draft["times"][0][0])
+            return self._written_ms(timestamp_ms) + backoff.delay_ms()
         if not draft["times"]:
             raise RecordRefusedError(
                 TIME_MISSING, f"neither {names.DELAY_AT} nor {names.DELAY_AFTER} is given"
@@ -356,6 +367,16 @@ def _expires_ms(draft: Draft) -> int | None:
     if len(instants) > 1:
         raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
     return instants.pop()
+
+
+def _backoff(draft: Draft) -> Backoff | None:
+    if draft["backoffs"]:
+        _agreed(draft["backoffs"], TIME_AMBIGUOUS)
+    return backoff_of([*draft["backoffs"], *draft["retries"]])
+
+
+def _two_times(name: str, other: str) -> RecordRefusedError:
+    return RecordRefusedError(TIME_AMBIGUOUS, f"both {name} and {other} say when")
 
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:

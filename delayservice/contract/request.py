@@ -4,14 +4,14 @@ service's own reader. Pure: nothing is sent here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
-from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.codes import RETRIES_EXHAUSTED, RecordRefusedError
 from delayservice.contract.contracts import (
     HEADER_BYTES_MAX,
     MAX_DELAY_MS_MAX,
@@ -68,6 +68,8 @@ class When(TypedDict, total=False):
     cron: str | None
     timezone: str | None
     times: int | None
+    backoff: Sequence[Delay] | None
+    retries: int
 
 
 def when_headers(
@@ -80,6 +82,8 @@ def when_headers(
     cron: str | None = None,
     timezone: str | None = None,
     times: int | None = None,
+    backoff: Sequence[Delay] | None = None,
+    retries: int = 0,
 ) -> Headers:
     """Return the input headers for the due time, expiry, window and recurrence. ``RequestCheck``
     finds what is missing or contradicts itself in them.
@@ -95,6 +99,9 @@ def when_headers(
         cron: cron expression of five fields, or of six with seconds first.
         timezone: IANA time zone of ``cron`` (``Europe/Berlin``); None: UTC.
         times: largest number of occurrences; None: unlimited.
+        backoff: delays of a record that a consumer sends again after each of its failures.
+        retries: number of failures before this one; as many as ``backoff`` has delays, or more, and
+            the service dead-letters the record.
 
     Raises:
         InvalidRequestError: an argument can't be read, or two of the times contradict each other.
@@ -116,8 +123,14 @@ def when_headers(
         names.DELAY_TIMES: times,
         names.DELAY_WINDOW_MS: None if window is None else delay_ms("window", window),
         names.DELAY_EXPIRES_AT: expires_ms,
+        names.DELAY_BACKOFF: None if backoff is None else _delays(backoff),
+        names.DELAY_RETRIES: None if backoff is None else retries,
     }
     return [(name, str(value).encode()) for name, value in said.items() if value is not None]
+
+
+def _delays(backoff: Sequence[Delay]) -> str:
+    return ",".join(str(delay_ms("backoff", delay)) for delay in backoff)
 
 
 def _check_cron(cron: str, timezone: str | None) -> None:
@@ -158,7 +171,7 @@ class RequestCheck:
     def check(self, key: Text | None, value: Text | None, headers: Headers) -> None:
         """Raise ``InvalidRequestError`` if the service would dead-letter the record."""
         _, kind, _, _, _, refusal = self._reader.read(0, 0, _bytes(key), _bytes(value), headers)
-        if kind == INVALID:
+        if kind == INVALID and refusal[0] != RETRIES_EXHAUSTED:  # that one is what is wanted
             raise InvalidRequestError(refusal[1])
 
 

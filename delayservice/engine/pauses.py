@@ -27,10 +27,11 @@ class Paused(NamedTuple):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """When (epoch ms) and why a pause began."""
+    """When (epoch ms) and why a pause began, and who asked for it."""
 
     at_ms: int
     reason: str = ""
+    by: str = ""
 
 
 def encode_key(paused: Paused) -> bytes:

@@ -97,6 +97,8 @@ class Pause:
     """Topic name; of targets also a pattern with `*` and `?`."""
     at_ms: int
     reason: str
+    by: str = ""
+    """Name of the token with which it was asked for."""
 
 
 class TargetState(BaseModel):
@@ -171,6 +173,7 @@ def shown_pauses(pauses: Pauses) -> list[Pause]:
             paused.name,
             min(max(pause.at_ms, 0), _AT_MS_MAX),
             pause.reason[:REASON_CHARS_MAX],
+            pause.by[:REASON_CHARS_MAX],
         )
         for paused, pause in pauses.all.items()
     ]

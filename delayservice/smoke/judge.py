@@ -31,6 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 from delayservice.base.errors import ClusterError
+from delayservice.base.tokens import with_tokens
 from delayservice.smoke.helper import READY, Counter
 from delayservice.smoke.load import (
     AFTER,
@@ -286,7 +287,9 @@ class KafkaSource:
     def __init__(
         self, client: Mapping[str, str], topics: Sequence[str], *, from_end: bool = False
     ) -> None:
-        self._admin = AdminClient({**client, "allow.auto.create.topics": False}, logger=QUIET)
+        self._admin = AdminClient(
+            {**with_tokens(client), "allow.auto.create.topics": False}, logger=QUIET
+        )
         options: dict[str, Any] = {
             "fetch.wait.max.ms": 50,
             # Pause before a full queue is checked again: the default of a second limits every
@@ -302,7 +305,7 @@ class KafkaSource:
             "check.crcs": True,
             "allow.auto.create.topics": False,
         }
-        self._consumer = Consumer(options, logger=QUIET)
+        self._consumer = Consumer(with_tokens(options), logger=QUIET)
         self._places = self._places_of(topics)
         self._read_to = self._ends() if from_end else {}
 

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 from confluent_kafka import Producer
 
 from delayservice.base.errors import ClusterError
+from delayservice.base.tokens import with_tokens
 from delayservice.smoke.helper import READY, Counter
 
 # Drops messages of test clients, such as those about brokers stopped after a test.
@@ -150,7 +151,7 @@ def producer(
     if transactional_id:
         options["transactional.id"] = transactional_id
         options["transaction.timeout.ms"] = 900_000  # the most that brokers allow by default
-    return Producer(options, logger=QUIET)
+    return Producer(with_tokens(options), logger=QUIET)
 
 
 def connect_kafka(plan: LoadPlan, errors: list[str]) -> Producer:

@@ -1,4 +1,5 @@
-"""Consumer that ships orders; failed ones are retried later, and finally dead-lettered.
+"""Consumer that ships orders; failed ones are retried later, and at last the service dead-letters
+them.
 
 An order's value is the name of an article; the articles in stock are in a file.
 """
@@ -77,9 +78,9 @@ def main(
                     ship(order, stock)
                     shipped.done(order)
             except Exception as error:
-                step = ladder.failed(order, error)
+                failures = ladder.failed(order, error)
                 ladder.confirm()  # it is at the broker, so nothing is lost by the commit below
-                print(f"{error!r}: failure {step.attempt}, sent to {step.topic}", flush=True)
+                print(f"{error!r}: failure {failures}, sent back", flush=True)
             consumer.commit(message=order, asynchronous=False)
         print("stopped", flush=True)
     finally:

@@ -275,6 +275,7 @@ def test_a_record_is_found_and_cancelled_by_keyboard_alone(browser: Browser, sit
     press(browser, site.token, Keys.ENTER)
     browser.await_true(lambda: focused(browser) == "result", "an answer")
     assert browser.text("#result").startswith("cancelled: ")
+    assert browser.text("#by") == "as admin"
     assert site.outcome("by-keyboard") == {"cancelled"}
 
 

@@ -138,7 +138,7 @@ def test_a_slice_without_owner_is_shouted() -> None:
 
 def drawn(templates: Environment, part: dict[str, object]) -> str:
     page = templates.get_template("slices.html")
-    return page.render(here="slices", node_id="n1", now_ms=NOW_MS, cluster=part, findings=[])
+    return page.render(here="slices", node_id="n1", by="", now_ms=NOW_MS, cluster=part, findings=[])
 
 
 def test_parked_records_are_told_by_target_and_all_is_not_well() -> None:

@@ -77,9 +77,7 @@ def test_a_shard_that_is_open_is_not_removed_and_not_opened_twice(make: Maker) -
     shards.close()
 
 
-def test_a_shard_that_starts_over_leaves_the_others_and_stays_empty_after_a_crash(
-    make: Maker,
-) -> None:
+def test_a_shard_that_starts_over_stays_empty_after_a_crash(make: Maker) -> None:
     shards = make()
     stores = filled(shards, 3)
     stores[0].sync()

@@ -28,11 +28,7 @@ Maker: TypeAlias = Callable[[], Store]
 
 FAR_MS = 10**15
 TINY = WheelOptions(
-    slot_ms=1_000,
-    buffer_bytes_max=2_000,
-    near_bytes_max=2_000,
-    sync_bytes=5_000,
-    handles_max=2,
+    slot_ms=1_000, buffer_bytes_max=2_000, near_bytes_max=2_000, sync_bytes=5_000, handles_max=2
 )
 ODD = replace(TINY, slot_ms=1_500)
 WIDE = replace(TINY, slot_ms=3_600_000)
@@ -142,7 +138,7 @@ def test_a_frame_may_be_marked_from_birth(store: Store) -> None:
 
 
 def test_a_copy_that_was_marked_before_it_came_leaves_its_id_as_it_is(store: Store) -> None:
-    """Rule 13: a user record of its id lies between its base and itself."""
+    # Rule 13: a user record of its id lies between its base and itself.
     store.append([frame(5_000, 1)], [(b"id", 5_000, 1, NO_GROUP)], [], 2)
     store.append([frame(6_000, 4)], [(b"id", 6_000, 4, NO_GROUP)], [(b"id", 6_000, 4, 1)], 5)
     assert store.latest_unmarked(b"id", 5) == (5_000, 1)
@@ -167,7 +163,7 @@ def test_marks_that_h_has_passed_are_dropped_although_k_stands_still(store: Stor
 
 
 def test_marks_of_a_copy_that_lags_behind_h_are_dropped_too(store: Store) -> None:
-    """They come after the checkpoint that has passed them."""
+    # They come after the checkpoint that has passed them.
     store.append(
         [frame(5_000, 1), frame(6_000, 2)],
         [(b"a", 5_000, 1, NO_GROUP), (b"b", 6_000, 2, NO_GROUP)],
@@ -264,7 +260,7 @@ def test_missing_records_are_added_to_an_empty_range(store: Store) -> None:
 
 
 def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) -> None:
-    """The digest of a scan equals the digest of the stored records, through flushes and moves."""
+    # The digest of a scan equals the digest of the stored records, through flushes and moves.
     rng = Random(7)
     payload = encode_payload(("orders", -1, None, b"value", [], 0, None))
     with patch("delayservice.store.digesting.SCAN_ROWS", 40):
@@ -306,7 +302,7 @@ def test_stats_count(store: Store) -> None:
 
 
 def test_a_store_of_an_older_format_starts_over(make_durable: Maker, tmp_path: Path) -> None:
-    """An older format has no label, which names the contracts of its records."""
+    # An older format has no label, which names the contracts of its records.
     with opened(make_durable) as store:
         store.append(frames(10), [(b"a", 1_000_000, 0, NO_GROUP)], [], 10)
     version = tmp_path / "shard" / "VERSION"
@@ -348,10 +344,8 @@ def test_a_newer_format_is_refused_and_left_alone(make_durable: Maker, tmp_path:
 
 
 @pytest.mark.parametrize("change", [1, 0x40])
-def test_a_store_whose_version_is_damaged_starts_over(
-    make_durable: Maker, tmp_path: Path, change: int
-) -> None:
-    """Each byte of it: no such folder is another backend's, or a newer service's."""
+def test_a_damaged_version_starts_over(make_durable: Maker, tmp_path: Path, change: int) -> None:
+    # Each byte of it: no such folder is another backend's, or a newer service's.
     version = tmp_path / "shard" / "VERSION"
     for position in range(VERSION_BYTES):
         with opened(make_durable) as store:

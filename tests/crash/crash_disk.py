@@ -47,8 +47,6 @@ class QuietFiles(Files):
 
 
 class RecordingFiles(QuietFiles):
-    """Does everything for real, and remembers it."""
-
     def __init__(self, root: Path, handles_max: int = 8) -> None:
         super().__init__(handles_max)
         self.effects: list[Effect] = []
@@ -57,7 +55,6 @@ class RecordingFiles(QuietFiles):
         self._next = count(1)
 
     def twin(self) -> Files:
-        """Remembers in the same place."""
         twin = RecordingFiles(Path(self._root))
         twin.effects, twin._inodes, twin._next = self.effects, self._inodes, self._next
         return twin

@@ -42,7 +42,6 @@ def _say(stop: int, what: str) -> None:
 
 
 def main() -> None:
-    """Feed until killed or done."""
     log = ModelLog(COUNT, seed=3, spread_ms=20_000)
     store = make_store(sys.argv[1], Path(sys.argv[2]))
     stop = store.open()

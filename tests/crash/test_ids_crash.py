@@ -59,10 +59,8 @@ def test_ids_and_marks_ahead_of_the_horizon_are_not_seen(log: ModelLog, root: Pa
     store.close()
 
 
-def test_records_that_read_differently_after_a_crash_leave_no_id_rows(
-    log: ModelLog, root: Path
-) -> None:
-    """Above the horizon other contracts may hold by now: other keys, and records without an id."""
+def test_records_read_differently_later_leave_no_id_rows(log: ModelLog, root: Path) -> None:
+    # Above the horizon other contracts may hold by now: other keys, and records without an id.
     changed = ModelLog(COUNT, seed=5)
     for offset in [o for o in changed.named if o >= SYNCED]:
         record_id, key_ms, _, group = changed.named.pop(offset)
@@ -83,9 +81,7 @@ def test_records_that_read_differently_after_a_crash_leave_no_id_rows(
     store.close()
 
 
-def test_a_store_that_was_closed_is_not_scanned(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_store_is_not_scanned(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LoneStore(root)
     store.open()
     store.close()
@@ -95,9 +91,7 @@ def test_a_store_that_was_closed_is_not_scanned(
     store.close()
 
 
-def test_ids_behind_the_horizon_mean_starting_over(
-    log: ModelLog, root: Path, tmp_path: Path
-) -> None:
+def test_ids_behind_the_horizon_start_over(log: ModelLog, root: Path, tmp_path: Path) -> None:
     shutil.rmtree(root / IDS)
     shutil.copytree(tmp_path / "early", root / IDS)
     _starts_over(log, root)
@@ -127,7 +121,7 @@ def test_damaged_ids_mean_starting_over(log: ModelLog, root: Path, pattern: str)
 
 
 def test_a_mark_above_the_horizon_is_taken_back_although_h_has_passed_it(tmp_path: Path) -> None:
-    """What comes again marks its record again; else that record would be delivered."""
+    # What comes again marks its record again; else that record would be delivered.
     name, key = b"id", (10**12, 1)
     store = LoneStore(tmp_path)
     store.open()
@@ -149,9 +143,7 @@ def test_a_mark_above_the_horizon_is_taken_back_although_h_has_passed_it(tmp_pat
     store.close()
 
 
-def test_a_flipped_byte_of_any_file_of_the_ids_is_noticed_or_harmless(
-    log: ModelLog, root: Path, tmp_path: Path
-) -> None:
+def test_a_flipped_byte_of_ids_loses_nothing(log: ModelLog, root: Path, tmp_path: Path) -> None:
     store = LoneStore(root)
     store.open()
     store.wheel._ids.open().flush()
@@ -191,9 +183,7 @@ def _opens_whole(log: ModelLog, root: Path) -> None:
     raise AssertionError("a damaged index was not put aside")
 
 
-def test_damage_met_in_a_look_up_ends_the_process_and_starts_over(
-    log: ModelLog, root: Path
-) -> None:
+def test_damage_met_in_a_look_up_starts_the_store_over(log: ModelLog, root: Path) -> None:
     store = LoneStore(root)
     store.open()
     store.wheel._ids.open().flush()

@@ -64,6 +64,9 @@ class Snapshot:
         store.close()
         self.root = Path(f"{root}-crashed")
 
+    def copied(self, folder: Path) -> Path:
+        return Path(shutil.copytree(self.root, folder / "s"))
+
     def file(self, pattern: str) -> Path:
         return max((self.root / "db").glob(pattern), key=lambda path: path.stat().st_size)
 
@@ -99,6 +102,13 @@ class Snapshot:
             finally:
                 store.abandon()
         raise AssertionError("a damaged store was not put aside")
+
+
+def check_starts_over(root: Path) -> None:
+    store = LoneRocks(root)
+    assert store.open() == 0
+    assert read_all(store, (0, 0)) == []
+    store.close()
 
 
 FLUSHED = {"log": (), "log-and-table": (200,), "table": (100, 200, 300)}
@@ -150,10 +160,8 @@ def test_the_log_cut_at_any_byte_gives_a_prefix(tmp_path: Path) -> None:
     assert len(set(stops)) > 5
 
 
-def test_a_flipped_byte_of_any_file_is_never_delivered_and_skips_nothing(
-    snapshot: Snapshot, tmp_path: Path
-) -> None:
-    """The store opens with the undamaged records, or starts over: at once, or at the damage."""
+def test_a_flipped_byte_of_any_file_loses_no_record(snapshot: Snapshot, tmp_path: Path) -> None:
+    # The store opens with the undamaged records, or starts over: at once, or at the damage.
     rng = random.Random(2)
     for path in sorted(snapshot.root.rglob("*")):
         data = path.read_bytes() if path.is_file() else b""
@@ -165,7 +173,7 @@ def test_a_flipped_byte_of_any_file_is_never_delivered_and_skips_nothing(
 
 
 def test_a_damaged_length_in_the_manifest_hides_no_table(tables: Snapshot, tmp_path: Path) -> None:
-    """What reaches beyond the end of the file looks cut off to RocksDB."""
+    # What reaches beyond the end of the file looks cut off to RocksDB.
     path = tables.file("MANIFEST-*")
     data, name = path.read_bytes(), f"db/{path.name}"
     stops = []
@@ -175,10 +183,8 @@ def test_a_damaged_length_in_the_manifest_hides_no_table(tables: Snapshot, tmp_p
     assert stops.count(0) > 2
 
 
-def test_a_manifest_cut_between_two_records_hides_no_table(
-    tables: Snapshot, tmp_path: Path
-) -> None:
-    """RocksDB takes it for whole."""
+def test_a_manifest_cut_between_records_hides_no_table(tables: Snapshot, tmp_path: Path) -> None:
+    # RocksDB takes it for whole.
     path = tables.file("MANIFEST-*")
     data, name = path.read_bytes(), f"db/{path.name}"
     stops = [tables.check(tmp_path / "copy", name, data[:at]) for at, _ in records_in(data)]
@@ -186,7 +192,7 @@ def test_a_manifest_cut_between_two_records_hides_no_table(
 
 
 def test_the_loss_of_the_older_of_two_logs_is_noticed(tmp_path: Path) -> None:
-    """RocksDB reads those that there are."""
+    # RocksDB reads those that there are.
     log = ModelLog(COUNT, seed=7)
     big = {offset: (*frame[:3], frame[3] * 60) for offset, frame in log.frames.items()}
     log.frames |= big
@@ -220,19 +226,13 @@ def _unflushed(options: RocksOptions, block_cache: Cache) -> Options:
     return native
 
 
-def _unended(root: Path) -> int:
-    opening = root / "db" / OPENING
-    return opening.stat().st_size if opening.exists() else 0
-
-
 def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_path: Path) -> None:
-    """RocksDB waits for ever at a record of type 5 that is none; the supervisor ends the worker."""
+    # RocksDB waits for ever at a record of type 5 that is none; the supervisor ends the worker.
     path = tables.file("MANIFEST-*")
     data = path.read_bytes()
     at = [at for at, _ in records_in(data)][-1]
     (tables.root / "db" / path.name).write_bytes(data[: at + 6] + b"\5" + data[at + 7 :])
-    root = tmp_path / "s"
-    shutil.copytree(tables.root, root)
+    root = tables.copied(tmp_path)
     path.write_bytes(data)
     code = f"from tests.rocks import *; LoneRocks(Path({str(root)!r})).open()"
     for unended in (1, 2):
@@ -246,14 +246,10 @@ def test_a_database_whose_opening_never_ended_starts_over(tables: Snapshot, tmp_
             worker.wait(2)
         worker.kill()
         worker.wait()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    store.close()
+    check_starts_over(root)
 
 
-def test_a_process_that_is_killed_while_it_opens_a_sound_database_costs_no_row(
-    tmp_path: Path,
-) -> None:
+def test_a_process_killed_while_it_opens_a_database_costs_no_row(tmp_path: Path) -> None:
     store = LoneRocks(tmp_path)
     store.open()
     ModelLog(COUNT, seed=7).feed(store, 0, COUNT)
@@ -286,9 +282,7 @@ def test_rows_are_counted_unless_the_database_was_closed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("make", [LoneRocks, LoneStore])
-def test_no_number_of_rows_is_wrong_after_marks_prunes_and_rebuilds(
-    make: type[LoneRocks | LoneStore], tmp_path: Path
-) -> None:
+def test_rows_are_counted_right(make: type[LoneRocks | LoneStore], tmp_path: Path) -> None:
     log = ModelLog(COUNT, seed=7)
     store = make(tmp_path)
     store.open()
@@ -308,26 +302,20 @@ def test_no_number_of_rows_is_wrong_after_marks_prunes_and_rebuilds(
 
 
 @pytest.mark.parametrize("kind", [b"f", b"n", b"d", b"m"])
-def test_one_lost_row_of_any_kind_is_noticed(
-    snapshot: Snapshot, kind: bytes, tmp_path: Path
-) -> None:
-    root = tmp_path / "s"
-    shutil.copytree(snapshot.root, root)
+def test_a_lost_row_of_any_kind_is_noticed(snapshot: Snapshot, kind: bytes, tmp_path: Path) -> None:
+    root = snapshot.copied(tmp_path)
     database = open_database(root / "db", RocksOptions())
     start = prefix_of(1) + kind
     (row,) = read_keys(database, start, prefix_of(1) + b"z", 1)
     assert row.startswith(start)
     database.delete(row)
     database.close()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    assert read_all(store, (0, 0)) == []
-    store.close()
+    check_starts_over(root)
 
 
 @pytest.mark.parametrize("changed", [b"", b"\0" * 73, b"rocksdb", b"wheel 3", b"rocksdb 99"])
 def test_a_damaged_version_is_no_refusal(tables: Snapshot, changed: bytes, tmp_path: Path) -> None:
-    """Without its line end or its checksum, it is neither another backend's nor a newer one's."""
+    # Without its line end or its checksum, it is neither another backend's nor a newer one's.
     assert tables.check(tmp_path / "copy", "VERSION", changed) == 0
 
 
@@ -342,8 +330,7 @@ def test_a_lost_table_is_noticed(tables: Snapshot, tmp_path: Path) -> None:
 
 def _check_lost(snapshot: Snapshot, pattern: str, tmp_path: Path) -> None:
     path = snapshot.file(pattern)
-    root = tmp_path / "s"
-    shutil.copytree(snapshot.root, root)
+    root = snapshot.copied(tmp_path)
     (root / "db" / path.name).unlink()
     store = LoneRocks(root)
     stop = store.open()
@@ -376,12 +363,11 @@ def _compact(store: LoneRocks) -> None:
 
 
 @pytest.mark.parametrize("deed", [_read, _scan, _prune, _look_up, _compact])
-def test_damage_that_is_met_later_condemns_the_database(
+def test_damage_met_later_starts_over(
     small: Snapshot, deed: Callable[[LoneRocks], None], tmp_path: Path
 ) -> None:
-    """The process ends once; its next life starts over."""
-    root = tmp_path / "s"
-    shutil.copytree(small.root, root)
+    # The process ends once; its next life starts over.
+    root = small.copied(tmp_path)
     store = LoneRocks(root, RocksOptions(block_cache_bytes=1))  # what is read comes from the disk
     with patch.object(RocksDatabase, "_check_rows"):  # it would have read all before
         assert store.open() == COUNT
@@ -392,36 +378,25 @@ def test_damage_that_is_met_later_condemns_the_database(
     with pytest.raises(StoreError, match="put aside and rebuilt from Kafka"):
         deed(store)
     store.abandon()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    assert read_all(store, (0, 0)) == []
-    store.close()
+    check_starts_over(root)
     assert len(list((root / "quarantine").iterdir())) == 1
 
 
-def test_damage_that_only_the_end_of_a_life_meets_condemns_the_database(
-    tables: Snapshot, tmp_path: Path
-) -> None:
-    """RocksDB flushes when it is closed."""
-    root = tmp_path / "s"
-    shutil.copytree(tables.root, root)
+def test_damage_met_at_close_condemns_the_database(tables: Snapshot, tmp_path: Path) -> None:
+    # RocksDB flushes when it is closed.
+    root = tables.copied(tmp_path)
     store = LoneRocks(root)
     store.open()
     damage = Exception("Corruption: block checksum mismatch")
     real, store.rocks._database = store._db, Mock(close=Mock(side_effect=damage))
     store.abandon()
     real.close()
-    store = LoneRocks(root)
-    assert store.open() == 0
-    store.close()
+    check_starts_over(root)
 
 
 @pytest.mark.parametrize("code", [ENOSPC, EMFILE, EACCES, ENOMEM])
-def test_want_of_space_files_rights_or_memory_is_no_damage(
-    tables: Snapshot, code: int, tmp_path: Path
-) -> None:
-    root = tmp_path / "s"
-    shutil.copytree(tables.root, root)
+def test_lack_of_space_or_rights_is_no_damage(tables: Snapshot, code: int, tmp_path: Path) -> None:
+    root = tables.copied(tmp_path)
     why = Exception(f"IO error: {os.strerror(code)}: While open a file: {root}/db/000009.sst")
     for _ in range(2):  # the lock is given back
         store = LoneRocks(root)

@@ -26,7 +26,6 @@ class Block:
 
     @property
     def place(self) -> str:
-        """For whoever has to look at it."""
         return f"{self.page}:{self.line}"
 
 

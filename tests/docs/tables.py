@@ -20,7 +20,7 @@ NOT_TYPED: Final = {
     "make long": "this test is a part of it",
     "docker": _CONTAINERS,
     "kubectl": _CONTAINERS,
-    "helm": "tests/unit/test_deploy_helm.py renders it",
+    "helm": "tests/unit/test_deploy_files.py renders it",
     "pip install": "tests/integration/test_packages.py installs it",
     "python3.11 -m venv": _MACHINE,
     "/opt/delayservice/bin/": _MACHINE,
@@ -30,8 +30,8 @@ NOT_TYPED: Final = {
     "apt-get": _MACHINE,
     "ln -s": _MACHINE,
     "install -m 0644 deploy/systemd/delayservice-audit": _MACHINE,
-    "systemctl daemon-reload": "tests/unit/test_deploy_systemd.py asks systemd about the units",
-    "systemctl enable": "tests/unit/test_deploy_systemd.py asks systemd about the units",
+    "systemctl daemon-reload": "tests/unit/test_deploy_files.py asks systemd about the units",
+    "systemctl enable": "tests/unit/test_deploy_files.py asks systemd about the units",
     "ssh": "needs a second machine",
     "zkCli.sh": "needs ZooKeeper's own shell, which no test installs",
     "kafka-transactions.sh": "needs a transaction that hangs",
@@ -85,7 +85,6 @@ LONG: Final = (
     "delayservice spark",
     "kafka-acls.sh",
     "kafka-topics.sh",
-    "kafka-configs.sh --bootstrap-server $B --alter --entity-type users",
 )
 """What ``make night`` types: benches and Spark's jobs take minutes, Java's tools seconds each."""
 

@@ -96,7 +96,6 @@ class Machine:
         return text
 
     def log_of(self, server: str) -> Path:
-        """Where a server's output goes."""
         return self.folder / f"{re.sub(r'[^a-z]+', '-', server)}.log"
 
     def serve(self, command: str, environment: Mapping[str, str] | None = None) -> Server:
@@ -118,7 +117,6 @@ class Machine:
             self.await_node()
 
     def await_node(self) -> None:
-        """Until all of its workers report and nothing is wrong."""
         await_true(self._is_healthy, "the node is healthy", _WAIT_S)
 
     def _is_healthy(self) -> bool:
@@ -129,7 +127,6 @@ class Machine:
             return False
 
     def worker_pid(self) -> int:
-        """A process of the node that delivers."""
         node = psutil.Process(self.servers[SERVERS[1]].process.pid)
         return next(p.pid for p in node.children(recursive=True) if is_worker(p))
 
@@ -146,7 +143,6 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Type it."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 ["bash", "-c", f"exec {bare(self.command)}"],  # noqa: S607 (from the PATH)

@@ -28,7 +28,6 @@ def statuses_of(name: str) -> set[int]:
 
 
 def leaves(group: typer.Typer, above: str = "") -> Iterator[tuple[str, str]]:
-    """Every command with its epilog."""
     for one in group.registered_commands:
         name = one.name or getattr(one.callback, "__name__", "")
         yield f"{above}{name}", one.epilog or ""
@@ -41,9 +40,7 @@ EVERY: Final = list(leaves(app))
 
 
 @pytest.mark.parametrize(("name", "epilog"), EVERY, ids=[name for name, _ in EVERY])
-def test_the_table_has_every_command_with_the_statuses_that_its_help_tells(
-    name: str, epilog: str
-) -> None:
+def test_the_table_has_every_command_with_its_statuses(name: str, epilog: str) -> None:
     told = re.search(r"Exit status: (.*)", epilog)
     numbers = set(map(int, re.findall(r"(?:^|, )(\d) ", told[1]))) if told else {0, 1, 2}
     assert statuses_of(name) == numbers | {0, 1, 2}

@@ -18,10 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AdminClient,
-    NewTopic,
-)
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # its stubs don't re-export
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import ANY_PORTS
@@ -75,9 +72,7 @@ def _type_of_readme(machine: Machine, terminal: Terminal, command: Command) -> N
         machine.serve(CONSUMER, terminal.exported)
 
 
-def test_the_readmes_consumer_sees_what_was_sent_and_not_what_was_cancelled(
-    machine: Machine,
-) -> None:
+def test_the_readmes_consumer_does_not_see_what_was_cancelled(machine: Machine) -> None:
     consumer = machine.servers[CONSUMER]
     consumer.await_said(r"b'order-17' b'hello' (.*delay-source)")
     with Terminal(machine) as terminal:
@@ -118,7 +113,7 @@ PYTHON_PAGES: Final = sorted(
 
 @pytest.mark.parametrize("page", PYTHON_PAGES)
 def test_the_python_of_a_page_runs(machine: Machine, page: str) -> None:
-    """The blocks run one after the other, as a reader would type them."""
+    # The blocks run one after the other, as a reader would type them.
     whole = [one.text for one in blocks("python", page) if not is_python_listed(one)]
     script = machine.folder / f"{Path(page).stem}.py"
     script.write_text(machine.here("\n".join([*whole, "producer.flush()\n"])), "utf-8")
@@ -189,7 +184,7 @@ AUTHORIZER: Final = {
 
 @pytest.mark.night
 def test_a_node_serves_the_topics_that_an_operator_makes(tmp_path: Path) -> None:
-    """On a broker that asks for rights, where Kafka's tools find nothing done already."""
+    # On a broker that asks for rights, where Kafka's tools find nothing done already.
     with (
         EmbeddedCluster(1, 0, broker_properties=AUTHORIZER) as cluster,
         Machine(tmp_path, {}) as machine,

@@ -52,10 +52,7 @@ def _environment(process: psutil.Process) -> str:
 @pytest.fixture
 def trying() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [*TRY, "--after", "1s", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*TRY, "--after", "1s", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         yield process
         process.terminate()

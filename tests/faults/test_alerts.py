@@ -295,7 +295,7 @@ def test_paused_long(call: Call) -> None:
     pauses = f"delay_pauses_{uuid.uuid4().hex[:8]}"
     sets = (
         f"topics.pauses={pauses}",
-        "admin.token=of-whoever-is-called",
+        "admin.tokens.caller.token=of-whoever-is-called",
     )
     with call.night(sets=sets) as night:
         producer = Producer({"bootstrap.servers": night.stage.cluster.bootstrap})

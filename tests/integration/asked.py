@@ -71,6 +71,6 @@ class Asked:
     def command(self, *arguments: str, sets: Sequence[str] = ()) -> Result:
         """A command of ours that asks this node."""
         asked = [*arguments, "--api", self.address]
-        for one in (f"admin.token={TOKEN}", *sets):
+        for one in (f"admin.tokens.tester.token={TOKEN}", *sets):
             asked += ["--set", one]
         return CliRunner().invoke(app, asked)

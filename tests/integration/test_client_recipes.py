@@ -38,7 +38,12 @@ bench = served(partitions=PARTITIONS)
 
 def here(bench: Bench, text: str, target: str, more: Mapping[str, str] | None = None) -> str:
     """Return a recipe for this bench's broker and topics."""
-    names = {"localhost:9092": bench.bootstrap, "delay_topic_any": bench.any, "orders": target}
+    names = {
+        "localhost:9092": bench.bootstrap,
+        "delay_topic_any": bench.any,
+        "orders": target,
+        "shipping": target,
+    }
     for known, wanted in {**names, **(more or {})}.items():
         text = text.replace(known, wanted)
     return text
@@ -77,6 +82,21 @@ def assert_delivered(bench: Bench, target: str, value: bytes) -> None:
     assert one.header("delay-due-at") == str(source.timestamp_ms + 3_000)
 
 
+QUICKLY: Final = {"10s,1m,10m": "100ms,200ms"}
+
+
+def assert_retried(bench: Bench, target: str, command: Sequence[str], folder: Path) -> None:
+    """What was delivered comes again twice, and then the service dead-letters it."""
+    with running(command, folder):
+        (letter,) = bench.await_match(
+            bench.dead_letter, lambda one: one.header("delay-target-topic") == target
+        )
+    assert letter.header("delay-error") == "retries-exhausted"
+    seen = bench.read_all(target)
+    assert [one.header("delay-retries") for one in seen] == [None, "1", "2"]
+    assert {(one.key, one.value) for one in seen} == {(b"order-17", b"pay now")}
+
+
 def test_the_console_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
     target = bench.target("console")
     (tools,) = ensure_jars([TOOLS_JAR])
@@ -90,14 +110,15 @@ def test_the_console_producer_schedules_a_record(bench: Bench, tmp_path: Path) -
     assert_delivered(bench, target, b"pay now")
 
 
-def test_javas_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
+def test_javas_clients_schedule_a_record_and_retry_it(bench: Bench, tmp_path: Path) -> None:
     need("javac")
     target = bench.target("java")
-    folder = example(bench, "java", tmp_path, target)
-    run(["javac", "-cp", class_path(), "DelayedOrder.java"], folder)
+    folder = example(bench, "java", tmp_path, target, QUICKLY)
+    run(["javac", "-cp", class_path(), "DelayedOrder.java", "RetriedOrders.java"], folder)
     java = [str(find_java()), "-cp", class_path(".")]
     run([*java, "DelayedOrder", bench.bootstrap], folder)
     assert_delivered(bench, target, b"pay now")
+    assert_retried(bench, target, [*java, "RetriedOrders", bench.bootstrap], folder)
 
 
 def test_the_python_snippet_sends_cancels_reschedules_and_fires(bench: Bench) -> None:
@@ -207,28 +228,34 @@ def test_a_connector_schedules_with_headers_that_it_inserts(
     assert (one.key, one.value, one.own) == (None, b"pay now", [])
 
 
+TOOLS: Final = {
+    "go": (["go"], "go build -mod=readonly -o bin/ . ./retry"),
+    "node": (["node", "npm"], "npm ci --ignore-scripts --no-audit --no-fund"),
+    "rust": (["cargo", "gcc", "make"], "cargo build -q"),
+}
+
+
 @at_night
 @minutes
 @pytest.mark.parametrize(
-    ("language", "tools", "build", "program"),
+    ("language", "program", "retry"),
     [
-        ("go", ["go"], "go build -mod=readonly -o delayed-order .", ["./delayed-order"]),
-        (
-            *("node", ["node", "npm"], "npm ci --ignore-scripts --no-audit --no-fund"),
-            ["node", "delayed_order.js"],
-        ),
-        ("rust", ["cargo", "gcc", "make"], "cargo build -q", ["./target/debug/delayed-order"]),
+        ("go", ["./bin/delayed-order"], ["./bin/retry"]),
+        ("node", ["node", "delayed_order.js"], ["node", "retried_orders.js"]),
+        ("rust", ["./target/debug/delayed-order"], ["./target/debug/retried_orders"]),
     ],
 )
-def test_another_language_schedules_a_record(
-    bench: Bench, tmp_path: Path, language: str, tools: list[str], build: str, program: list[str]
+def test_another_language_schedules_a_record_and_retries_it(
+    bench: Bench, tmp_path: Path, language: str, program: list[str], retry: list[str]
 ) -> None:
+    tools, build = TOOLS[language]
     need(*tools)
     target = bench.target(language)
-    folder = example(bench, language, tmp_path, target)
+    folder = example(bench, language, tmp_path, target, QUICKLY)
     fetch(build, folder)
     run([*program, bench.bootstrap], folder)
     assert_delivered(bench, target, b"pay now")
+    assert_retried(bench, target, [*retry, bench.bootstrap], folder)
 
 
 @at_night

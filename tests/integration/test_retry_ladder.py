@@ -13,23 +13,16 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from connectors.kafka.client import (
     DelayProducer,
-    LevelProducer,
     RetryLadder,
-    source_of,
 )
 from delayservice.base.errors import KafkaEdgeError
-from tests.integration.bench import WAIT_S, Bench, Seen, await_true, quiet, served
+from tests.integration.bench import WAIT_S, Bench, await_true, quiet, served
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "retrying_consumer.py"
 STEPS_MS = (300, 600, 900)
 
 
-SETS = (
-    "targets.default.allow=to_{run}_*,retry_{run}_*",
-    "levels.delays_ms=500,1000",
-    "levels.prefix=delay_topic_{run}_level_",
-)
-bench = served(sets=SETS)
+bench = served(sets=("targets.default.allow=to_{run}_*,retry_{run}_*",))
 
 
 def consumer_of(bench: Bench, group: str, *topics: str) -> Consumer:
@@ -54,13 +47,9 @@ def next_message(consumer: Consumer) -> Message:
     return message
 
 
-def retry_headers(seen: Seen) -> dict[str, str | None]:
-    return {name: seen.header(name) for name, _ in seen.headers if name.startswith("retry-")}
-
-
 def test_the_example_consumer_retries_and_at_last_puts_aside(bench: Bench, tmp_path: Path) -> None:
     group, orders = f"{bench.run}_shipping", bench.target("orders")
-    retry, dead = bench.topic(f"retry_{group}"), bench.topic(f"dead_letter_{group}")
+    retry = bench.topic(f"retry_{group}")
     stock, output = tmp_path / "stock.txt", tmp_path / "output.txt"
     stock.write_text("pears", "utf-8")
     command = [sys.executable, EXAMPLE, bench.bootstrap, stock, "--topic", orders]
@@ -75,7 +64,7 @@ def test_the_example_consumer_retries_and_at_last_puts_aside(bench: Bench, tmp_p
     try:
         bench.read(retry, 2)  # both have failed once
         stock.write_text("pears apples", "utf-8")
-        (letter,) = bench.read(dead, 1)
+        (letter,) = bench.read(bench.dead_letter, 1)
         await_true(lambda: "shipped apples" in output.read_text("utf-8"), "apples are shipped")
     finally:
         example.send_signal(signal.SIGINT)
@@ -87,49 +76,34 @@ def test_the_example_consumer_retries_and_at_last_puts_aside(bench: Bench, tmp_p
     assert (letter.key, letter.value) == (b"key", b"unicorns")
     assert letter.own == [
         ("trace", b"unicorns"),
-        ("retry-attempt", b"4"),
         ("retry-source", f"{orders}:0:2".encode()),
-        ("retry-original-topic", orders.encode()),
         ("retry-error", b"OutOfStockError: unicorns"),
     ]
+    assert letter.header("delay-error") == "retries-exhausted"
     rounds = [one for one in bench.read_all(retry) if one.value == b"unicorns"]
-    assert [one.header("retry-attempt") for one in rounds] == ["1", "2", "3"]
-    assert len(bench.read_all(dead)) == 1
+    assert [one.header("delay-retries") for one in rounds] == ["1", "2", "3"]
+    waits_ms = [after.timestamp_ms - before.timestamp_ms for before, after in pairwise(rounds)]
+    assert all(wait >= step for wait, step in zip(waits_ms, STEPS_MS[1:], strict=True))
 
 
-@pytest.mark.parametrize("by", ["any_delay", "levels"])
-def test_each_step_waits_as_long_as_it_says(bench: Bench, by: str) -> None:
-    topic, retry = bench.target(f"steps_{by}"), bench.target(f"retry_{by}")
-    dead = bench.topic(f"dead_{bench.run}_{by}")
-    config = quiet(bench)
-    client = DelayProducer(config, bench.any)
-    client.send(topic, b"v", id=by, delay=0, headers=[("trace", b"1")])
-    client.flush(WAIT_S)
-    levels = LevelProducer(config, (500, 1_000), topic_prefix=f"{bench.any}_level_")
-    through = client if by == "any_delay" else levels
-    ladder = RetryLadder("g", through, delays=STEPS_MS, retry_topic=retry, dead_letter_topic=dead)
-    consumer = consumer_of(bench, f"{bench.run}-{by}", topic, retry)
-    sources, asked_ms = [], []
-    try:
-        for _ in range(4):
-            message = next_message(consumer)
-            sources.append(source_of(message))
-            asked_ms.append(message.timestamp()[1])
-            ladder.failed(message, ValueError("two\nlines"))
-            ladder.confirm()
-    finally:
-        consumer.close()
-    assert len(set(sources)) == 1
-    assert sources[0].startswith(f"{bench.any}:0:")
-    waits_ms = [after - before for before, after in pairwise(asked_ms)]
-    assert all(wait >= step for wait, step in zip(waits_ms, STEPS_MS, strict=True))
-    (letter,) = bench.read(dead, 1)
-    assert retry_headers(letter) == {
-        "retry-attempt": "4",
-        "retry-source": sources[0],
-        "retry-original-topic": topic,
-        "retry-error": "ValueError: two\N{REPLACEMENT CHARACTER}lines",
-    }
+def test_a_plain_client_sends_back_what_it_got_until_its_retries_are_exhausted(
+    bench: Bench,
+) -> None:
+    target = bench.target("plain")
+    headers = [*bench.to(target, 0)[1:], ("delay-backoff", b"100ms, 200"), ("trace", b"1")]
+    value: bytes | None = b"v"
+    for retries in (1, 2):
+        _, _, written_ms = bench.send(headers, value=value, key=b"k")
+        seen = bench.await_match(target, lambda one: one.header("delay-retries"), retries)[-1]
+        assert (seen.header("delay-retries"), seen.key, seen.value) == (str(retries), b"k", b"v")
+        assert seen.timestamp_ms >= written_ms + 100 * retries
+        headers, value = [*seen.headers], seen.value
+    bench.send(headers, value=value, key=b"k")
+    letters = bench.await_match(
+        bench.dead_letter, lambda one: one.header("delay-target-topic") == target
+    )
+    assert [one.header("delay-error") for one in letters] == ["retries-exhausted"]
+    assert letters[0].header("delay-retries") == "2"
 
 
 def test_in_a_transaction_a_failed_record_is_handed_over_exactly_once(bench: Bench) -> None:

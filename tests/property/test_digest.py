@@ -80,9 +80,7 @@ logs = st.builds(
 
 
 @given(logs, steps, steps, keys)
-def test_a_digest_kept_up_to_date_equals_its_definition(
-    log: Log, storing: list[int], passing: list[int], k_ms: int
-) -> None:
+def test_digest_is_as_defined(log: Log, storing: list[int], passing: list[int], k_ms: int) -> None:
     digest = ShardDigest(0)
     h = 0
     for store, move in zip(storing, passing, strict=False):
@@ -123,7 +121,7 @@ def test_the_rows_that_changed_are_all_that_has_to_be_published(
 
 @given(logs, steps, st.integers(1, 6))
 def test_a_digest_read_from_disk_is_the_same(log: Log, storing: list[int], lines: int) -> None:
-    """While more is stored, and H moves on, between any two looks at the disk."""
+    # While more is stored, and H moves on, between any two looks at the disk.
     digest = ShardDigest(0)
     order = sorted(range(RECORDS), key=lambda offset: log.frame(offset)[:2])
     digest.begin()
@@ -145,7 +143,7 @@ def test_a_digest_read_from_disk_is_the_same(log: Log, storing: list[int], lines
 
 
 def test_an_hour_is_published_again_when_digests_begin_later_in_it() -> None:
-    """Also where the copy itself keeps the same: an owner's K was ahead."""
+    # Also where the copy itself keeps the same: an owner's K was ahead.
     digest = ShardDigest(0)
     digest.store([(minute * MINUTE_MS, minute, NO_MARK, b"") for minute in (3, 9)], [], [], 10)
     digest.follow(Cursor((0, 0), 10))

@@ -27,11 +27,7 @@ from tests.unit.lanes import QuietSource, routes_of, window_of
 
 TOPIC = "delay_topic_1"
 ROUTES = routes_of(60_000, 1_000, allowlist=lambda topic: Allowlist(topic, ["b"]))
-LEVELS = (
-    Contract(level_ms=100),
-    Contract(level_ms=40),
-    Contract(level_ms=60),
-)
+LEVELS = (Contract(level_ms=100), Contract(level_ms=40), Contract(level_ms=60))
 WRITABLE = (("a", -1), ("b", -1))
 
 TEXTS = st.none() | st.sampled_from([b"a", b"b", b"c", b"", b"5"])
@@ -136,12 +132,7 @@ TURNS: st.SearchStrategy[list[list[Step]]] = st.lists(
 )
 
 
-@given(
-    records=RECORDS,
-    turns=TURNS,
-    changed_at=st.integers(1, 30),
-    levels=st.permutations(LEVELS),
-)
+@given(records=RECORDS, turns=TURNS, changed_at=st.integers(1, 30), levels=st.permutations(LEVELS))
 def test_each_record_is_settled_once_in_order_and_never_early(
     records: list[tuple[int, int, Headers]],
     turns: list[list[Step]],

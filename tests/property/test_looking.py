@@ -178,7 +178,7 @@ def test_a_search_counts_what_it_can_not_read() -> None:
 @every_store
 @settings(max_examples=15)
 @given(shards=worlds, widths=st.lists(st.integers(1, 60), min_size=1, max_size=5))
-def test_pending_records_are_counted_by_due_time(
+def test_pending_counts_by_due_time(
     kind: str, shards: list[list[Record]], widths: list[int]
 ) -> None:
     with ExitStack() as stack:
@@ -196,9 +196,7 @@ def test_pending_records_are_counted_by_due_time(
 
 @every_store
 @pytest.mark.parametrize("due", [0, 51, 1_500])
-def test_records_due_later_in_this_minute_are_not_counted_as_due_already(
-    kind: str, due: int
-) -> None:
+def test_records_due_later_in_this_minute_are_not_due_yet(kind: str, due: int) -> None:
     written: list[Record] = [(1_000 + n % 20_000, 0, None) for n in range(due)]
     written += [(50_000 + n, 0, None) for n in range(300)]
     with ExitStack() as stack:
@@ -211,9 +209,7 @@ def test_records_due_later_in_this_minute_are_not_counted_as_due_already(
 @every_store
 @settings(max_examples=15)
 @given(shards=worlds)
-def test_an_id_and_an_offset_find_what_is_pending_and_nothing_else(
-    kind: str, shards: list[list[Record]]
-) -> None:
+def test_id_and_offset_find_exactly_what_is_pending(kind: str, shards: list[list[Record]]) -> None:
     with ExitStack() as stack:
         world = World(stack, kind, shards)
         for number in range(4):

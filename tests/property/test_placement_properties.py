@@ -30,9 +30,11 @@ SLICES = st.lists(
 )
 REPLICAS = st.none() | st.integers(1, 10)
 
+Cluster = tuple[list[PlacedMember], list[SliceFacts], int | None]
+
 
 @st.composite
-def skewed(draw: st.DrawFn) -> tuple[list[PlacedMember], list[SliceFacts], int]:
+def skewed(draw: st.DrawFn) -> Cluster:
     """As many copies as the brokers of all slices have nodes, and a few nodes more: those brokers'
     nodes are full when the last slices come, and the others cannot take all that is left.
     """
@@ -75,9 +77,7 @@ def owned(ranked: Mapping[int, tuple[str, ...]]) -> Counter[str]:
 
 @given(CLUSTERS)
 @settings(max_examples=500)
-def test_every_slice_has_its_copies_and_no_node_more_than_its_share(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
-) -> None:
+def test_every_slice_has_its_copies_and_no_node_more_than_its_share(cluster: Cluster) -> None:
     members, slices, replicas = cluster
     names = {member.node_id for member in members}
     placed = place(members, slices, replicas)
@@ -93,9 +93,7 @@ def test_every_slice_has_its_copies_and_no_node_more_than_its_share(
 
 @given(CLUSTERS)
 @settings(max_examples=500)
-def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
-) -> None:
+def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(cluster: Cluster) -> None:
     members, slices, replicas = cluster
     racks = {m.node_id: m.rack or f"of {m.node_id}" for m in members}
     placed = place(members, slices, replicas)
@@ -110,9 +108,7 @@ def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(
 
 @given(CLUSTERS)
 @settings(max_examples=500)
-def test_a_node_beside_an_earlier_replica_is_passed_over_only_when_it_is_full(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
-) -> None:
+def test_only_a_full_node_beside_an_earlier_replica_is_passed_over(cluster: Cluster) -> None:
     members, slices, replicas = cluster
     members = [PlacedMember(member.node_id, member.broker_id) for member in members]
     placed = place(members, slices, replicas)
@@ -131,7 +127,7 @@ def test_a_node_beside_an_earlier_replica_is_passed_over_only_when_it_is_full(
 
 @given(CLUSTERS, st.data())
 def test_neither_the_order_of_the_facts_nor_the_leader_decides_who_keeps_a_copy(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
+    cluster: Cluster, data: st.DataObject
 ) -> None:
     members, slices, replicas = cluster
     placed = place(members, slices, replicas)
@@ -144,7 +140,7 @@ def test_neither_the_order_of_the_facts_nor_the_leader_decides_who_keeps_a_copy(
 
 
 @given(st.sampled_from([0, 2, 3]), st.integers(2, 5), st.integers(32, 64), st.data(), st.text("ab"))
-def test_a_node_that_comes_or_goes_moves_little_besides_its_own_copies(
+def test_a_leaving_node_moves_few_other_copies(
     racks: int, size: int, count: int, data: st.DataObject, prefix: str
 ) -> None:
     nodes = max(5, size * (racks or 2))
@@ -187,9 +183,7 @@ def test_owners_are_the_live_keepers_and_their_loads_as_even_as_the_copies_allow
 
 @given(CLUSTERS)
 @settings(max_examples=300)
-def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
-) -> None:
+def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(cluster: Cluster) -> None:
     members, slices, _ = cluster
     counts = owned(rank_owners(place(members, slices, None), members, slices))
     most = share(len(slices), len(members) or 1)
@@ -199,9 +193,7 @@ def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(
 
 @given(CLUSTERS)
 @settings(max_examples=300)
-def test_the_node_beside_the_leader_is_passed_over_only_when_it_owns_its_share(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
-) -> None:
+def test_the_node_beside_the_leader_owns_its_share_first(cluster: Cluster) -> None:
     members, slices, replicas = cluster
     brokers = {member.node_id: member.broker_id for member in members}
     ranked = rank_owners(place(members, slices, replicas), members, slices)
@@ -216,7 +208,7 @@ def test_the_node_beside_the_leader_is_passed_over_only_when_it_owns_its_share(
 
 @given(CLUSTERS, st.data())
 def test_neither_the_order_of_the_facts_nor_of_the_nodes_decides_who_owns(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
+    cluster: Cluster, data: st.DataObject
 ) -> None:
     members, slices, replicas = cluster
     placed = place(members, slices, replicas)
@@ -227,7 +219,7 @@ def test_neither_the_order_of_the_facts_nor_of_the_nodes_decides_who_owns(
 
 @given(CLUSTERS, st.data())
 def test_those_after_the_preferred_owner_keep_their_order_whoever_dies_or_leads(
-    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
+    cluster: Cluster, data: st.DataObject
 ) -> None:
     members, slices, replicas = cluster
     placed = place(members, slices, replicas)

@@ -23,8 +23,6 @@ rates = st.sampled_from((7, 20, 55, 200))
 
 @dataclass(frozen=True)
 class Played:
-    """What a run came to."""
-
     seen: list[tuple[int, bytes | None]]
     changes: int
     outages: int
@@ -65,9 +63,7 @@ def most_in_a_window(played: Played) -> int:
 @example(
     rate=55, dues=[0, 0, 0, 0, 65], steps=["abort"]
 )  # due when the turn of the one before comes
-def test_no_window_has_more_than_the_limit_and_all_arrive_in_order(
-    rate: int, dues: list[int], steps: list[str]
-) -> None:
+def test_no_window_has_more_than_the_limit(rate: int, dues: list[int], steps: list[str]) -> None:
     played = play(rate, dues, steps)
     assert [value for _, value in played.seen] == [b"%d" % n for n in range(len(dues))]
     # A new owner knows the turns that were given away, not those that were used at once.
@@ -77,9 +73,7 @@ def test_no_window_has_more_than_the_limit_and_all_arrive_in_order(
 
 
 @given(rate=rates, dues=dues, steps=st.lists(st.sampled_from((*STEPS, "outage")), max_size=30))
-def test_after_outages_all_arrive_once_with_a_burst_of_one_second_at_most(
-    rate: int, dues: list[int], steps: list[str]
-) -> None:
+def test_after_outages_all_arrive_once(rate: int, dues: list[int], steps: list[str]) -> None:
     played = play(rate, dues, steps)
     assert sorted(value or b"" for _, value in played.seen) == sorted(
         b"%d" % n for n in range(len(dues))

@@ -19,6 +19,7 @@ from delayservice.contract.record import RecordReader
 from delayservice.contract.recurrence import recurs
 from delayservice.contract.requeue import write_copy
 from delayservice.engine.cursor import START_KEY
+from delayservice.slices.agenda import DueTimes
 
 TOPIC, PARTITION, SECRET = "delay_topic_any", 3, b"secret"
 INPUT_NAMES = sorted(INPUT)
@@ -185,3 +186,48 @@ def copy_of(payload: Payload, base: int, at_ms: int) -> tuple[bytes | None, byte
         at_ms=at_ms,
         payload=payload,
     )
+
+
+# --- the heap of due times gives what a sorted list gives, and never holds much more than counts --
+
+
+KEYS = st.integers(0, 5)
+TIMES = st.integers(0, 20)
+PUT = st.tuples(st.just("put"), KEYS, st.none() | TIMES)
+TAKE = st.tuples(st.just("take"), KEYS, TIMES)
+
+
+@given(st.lists(PUT | TAKE, max_size=60))
+def test_it_gives_what_a_sorted_list_gives(changes: list[tuple[str, int, int | None]]) -> None:
+    dues: DueTimes[int] = DueTimes()
+    known: dict[int, int] = {}
+    for what, key, at_ms in changes:
+        if what == "put":
+            dues.put(key, at_ms)
+            known.pop(key, None)
+            if at_ms is not None:
+                known[key] = at_ms
+        elif at_ms is not None:
+            taken = dues.take_due(at_ms)
+            expected = sorted(due_ms for due_ms in known.values() if due_ms <= at_ms)
+            assert [known.pop(one) for one in taken] == expected
+            assert all(due_ms > at_ms for due_ms in known.values())
+        assert dues.next_ms() == min(known.values(), default=None)
+
+
+@given(st.lists(st.tuples(KEYS, TIMES), max_size=500))
+def test_it_holds_little_more_than_what_counts(changes: list[tuple[int, int]]) -> None:
+    dues: DueTimes[int] = DueTimes()
+    keys = set()
+    for key, at_ms in changes:
+        dues.put(key, at_ms)
+        keys.add(key)
+        assert len(dues._heap) <= 4 * len(keys) + 5
+
+
+def test_keys_need_no_order() -> None:
+    dues: DueTimes[object] = DueTimes()
+    first, second = object(), object()
+    dues.put(second, 5)
+    dues.put(first, 5)
+    assert dues.take_due(5) == [second, first]

@@ -152,14 +152,11 @@ class StoreMachine(RuleBasedStateMachine):
             shard.store.close()
 
     @rule(
-        number=numbers,
-        records=st.lists(record, max_size=30),
-        cancel=st.sampled_from([None, *IDS]),
+        number=numbers, records=st.lists(record, max_size=30), cancel=st.sampled_from([None, *IDS])
     )
     def append(
         self, number: int, records: list[tuple[int, bytes | None, bytes]], cancel: bytes | None
     ) -> None:
-        """The log grows, and the store takes it."""
         shard = self.shards[number]
         for due_ms, record_id, payload in records:
             shard.mark(record_id)
@@ -171,7 +168,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, back=st.integers(1, 20))
     def append_again(self, number: int, back: int) -> None:
-        """What the store has comes once more."""
         shard = self.shards[number]
         shard.feed(max(0, shard.stop - back), shard.stop)
         shard.is_doubled = True
@@ -230,7 +226,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def reset(self, number: int) -> None:
-        """It starts over and reads the log again."""
         shard = self.shards[number]
         shard.store.reset()
         shard.stop, shard.pairs = 0, [(0, b"")]
@@ -239,7 +234,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Closed and opened again."""
         self.close()
         for shard in self.shards:
             del shard.pairs[:-1]

@@ -6,11 +6,8 @@ which contracts never have; ``tests/unit/test_home.py`` has such contracts.
 
 from __future__ import annotations
 
-import inspect
-import sys
-import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +21,7 @@ from delayservice.engine.cancels import OffsetAdvance
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
 from delayservice.engine.to_home import ToHome
-from tests.simulation.mutations import Mutation, mistake
+from tests.simulation.mutating import Mutation, mistake, rewritten, together
 from tests.simulation.plan import (
     HOMES,
     HOMES_ADDED,
@@ -32,19 +29,6 @@ from tests.simulation.plan import (
     HOMES_LARGE,
     HOMES_LATE,
 )
-
-
-def _rewritten(owner: Any, name: str, right: str, wrong: str) -> AbstractContextManager[Any]:
-    """Put other words in the place of some that stand once in a function."""
-    function = getattr(owner, name)
-    source = textwrap.dedent(inspect.getsource(function))
-    if source.count(right) != 1:
-        raise AssertionError(f"{right!r} stands {source.count(right)} times in {name}")
-    made: dict[str, Any] = {}
-    code = "from __future__ import annotations\n" + source.replace(right, wrong)
-    exec(code, vars(sys.modules[function.__module__]), made)  # noqa: S102  # the service's own code
-    return patch.object(owner, name, made[name])
-
 
 # --- a record goes home that is not to ---------------------------------------------------------
 
@@ -62,7 +46,7 @@ def forward_requeued(original: Any, reader: RecordReader, offset: int, record: A
 
 def control_goes_home_anyway() -> AbstractContextManager[Any]:
     """A cancel or fire goes home although it has done its work."""
-    return _rewritten(OffsetAdvance, "_send_home", "bool(here) and kind != SCHEDULE", "False")
+    return rewritten(OffsetAdvance, "_send_home", "bool(here) and kind != SCHEDULE", "False")
 
 
 # --- it goes home in another way ---------------------------------------------------------------
@@ -70,7 +54,7 @@ def control_goes_home_anyway() -> AbstractContextManager[Any]:
 
 def forward_before_acting() -> AbstractContextManager[Any]:
     """What is pending where a record lies is not settled by it."""
-    return _rewritten(OffsetAdvance, "_send_home", "here.append(victim)", "pass")
+    return rewritten(OffsetAdvance, "_send_home", "here.append(victim)", "pass")
 
 
 @mistake(KafkaSink, "send")
@@ -90,7 +74,7 @@ def delay_from_copy() -> AbstractContextManager[Any]:
     """A delay counts from the time at which the record came home."""
     right = "timestamp_ms, sent.written_ms, sent.source"
     wrong = "timestamp_ms, timestamp_ms, sent.source"
-    return _rewritten(RecordReader, "read_arrived", right, wrong)
+    return rewritten(RecordReader, "read_arrived", right, wrong)
 
 
 @mistake(RecordReader, "read_batch")
@@ -113,14 +97,14 @@ def _as_if_at_home(reader: RecordReader, entry: Entry, row: Any) -> Entry:
 def home_by_current_count() -> AbstractContextManager[Any]:
     """The number of homes follows the settings of whoever takes over."""
     right = "self.id_partitions or contract.id_partitions"
-    return _rewritten(Contracts, "extended", right, "contract.id_partitions")
+    return rewritten(Contracts, "extended", right, "contract.id_partitions")
 
 
 def home_counts_as_late() -> AbstractContextManager[Any]:
     """What has come home is settled when H gets there."""
     right = "kind <= COPY and (key_ms, offset) <= k"
     came_home = "(kind == SCHEDULE and self._settler.provenance.elsewhere(payload[6]))"
-    return _rewritten(
+    return rewritten(
         OffsetAdvance, "take", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
     )
 
@@ -139,7 +123,7 @@ def home_read_by_its_contract() -> AbstractContextManager[Any]:
     """Where ids have no home yet, an envelope is none."""
     right = "if sent is None:"
     wrong = "if sent is None or not self._id_partitions:"
-    return _rewritten(RecordReader, "_come_home", right, wrong)
+    return rewritten(RecordReader, "_come_home", right, wrong)
 
 
 @mistake(ToHome, "go_on")
@@ -153,11 +137,9 @@ def expires_on_the_way(original: Any, own: ToHome, one: Any, now_ms: int, base: 
     return original(own, one, now_ms, base)
 
 
-@contextmanager
-def control_too_large() -> Iterator[None]:
+def control_too_large() -> AbstractContextManager[Any]:
     """A cancel or fire goes home with its value and its own headers."""
-    with _rewritten(to_home, "homebound", "kind != SCHEDULE", "False"):
-        yield
+    return rewritten(to_home, "homebound", "kind != SCHEDULE", "False")
 
 
 # --- its home can't be written to --------------------------------------------------------------
@@ -167,17 +149,17 @@ _WAIT = "return [self._settler.requeuer.requeue(outcome.PARKED, offset, again, a
 
 def away_drops() -> AbstractContextManager[Any]:
     """What can't go home is gone."""
-    return _rewritten(ToHome, "_send", _WAIT, "return []")
+    return rewritten(ToHome, "_send", _WAIT, "return []")
 
 
 def away_blocks() -> AbstractContextManager[Any]:
     """What can't go home holds up what comes after it."""
-    return _rewritten(ToHome, "_send", _WAIT, "return None")
+    return rewritten(ToHome, "_send", _WAIT, "return None")
 
 
 def away_dead_letters() -> AbstractContextManager[Any]:
     """What can't go home is dead-lettered."""
-    return _rewritten(
+    return rewritten(
         ToHome, "_send", _WAIT, "return self.refused(WaitingForHome(offset, again), *obstacle)"
     )
 
@@ -185,41 +167,35 @@ def away_dead_letters() -> AbstractContextManager[Any]:
 def waiting_is_not_found() -> AbstractContextManager[Any]:
     """What waits is not taken along."""
     right = "waiting.append(WaitingForHome(victim[1], payload))"
-    return _rewritten(OffsetAdvance, "_send_home", right, "pass")
+    return rewritten(OffsetAdvance, "_send_home", right, "pass")
 
 
-@contextmanager
-def waiting_copy_is_hit_late() -> Iterator[None]:
+def waiting_copy_is_hit_late() -> AbstractContextManager[Any]:
     """What waits is not found by the record right behind it."""
     right = "self._send(target, group, settles, waiting, offset, now_ms, offset + 1)"
-    with (
-        _rewritten(ToHome, "leave", right, right.replace("+ 1", "+ 2")),
-        _rewritten(
-            OffsetAdvance,
-            "_send_home",
-            "sent, record_id, offset + 1",
-            "sent, record_id, offset + 2",
-        ),
-    ):
-        yield
+    sent = "sent, record_id, offset + "
+    return together(
+        rewritten(ToHome, "leave", right, right.replace("+ 1", "+ 2")),
+        rewritten(OffsetAdvance, "_send_home", f"{sent}1", f"{sent}2"),
+    )
 
 
 def waiting_is_settled() -> AbstractContextManager[Any]:
     """What waits is settled where it does, as anything pending: the design's text, literally."""
-    return _rewritten(OffsetAdvance, "_send_home", "self._to_home.is_waiting(payload)", "False")
+    return rewritten(OffsetAdvance, "_send_home", "self._to_home.is_waiting(payload)", "False")
 
 
 def carried_is_lost() -> AbstractContextManager[Any]:
     """What waited before a record does not go with it."""
     right = "self._to_home.leave(entry, record_id, carried,"
-    return _rewritten(
+    return rewritten(
         OffsetAdvance, "_send_home", right, "self._to_home.leave(entry, record_id, (),"
     )
 
 
 def carried_comes_last() -> AbstractContextManager[Any]:
     """What waited before a record goes home after it."""
-    return _rewritten(
+    return rewritten(
         ToHome,
         "leave",
         "self._send(target, group, settles, waiting",
@@ -230,7 +206,7 @@ def carried_comes_last() -> AbstractContextManager[Any]:
 def refused_takes_along() -> AbstractContextManager[Any]:
     """What waits ends with a record that is too large to go home."""
     right = "[self._to_home.go_on(one, now_ms, offset + 1) for one in waiting]"
-    return _rewritten(OffsetAdvance, "_send_home", right, "[]")
+    return rewritten(OffsetAdvance, "_send_home", right, "[]")
 
 
 WITH_HOMES: dict[Mutation, dict[str, Any]] = {

@@ -1,23 +1,21 @@
 """Deliberate mistakes in the real code, one at a time: the simulation must catch every one.
 
-The first twelve are those that the protocol's model caught (design section 5), ``OWNERSHIP`` those
-of the model of take-overs (section 6); the others break further rules. Each is a patch that holds
-while its context is open.
+The first twelve are those that a model of the protocol caught, those of how a slice changes its
+owner but the last another of take-overs; the others break further rules. Each public function makes
+a patch that holds while its context is open.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import wraps
-from typing import Any, TypeAlias, cast
+from contextlib import AbstractContextManager, suppress
+from typing import Any, cast
 from unittest.mock import patch
 
 from confluent_kafka import IsolationLevel, KafkaException
-from msgspec.structs import replace
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.log_ends import log_bounds
@@ -32,7 +30,6 @@ from delayservice.contract import recurrence as recurrence_module
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import (
-    CANCEL,
     FIRE,
     INVALID,
     OFFSET_MAX,
@@ -40,9 +37,9 @@ from delayservice.contract.entry import (
     Entry,
     PolledRecord,
 )
-from delayservice.contract.recurrence import CronTime, Recurrence, encode, recurrence_of
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine import outcome
+from delayservice.engine import settle as settle_module
 from delayservice.engine.cancels import OffsetAdvance
 from delayservice.engine.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
 from delayservice.engine.claims import (
@@ -69,38 +66,9 @@ from delayservice.slices.slice import Phase, Slice
 from delayservice.slices.state import CommitEnded, LoopState, Roles, Timing
 from delayservice.slices.store_label import Label, StoreLabel
 from delayservice.slices.take_over import take_over_lane
+from tests.simulation.mutating import mistake, replaced, rewritten, together
 from tests.simulation.sim_log import CLAIMS_PLACE, OPEN, SimLog, Written, checkpoint_place
 from tests.simulation.sim_store import SimStore
-
-Mutation: TypeAlias = Callable[[], AbstractContextManager[Any]]
-
-
-def replaced(owner: object, name: str, wrong: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Put ``wrong(original, self, …)`` in the place of a method, or of a module's function."""
-    original = getattr(owner, name)
-
-    def mutant(self: object, *args: object, **kwargs: object) -> object:
-        return wrong(original, self, *args, **kwargs)
-
-    return patch.object(owner, name, mutant)
-
-
-def mistake(owner: object, name: str) -> Callable[[Callable[..., Any]], Mutation]:
-    """Make ``wrong(original, self, …)`` a patch that puts it in the place of a method."""
-
-    def made(wrong: Callable[..., Any]) -> Mutation:
-        return wraps(wrong)(lambda: replaced(owner, name, wrong))
-
-    return made
-
-
-@contextmanager
-def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
-
 
 # --- mistakes that the model caught --------------------------------------------------------------
 
@@ -122,7 +90,7 @@ def replica_deletes_on_cancel() -> AbstractContextManager[Any]:
                 lane.store._frames.pop(offset, None)
         return count
 
-    return _together(replaced(Shard, "ingest", ingest), replaced(Lane, "ingest", lane_ingest))
+    return together(replaced(Shard, "ingest", ingest), replaced(Lane, "ingest", lane_ingest))
 
 
 @mistake(SimStore, "crash")
@@ -148,20 +116,15 @@ def index_at_stored() -> AbstractContextManager[Any]:
             walk.victims.pop(offset, None)
         return original(walk, entry, name, *args)
 
-    return _together(
+    return together(
         replaced(Lane, "settle_late", settle_late),
         replaced(OffsetAdvance, "_act_at_home", act),
     )
 
 
-@mistake(Shard, "ingest")
-def routing_by_uncommitted_key(original: Any, shard: Shard, *args: Any) -> Additions:
+def routing_by_uncommitted_key() -> AbstractContextManager[Any]:
     """What is late for a K that is only staged is not stored."""
-    committed = shard.committed
-    shard.committed = Cursor(shard.staged.key, committed.offset)
-    added: Additions = original(shard, *args)
-    shard.committed = committed
-    return added
+    return rewritten(Shard, "ingest", "fresh, self.committed.key", "fresh, self.staged.key")
 
 
 @mistake(commit_module, "begin_commit")
@@ -188,14 +151,10 @@ def lost_slot_unnoticed(original: Any, store: SimStore) -> None:
     store._lost_slots.clear()
 
 
-@mistake(Shard, "advance_key")
-def key_is_clock(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> list[Output]:
+def key_is_clock() -> AbstractContextManager[Any]:
     """K is set to the clock instead of the last settled key."""
-    outputs: list[Output] = original(shard, frames, now_ms)
-    if outputs:
-        k = max(shard.staged.key, (now_ms, OFFSET_MAX))
-        shard.staged = Cursor(k, shard.staged.offset)
-    return outputs
+    right, wrong = "k = (key_ms, offset)", "k = max((key_ms, offset), (now_ms, 1 << 62))"
+    return rewritten(Shard, "advance_key", right, wrong)
 
 
 def outcomes_from_memory() -> AbstractContextManager[Any]:
@@ -205,17 +164,10 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
         shard.walk.names = shard._names  # type: ignore[attr-defined]
         return original(shard, *args)
 
-    def act(original: Any, walk: OffsetAdvance, entry: Entry, name: bytes, *args: Any) -> Any:
-        offset, kind = entry[:2]
-        outputs: list[Output | None] | None = original(walk, entry, name, *args)
-        if kind == CANCEL and outputs is not None:
-            seen = any(o < offset for o in walk.names._offsets.get(name, ()))  # type: ignore[attr-defined]
-            own = outcome.CANCELLED if seen else outcome.NOT_PENDING
-            outputs[-1] = walk._settler.undelivered.control(own, offset, name)
-        return outputs
-
-    return _together(
-        replaced(Shard, "ingest", ingest), replaced(OffsetAdvance, "_act_at_home", act)
+    wrong = "if any(o < offset for o in self.names._offsets.get(record_id, ())) else"
+    return together(
+        replaced(Shard, "ingest", ingest),
+        rewritten(OffsetAdvance, "_act_at_home", "if victims else", wrong),
     )
 
 
@@ -291,7 +243,7 @@ def any_secret_will_do() -> AbstractContextManager[Any]:
     def doubt(original: Any, label: Label, stop: int, contracts: Contracts, _: Any) -> str:
         return str(original(label, stop, contracts, label.secrets))
 
-    return _together(
+    return together(
         patch("delayservice.slices.follow.check_secret", lambda *_: None),
         replaced(Label, "doubt", doubt),
     )
@@ -357,7 +309,7 @@ def tail_visible_after_crash() -> AbstractContextManager[Any]:
                 return (names[offset], offset)
         return None
 
-    return _together(
+    return together(
         replaced(SimStore, "_visible", visible),
         replaced(SimStore, "marked_from", marked_from),
         replaced(SimStore, "latest_unmarked", latest_unmarked),
@@ -376,7 +328,7 @@ def checkpoint_before_fencing() -> AbstractContextManager[Any]:
         return {slice_no: early[slice_no] for slice_no in slices}
 
     read = KafkaTakeOverClient.read_to_end
-    return _together(
+    return together(
         replaced(KafkaTakeOverClient, "confirm", confirm),
         replaced(KafkaTakeOverClient, "read_to_end", read_early),
     )
@@ -389,21 +341,16 @@ def walk_starts_at_stored(original: Any, shard: Shard, *args: Any) -> None:
     shard.read = max(shard.read, shard.stored)
 
 
-@mistake(Shard, "advance_key")
-def marked_is_delivered(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> Any:
+def marked_is_delivered() -> AbstractContextManager[Any]:
     """Rule 5: a mark that H has passed is not looked at."""
-    bare = [(key_ms, offset, NO_MARK, data) for key_ms, offset, _, data in frames]
-    return original(shard, bare, now_ms)
+    return rewritten(Shard, "advance_key", "if not 0 <= mark < h:", "if True:")
 
 
-@mistake(OffsetAdvance, "take")
-def late_record_skipped(
-    original: Any, walk: OffsetAdvance, entry: Entry, k: Key, *args: Any
-) -> Any:
+def late_record_skipped() -> AbstractContextManager[Any]:
     """Rule 9: a record that came late is taken for settled."""
-    if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
-        return True
-    return original(walk, entry, k, *args)
+    right = "if not 0 <= x < offset:"
+    wrong = "if not 0 <= x < offset and (kind != SCHEDULE or record_id is not None):"
+    return rewritten(OffsetAdvance, "take", right, wrong)
 
 
 @mistake(Shard, "_queue_for_walk")
@@ -413,18 +360,10 @@ def dead_copy_delivered(original: Any, shard: Shard, *args: Any) -> None:
     shard.walk.canceller_of.clear()
 
 
-@mistake(Settler, "settle")
-def early_after_clock_back(
-    original: Any,
-    settler: Settler,
-    offset: int,
-    key_ms: int,
-    payload: Any,
-    now_ms: int,
-    base: int,
-) -> Any:
+def early_after_clock_back() -> AbstractContextManager[Any]:
     """Rule 9: a late record is delivered although the clock stepped back behind its due time."""
-    return original(settler, offset, key_ms, payload, max(now_ms, key_ms), base)
+    right, wrong = "payload, now_ms, base)\n", "payload, max(now_ms, key_ms), base)\n"
+    return rewritten(Settler, "settle", right, wrong)
 
 
 @mistake(ownership, "lose_writer")
@@ -459,7 +398,7 @@ def no_scan_back() -> AbstractContextManager[Any]:
         missing = {entry[0]: NO_MARK for entry in entries}
         return original(shard, entries, missing | dict(scanned))
 
-    return _together(
+    return together(
         patch.object(Shard, "scans_needed", _observe_only),
         replaced(Shard, "_resolve", resolve),
     )
@@ -478,18 +417,9 @@ def held_is_skipped(original: Any, shard: Shard, *args: Any) -> list[Output]:
     return outputs
 
 
-@mistake(Slice, "checkpoint")
-def added_lane_in_checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
+def added_lane_in_checkpoint() -> AbstractContextManager[Any]:
     """A checkpoint names a shard that was added to an owned slice and is not taken over yet."""
-    added = [lane for lane in slice_.lanes.values() if not lane.shard.owned]
-    for lane in added:
-        lane.shard.owned = True
-    try:
-        data: bytes = original(slice_, *args)
-    finally:
-        for lane in added:
-            lane.shard.owned = False
-    return data
+    return rewritten(Slice, "checkpoint", " if lane.shard.owned}", "}")
 
 
 @mistake(Slice, "checkpoint")
@@ -552,7 +482,7 @@ def claim_last() -> AbstractContextManager[Any]:
         found = original(succession, slices)
         return {number: early.get(number, found[number]) for number in slices}
 
-    return _together(
+    return together(
         replaced(ownership, "follow_roles", follow),
         replaced(KafkaTakeOverClient, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
@@ -683,7 +613,7 @@ def serve_after_release() -> AbstractContextManager[Any]:
         if slice_ is not None:
             slice_.phase = Phase.OWNER
 
-    return _together(
+    return together(
         replaced(ownership, "_released", released),
         patch.object(Roles, "role", lambda *_: Role.OWNER),
     )
@@ -732,7 +662,7 @@ def aborted_writer_is_used_again() -> AbstractContextManager[Any]:
         sink._producer, sink._headers = kept
         return kept[1][0][1].decode()
 
-    return _together(
+    return together(
         replaced(KafkaSink, "_abort", abort),
         replaced(KafkaSink, "open", open_again),
         failed_connection_is_ignored(),
@@ -746,7 +676,7 @@ def tombstone_is_ignored() -> AbstractContextManager[Any]:
 
 def other_slices_checkpoint_is_followed() -> AbstractContextManager[Any]:
     """The tail and a follower believe whatever lies under the key of a slice."""
-    return _together(
+    return together(
         patch("connectors.kafka.checkpoints.standing_of", lambda *_: UNKNOWN_STANDING),
         patch(
             "delayservice.slices.follow.decode_checkpoint_of",
@@ -777,7 +707,7 @@ def blocker_is_waited_for() -> AbstractContextManager[Any]:
 
 def bad_targets_are_forgotten() -> AbstractContextManager[Any]:
     """What the broker says of a target is not remembered."""
-    return _together(
+    return together(
         patch.object(TargetTopics, "forget", lambda *_: None),
         patch.object(TargetTopics, "give_up", lambda *_: None),
     )
@@ -788,11 +718,9 @@ def any_clock_is_believed() -> AbstractContextManager[Any]:
     return patch.object(ClockWatch, "doubt", lambda _: None)
 
 
-@mistake(Shard, "advance_key")
-def last_due_first(original: Any, shard: Shard, *args: Any) -> list[Output]:
+def last_due_first() -> AbstractContextManager[Any]:
     """What is due is sent in any order."""
-    outputs: list[Output] = original(shard, *args)
-    return outputs[::-1]
+    return rewritten(Shard, "advance_key", "return outputs", "return outputs[::-1]")
 
 
 @mistake(KafkaSource, "_take_event")
@@ -813,17 +741,10 @@ def batches_grow_again() -> AbstractContextManager[Any]:
 # --- fire and recurring schedules ----------------------------------------------------------------
 
 
-@mistake(OffsetAdvance, "take")
-def fire_overlaps_roll(original: Any, walk: OffsetAdvance, entry: Entry, *args: Any) -> bool:
+def fire_overlaps_roll() -> AbstractContextManager[Any]:
     """H passes a fire whose victim's copy has not come back from the log yet."""
-    awaits = _nothing_awaited if entry[1] == FIRE else OffsetAdvance._awaits_copy
-    with patch.object(OffsetAdvance, "_awaits_copy", awaits):
-        on: bool = original(walk, entry, *args)
-    return on
-
-
-def _nothing_awaited(*_: object) -> bool:
-    return False
+    right, wrong = "if self._awaits_copy(", "if kind != FIRE and self._awaits_copy("
+    return rewritten(OffsetAdvance, "take", right, wrong)
 
 
 @mistake(OffsetAdvance, "_fire_victims")
@@ -852,21 +773,14 @@ def fired_is_delivered_again() -> AbstractContextManager[Any]:
         ]
         return original(shard, bare, now_ms)
 
-    return _together(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
+    return together(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
 
 
-@mistake(OffsetAdvance, "_act_at_home")
-def fire_is_always_done(
-    original: Any, walk: OffsetAdvance, entry: Entry, record_id: bytes, *args: Any
-) -> Any:
+def fire_is_always_done() -> AbstractContextManager[Any]:
     """A fire says ``fired`` whatever it met."""
-    outputs = original(walk, entry, record_id, *args)
-    if outputs is None or entry[1] != FIRE:
-        return outputs
-    return [
-        *outputs[:-1],
-        walk._settler.undelivered.control(outcome.FIRED, entry[0], record_id),
-    ]
+    wrong = "if victims or _OUTCOMES[kind] == outcome.FIRED else outcome.NOT_PENDING"
+    right = "if victims else outcome.NOT_PENDING"
+    return rewritten(OffsetAdvance, "_act_at_home", right, wrong)
 
 
 def fired_and_parked_waits() -> AbstractContextManager[Any]:
@@ -874,29 +788,19 @@ def fired_and_parked_waits() -> AbstractContextManager[Any]:
     return patch("delayservice.engine.settle.was_tried", lambda _: False)
 
 
-@mistake(Settler, "following")
-def fire_ends_the_series(
-    original: Any, settler: Settler, output: Output, *args: Any
-) -> Output | None:
+def fire_ends_the_series() -> AbstractContextManager[Any]:
     """An occurrence that is fired has none after it."""
-    again: Output | None = original(settler, output, *args)
-    return None if output[0] == outcome.FIRED else again
+    return rewritten(Settler, "following", "not in _SENT", "not in (outcome.DELIVERED,)")
 
 
-@mistake(Settler, "following")
-def recurred_base_too_high(original: Any, settler: Settler, *args: Any) -> Any:
+def recurred_base_too_high() -> AbstractContextManager[Any]:
     """The base of the next occurrence is one too high."""
-    *others, base = args
-    return original(settler, *others, base + 1)
+    return rewritten(Settler, "following", "base, CONTINUES", "base + 1, CONTINUES")
 
 
-@mistake(Settler, "following")
-def recurred_base_too_low(
-    original: Any, settler: Settler, output: Output, offset: int, *args: Any
-) -> Any:
+def recurred_base_too_low() -> AbstractContextManager[Any]:
     """The next occurrence is hit again by what took effect before it."""
-    *others, _ = args
-    return original(settler, output, offset, *others, offset + 1)
+    return rewritten(Settler, "following", "base, CONTINUES", "offset + 1, CONTINUES")
 
 
 def recurred_is_not_in_flight() -> AbstractContextManager[Any]:
@@ -911,38 +815,19 @@ def recurred_settles() -> AbstractContextManager[Any]:
 
 def next_from_now() -> AbstractContextManager[Any]:
     """A period begins when the occurrence is delivered, not when it was due."""
-
-    def next_ms(recurrence: Recurrence, due_ms: int, now_ms: int, cron_time: CronTime) -> Any:
-        if recurrence.every_ms:
-            return now_ms + recurrence.every_ms
-        return cron_time(recurrence.cron, recurrence.zone, max(due_ms, now_ms))
-
-    return patch("delayservice.contract.recurrence._next_ms", next_ms)
+    right, wrong = "due_ms + (missed + 1) * recurrence.every_ms", "now_ms + recurrence.every_ms"
+    return rewritten(recurrence_module, "_next_ms", right, wrong)
 
 
-def missed_are_caught_up() -> AbstractContextManager[Any]:
+@mistake(recurrence_module, "_next_ms")
+def missed_are_caught_up(original: Any, recurrence: Any, due_ms: int, _: int, *args: Any) -> Any:
     """After an outage, every occurrence that was missed is delivered."""
-
-    def next_ms(recurrence: Recurrence, due_ms: int, _: int, cron_time: CronTime) -> Any:
-        if recurrence.every_ms:
-            return due_ms + recurrence.every_ms
-        return cron_time(recurrence.cron, recurrence.zone, due_ms)
-
-    return patch("delayservice.contract.recurrence._next_ms", next_ms)
+    return original(recurrence, due_ms, due_ms, *args)
 
 
 def one_occurrence_too_many() -> AbstractContextManager[Any]:
     """The last occurrence has one after it."""
-
-    def following(payload: Payload, *args: Any) -> Payload | None:
-        recurrence = recurrence_of(payload[6])
-        if recurrence is not None and recurrence.left == 1 and payload[6] is not None:
-            endless = encode(replace(recurrence, left=None))
-            payload = (*payload[:6], (*payload[6][:4], endless))
-        return real(payload, *args)
-
-    real = recurrence_module.following
-    return patch("delayservice.engine.settle.following", following)
+    return rewritten(settle_module, "following", " or recurrence.left == 1", "")
 
 
 @mistake(Settler, "_arm")
@@ -1038,116 +923,3 @@ def direct_is_not_awaited(original: Any, sink: KafkaSink, producer: Any) -> None
     """At least once: the checkpoint is committed before the targets have their records."""
     if producer is not sink._direct:
         original(sink, producer)
-
-
-OWNERSHIP: tuple[Mutation, ...] = (
-    latest_claim,
-    no_fence,
-    claim_last,
-    to_own_claim,
-    to_lso,
-    committed_names,
-    last_only,
-    since_serve,
-    open_release,
-    serve_after_release,
-    stale_claim,
-)
-"""The mistakes of ``protocol_model/ownership``, in its order, and one that this simulation found.
-"""
-
-LISTED: tuple[Mutation, ...] = (
-    replica_deletes_on_cancel,
-    marks_less_durable,
-    index_at_stored,
-    routing_by_uncommitted_key,
-    prune_before_commit,
-    inclusive_slot_end,
-    lost_slot_unnoticed,
-    key_is_clock,
-    outcomes_from_memory,
-    cancel_overlaps_roll,
-    take_over_reads_to_h,
-    copy_without_its_cancel,
-)
-"""The mistakes of design section 5, in its order."""
-
-OTHERS: tuple[Mutation, ...] = (
-    outputs_without_cursor,
-    keys_follow_settings,
-    denied_when_it_is_read,
-    label_is_ignored,
-    store_is_kept_over_a_change,
-    any_secret_will_do,
-    contracts_dropped_too_early,
-    contract_begins_below_the_end,
-    begun_contract_gives_way,
-    marks_dropped_too_early,
-    tail_visible_after_crash,
-    checkpoint_before_fencing,
-    walk_starts_at_stored,
-    marked_is_delivered,
-    late_record_skipped,
-    dead_copy_delivered,
-    early_after_clock_back,
-    abort_after_uncertain_commit,
-    uncertain_taken_for_committed,
-    base_one_too_high,
-    no_scan_back,
-    held_is_skipped,
-    added_lane_in_checkpoint,
-    unserved_cursor_dropped,
-)
-
-CLIENTS: tuple[Mutation, ...] = (
-    no_answer_is_abortable,
-    failed_connection_is_ignored,
-    aborted_writer_is_used_again,
-    tombstone_is_ignored,
-    other_slices_checkpoint_is_followed,
-    tail_reads_uncommitted,
-    earlier_is_not_searched,
-    blocker_is_waited_for,
-    bad_targets_are_forgotten,
-    any_clock_is_believed,
-    last_due_first,
-    end_is_no_stop,
-    batches_grow_again,
-)
-"""Mistakes with what the clients of Kafka say."""
-
-LOST: tuple[Mutation, ...] = (
-    names_are_forgotten,
-    loss_is_not_told,
-    lost_controls_are_carried_out,
-)
-"""Mistakes with what retention deleted before it was read or settled."""
-
-LOGS: tuple[Mutation, ...] = (
-    truncation_is_ignored,
-    leader_is_not_asked,
-    short_log_is_believed_at_once,
-    epoch_is_not_committed,
-    level_log_is_taken_for_the_same,
-    recreated_topic_keeps_its_cursor,
-    direct_is_not_awaited,
-)
-"""Mistakes with logs that are not what they were, and with records that are seen at once."""
-
-KINDS: tuple[Mutation, ...] = (
-    fire_overlaps_roll,
-    fire_forgets_before_commit,
-    fired_is_delivered_again,
-    fire_is_always_done,
-    fired_and_parked_waits,
-    fire_ends_the_series,
-    recurred_base_too_high,
-    recurred_base_too_low,
-    recurred_is_not_in_flight,
-    recurred_settles,
-    next_from_now,
-    missed_are_caught_up,
-    one_occurrence_too_many,
-    begins_at_once,
-)
-"""Mistakes with what is fired, and with schedules that recur."""

@@ -29,7 +29,9 @@ from delayservice.slices.edges import Edges, Limits
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_window import LogWindow
 from delayservice.slices.loop import WorkerLoop
+from delayservice.slices.slice import Slice
 from delayservice.store.base import Store
+from tests.simulation.elections import SimProcess
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError
 from tests.simulation.plan import LEVELS_MS
 from tests.simulation.sim_kafka import InOrder, SimKafka
@@ -50,6 +52,8 @@ MakeStore = Callable[[str, Place], Store]
 """Node name and shard to a store that survived what came before."""
 
 _GOODBYE_TURNS = 8
+_LEAVE_TURNS = 40
+_LEAVE_TURN_S = 0.01
 _CUT_EVERY_MS = 40
 _WAITS_MS = (1, 1, 2, 5)
 
@@ -65,13 +69,11 @@ class FewLane(Lane):
     few_bytes = 1_000_000
 
     def settle_late(self, now_ms: int, limit: int, has_time: HasTime) -> list[Output]:
-        """See ``Lane``."""
         return super().settle_late(now_ms, min(limit, self.few), has_time)
 
     def settle_due(
         self, now_ms: int, limit: int, bytes_max: int, has_time: HasTime = lambda: True
     ) -> Iterator[list[Output]]:
-        """See ``Lane``."""
         few, few_bytes = min(limit, self.few), min(bytes_max, self.few_bytes)
         yield from super().settle_due(now_ms, few, few_bytes, has_time)
 
@@ -85,9 +87,9 @@ class WatchedSink(KafkaSink):
         return self.node.world.log.new_writer(self.node.name)
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """See the port."""
         node, world = self.node, self.node.world
         node.point("before send")
+        world.elections.check_settles(node, place[1])
         for kind, topic, _, _, _, headers, _, offset in outputs:
             node.check_allowed(kind, topic, headers)
             if kind == PARKED and world.plan.pauses:
@@ -129,6 +131,8 @@ class Node:
         self.id_partitions = 0
         """What the settings of this life say."""
         self.loop: WorkerLoop | None = None
+        self.process: SimProcess | None = None
+        """This life's, where owners are elected."""
         self.jobs: list[Job] = []
         tidy = world.plan.retention
         self.disks = {p: SimStore(self._rng(), self.point, tidy=tidy) for p in world.precise}
@@ -180,6 +184,8 @@ class Node:
 
     def _confirm(self, slices: Collection[int]) -> frozenset[int]:
         self.call("confirm")
+        if self.process is not None:
+            return self.process.ownership.confirm_all(slices)
         return frozenset(n for n in slices if self.roles[n] is Role.OWNER)
 
     def _rng(self) -> Random:
@@ -217,7 +223,7 @@ class Node:
 
     def tail(self) -> None:
         """Read back what there is of checkpoints and claims."""
-        if not self._is_tailing:
+        if not self._is_tailing and not self.is_frozen:
             self._is_tailing = True
             try:
                 self.checkpoints.tail(0)
@@ -226,7 +232,8 @@ class Node:
 
     def look_up(self) -> None:
         """Look up the targets that are sought."""
-        self._guarded(self.targets.look_up, "aside")
+        if not self.is_frozen:
+            self._guarded(self.targets.look_up, "aside")
 
     @contextmanager
     def frame(self, kind: str) -> Iterator[None]:
@@ -247,6 +254,11 @@ class Node:
         """Whether its loop is in the middle of a turn, or could not begin one."""
         return self._is_in("loop", "sink")
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its process stands still."""
+        return self.process is not None and self.process.is_frozen
+
     # --- life ----------------------------------------------------------------------------------
 
     def boot(self) -> None:
@@ -263,6 +275,8 @@ class Node:
         self._connect()
         book = self._book
         self.watch = SimWatch(self)
+        if plan.elected:
+            self.process = self.world.elections.start(self)
         edges = Edges(
             node_id=self.name,
             source=self._source,
@@ -273,7 +287,7 @@ class Node:
             reading=SimBackground(self, "aside"),
             writing=SimBackground(self, "sink"),
             clock=self.clock,
-            gate=SimGate(self),
+            gate=self.process or SimGate(self),
             clock_watch=self.watch,
             observer=SimObserver(),
             routes=self._routes(),
@@ -294,7 +308,7 @@ class Node:
             is_held=lambda topic: topic in self.world.paused,
         )
         self.loop = WorkerLoop(edges)
-        self._guarded(partial(self._add_lanes, self.world.places))
+        self._guarded(partial(self._add_lanes, self._missing))
 
     def _see_settings(self) -> None:
         world, plan = self.world, self.world.plan
@@ -352,61 +366,52 @@ class Node:
         assert self.loop is not None
         lanes: dict[int, list[Lane]] = {}
         for place in places:
-            make = self._level_lane if place[0] in LEVELS_MS else self._lane
-            lanes.setdefault(place[1], []).append(make(place))
+            lanes.setdefault(place[1], []).append(self._lane(place))
         for number, added in lanes.items():
             self.loop.add_lanes(number, added)
-
-    def _level_lane(self, place: Place) -> Lane:
-        assert self.loop is not None
-        (topic, number), plan = place, self.world.plan
-        slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
-        lanes = slice_.lanes
-        window = LogWindow(
-            plan.queue_max,
-            plan.batch_bytes,
-            lambda: next((name for name in plan.topics if name in lanes), None),
-        )
-        return Lane(
-            topic,
-            number,
-            self.world.log.topics[topic].topic_id,
-            window,
-            self._source,
-            self._routes(),
-            self.targets,
-            slice_.flow,
-        )
 
     def _lane(self, place: Place) -> Lane:
         assert self.loop is not None
         (topic, number), plan = place, self.world.plan
         slice_ = self.loop.slices.get(number) or self.loop.add_slice(number)
-        topic_id = self.world.log.topics[topic].topic_id
-        if self._topic_ids.get(place, topic_id) != topic_id:
-            self.disks[place] = SimStore(self._rng(), self.point, tidy=plan.retention)
-        self._topic_ids[place] = topic_id
-        store: Store = self.disks[place]
-        if self._make_store is not None:
-            store = self._make_store(self.name, place)
-        if self._book is not None:
-            store = self._book.keep(self, place, store)
-        lane = FewLane(
+        is_level, topic_id = topic in LEVELS_MS, self.world.log.topics[topic].topic_id
+        store = self._window(slice_) if is_level else self._store(place, topic_id)
+        lane = (Lane if is_level else FewLane)(
             topic,
             number,
-            self.world.log.topics[topic].topic_id,
+            topic_id,
             store,
             self._source,
             self._routes(),
             self.targets,
             slice_.flow,
         )
-        lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
-        lane.shard._queue_max = plan.queue_max
+        if isinstance(lane, FewLane):
+            lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
+            lane.shard._queue_max = plan.queue_max
         return lane
+
+    def _window(self, slice_: Slice) -> LogWindow:
+        plan, lanes = self.world.plan, slice_.lanes
+
+        def precise() -> str | None:
+            return next((name for name in plan.topics if name in lanes), None)
+
+        return LogWindow(plan.queue_max, plan.batch_bytes, precise)
+
+    def _store(self, place: Place, topic_id: str) -> Store:
+        if self._topic_ids.get(place, topic_id) != topic_id:
+            self.disks[place] = SimStore(self._rng(), self.point, tidy=self.world.plan.retention)
+        self._topic_ids[place] = topic_id
+        store: Store = self.disks[place]
+        if self._make_store is not None:
+            store = self._make_store(self.name, place)
+        return store if self._book is None else self._book.keep(self, place, store)
 
     def step(self, count: int = 1) -> None:
         """Run the loop; boot first if there is none."""
+        if self.is_frozen:
+            return
         if self.loop is None:
             self.boot()
         world = self.world
@@ -416,11 +421,31 @@ class Node:
             if world.calm or world.rng.random() < 0.4:
                 self.look_up()
             if self.loop is not None:
-                self._guarded(self.loop.step)
+                self._guarded(self._turn)
+
+    def _turn(self) -> None:
+        process, loop = self.process, self.loop
+        assert loop is not None
+        if process is not None:
+            process.begin_turn()
+            self._serve_kept(process.kept)
+        loop.step()
+        if process is not None:
+            process.report()
+
+    def _serve_kept(self, kept: frozenset[int]) -> None:
+        """Keep copies where the placement says, as the worker's thread does."""
+        assert self.loop is not None
+        for number in self.loop.slices.keys() - kept:
+            if self.loop.drop_slice(number):
+                for place in self.world.precise:
+                    if place[1] == number:
+                        self.disks[place].wipe()
+        self._add_lanes(self._missing)
 
     def run_job(self, job: Job) -> None:
         """Let a helper get on with what it has to do."""
-        if job.is_running or job not in self.jobs:
+        if job.is_running or job not in self.jobs or self.is_frozen:
             return
         if job.is_answered:
             job.tell()
@@ -446,6 +471,10 @@ class Node:
     def crash(self) -> None:
         """Lose everything but the disks, and some of those. What was sent to Kafka was sent."""
         self.trace("crashes")
+        if self.process is not None:
+            self.process.kill()
+            if self.world.rng.random() < 0.5:
+                self.process.link.end_session()
         self._life += 1
         self.loop = None
         self.jobs.clear()
@@ -457,7 +486,10 @@ class Node:
 
     def stop(self) -> None:
         """End in good order, and be gone."""
+        if self.is_frozen:
+            return
         self.trace("stops")
+        self._leave()
         for _ in range(_GOODBYE_TURNS):
             if self.loop is None or not self.loop.is_settling:
                 break
@@ -467,9 +499,26 @@ class Node:
                 self.finish(job)
         if self.loop is not None:
             self._guarded(self.loop.close)
+        if self.process is not None and not self.process.is_dead:
+            self.process.end()
         self._life += 1
         self.loop = None
         self.jobs.clear()
+
+    def _leave(self) -> None:
+        """Hand over, where owners are elected."""
+        process = self.process
+        if process is None or self.loop is None:
+            return
+        process.ownership.leaving.set()
+        process.ownership.wake.set()
+        for _ in range(_LEAVE_TURNS):
+            if process.ownership.left.is_set() or process.is_dead:
+                break
+            self.world.pass_time(_LEAVE_TURN_S)
+            self.step()
+            for job in list(self.jobs):
+                self.finish(job)
 
     # --- what it is to do ----------------------------------------------------------------------
 
@@ -478,6 +527,10 @@ class Node:
         if self.roles[number] is not role:
             self.trace(f"is {role.value} of slice {number}")
             self.roles = self.roles | {number: role}
+
+    def slice_of(self, number: int) -> Slice | None:
+        """How its loop sees a slice."""
+        return None if self.loop is None else self.loop.slices.get(number)
 
     @property
     def served(self) -> list[Place]:
@@ -519,5 +572,11 @@ class Node:
     def serve_all(self) -> None:
         """Serve every topic of every slice again."""
         if self.loop is not None:
-            missing = [p for p in self.world.places if p not in self.served]
-            self._guarded(partial(self._add_lanes, missing))
+            self._guarded(partial(self._add_lanes, self._missing))
+
+    @property
+    def _missing(self) -> list[Place]:
+        """The shards that it does not serve, and should."""
+        kept = self.roles.keys() if self.process is None else self.process.kept
+        served = self.served
+        return [p for p in self.world.places if p[1] in kept and p not in served]

@@ -111,10 +111,12 @@ class Oracle:
         windows: Collection[int],
         homes: int = 0,
         version_known: Callable[[], int] = lambda: CONTRACT_VERSION,
+        elected: Callable[[int], int] = lambda _: 0,
     ) -> None:
         """``last_stable``: of a shard's log, before the transaction that is being decided;
         ``windows``: the roll windows that nodes ask for; ``homes``: in how many partitions ids are
-        to be at home; ``version_known``: of contracts, by all nodes.
+        to be at home; ``version_known``: of contracts, by all nodes; ``elected``: how often a
+        slice's owner was.
         """
         self.shards = {place: ShardHistory(place) for place in places}
         self.commits = 0
@@ -127,6 +129,7 @@ class Oracle:
         self._windows = windows
         self._homes = homes
         self._version_known = version_known
+        self._elected = elected
         self._left: Counter[str] = Counter()
         """Sources of what the transaction at hand settles on their way home, and does not end."""
         self._taken: Counter[str] = Counter()
@@ -303,7 +306,9 @@ class Oracle:
             _require(now.commit > before.commit, f"{where}: commit {now.commit} comes again")
         else:
             _require(now.claim > before.claim, f"{where}: claim {now.claim} after {before}")
-            _require(now.epoch == before.epoch + 1, f"{where}: {now} does not stand on {before}")
+            counted = max(before.epoch + 1, self._elected(slice_no))
+            is_next = before.epoch < now.epoch <= counted
+            _require(is_next, f"{where}: {now} does not stand on {before}")
             _require(not outputs, f"{where}: outputs with the first checkpoint of a tenure")
         self.tenures[slice_no] = now
 

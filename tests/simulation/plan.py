@@ -49,6 +49,12 @@ class Plan:
     """
     moves: float = 0.04
     """Share of what happens that is about roles."""
+    elected: bool = False
+    """Roles come from elections in ZooKeeper; ``moves`` is then about what happens to those."""
+    replicas: int = 0
+    """Nodes that keep a copy of each slice where owners are elected; 0: all."""
+    stands_still: float = 0.0
+    """Odds that a process is frozen in the middle of a call where owners are elected."""
     rivals: float = 0.5
     """Odds that a second node is to own a slice from the beginning."""
     give_up: float = 0.0
@@ -252,6 +258,34 @@ KINDS_OF_HOMES: tuple[dict[str, Any], ...] = (
 )
 
 
+SEEDS_OF_ELECTIONS = range(300_000, 400_000)
+ELECTED: dict[str, Any] = {"elected": True, "stuck": "", "load": False, "outage": False} | {
+    "lanes_change": False,
+    "recreates": False,
+    "homes": 0,
+    "append": 0.05,
+}
+"""Owners are elected, in fair weather and foul."""
+KINDS_OF_ELECTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"moves": 0.3, "actions": 200},
+    {"resent": 0.1, "near": 0.8, "actions": 200},
+    {"near": 0.9, "records": 24, "transaction_interval_ms": 30, "lazy_markers": True},
+    {"own_topics_fail": True, "targets_fail": True},
+    TRUNCATED,
+)
+"""What they are bent towards."""
+
+
+def with_elections(seed: int, plan: Plan) -> Plan:
+    rng = Random(f"election {seed}")
+    drawn: dict[str, Any] = {"nodes": rng.choice((2, 3)), "moves": rng.choice((0.05, 0.1, 0.2))}
+    drawn |= {"stands_still": rng.choice((0.0, 0.005, 0.02)), "actions": rng.choice((60, 120))}
+    if drawn["nodes"] == 3 and rng.random() < 0.3:
+        drawn["replicas"] = 2
+    return replace(plan, **drawn | rng.choice(KINDS_OF_ELECTIONS) | ELECTED)
+
+
 def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
     """A plan where ids find home. Without what keeps one slice back at last by a target: records of
     others are sent there, and wait with it; as does the cancel of a schedule that recurs, by a
@@ -272,7 +306,8 @@ def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed, of one of ``KINDS`` or of none of them."""
     plan, kind = usual_plan(seed), Random(f"loss {seed}").randrange(KINDS_PER_SEED)
-    is_free = seed % SEEDS not in SEEDS_OF_OUTAGE and seed % SEEDS not in SEEDS_OF_HOMES
+    ranges = (SEEDS_OF_OUTAGE, SEEDS_OF_HOMES, SEEDS_OF_ELECTIONS)
+    is_free = not any(seed % SEEDS in seeds for seeds in ranges)
     return replace(plan, **KINDS[kind]) if is_free and kind < len(KINDS) else plan
 
 
@@ -290,6 +325,8 @@ def usual_plan(seed: int) -> Plan:
         return replace(plan, **OUTAGE)
     if seed % SEEDS in SEEDS_OF_HOMES:
         return with_homes(seed, plan, Random(f"kind {seed}").choice(KINDS_OF_HOMES))
+    if seed % SEEDS in SEEDS_OF_ELECTIONS:
+        return with_elections(seed, plan)
     return plan
 
 

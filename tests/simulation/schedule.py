@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from tests.simulation.plan import Plan, draw_plan
 from tests.simulation.sim_digests import DigestBook
 from tests.simulation.world import World
 
+_SERVICE = ("connectors.kafka.", "delayservice.", "ha.")
 SHORT: Mapping[str, float] = {
     "sink.FLUSH_STEP_S": 0.001,
     "sink.UNKNOWN_AFTER_MS": 15,
@@ -54,34 +55,15 @@ def silenced() -> Iterator[None]:
         structlog.PrintLogger(),
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
     )
+    modules = [one for name, one in sys.modules.items() if name.startswith(_SERVICE)]
     with (
-        patch("delayservice.slices.fetch._log", quiet),
-        patch("delayservice.slices.lane._log", quiet),
-        patch("delayservice.slices.store_label._log", quiet),
-        patch("delayservice.slices.loop._log", quiet),
-        patch("delayservice.slices.ingest._log", quiet),
-        patch("delayservice.slices.ownership._log", quiet),
-        patch("delayservice.slices.log_ends._log", quiet),
-        patch("delayservice.slices.take_over._log", quiet),
-        patch("delayservice.slices.commit._log", quiet),
-        patch("delayservice.slices.take_over._log", quiet),
-        patch("delayservice.slices.digests._log", quiet),
-        patch("delayservice.slices.copies._log", quiet),
         patch("delayservice.slices.settle._SHARE_MIN", 1),  # a few records are many here
         patch("delayservice.engine.to_home._AGAIN_MS", 30),
         ExitStack() as patches,
     ):
-        for module in (
-            "sink",
-            "scan",
-            "source",
-            "succession",
-            "targets",
-            "checkpoints",
-            "log_ends",
-        ):
-            if hasattr(importlib.import_module(f"connectors.kafka.{module}"), "_log"):
-                patches.enter_context(patch(f"connectors.kafka.{module}._log", quiet))
+        for module in modules:
+            if hasattr(module, "_log"):
+                patches.enter_context(patch.object(module, "_log", quiet))
         for name, value in SHORT.items():
             patches.enter_context(patch(f"connectors.kafka.{name}", value))
         yield

@@ -502,35 +502,27 @@ class SimMessage:
         return self._error
 
     def topic(self) -> str:
-        """See the client."""
         return self._place[0]
 
     def partition(self) -> int:
-        """See the client."""
         return self._place[1]
 
     def offset(self) -> int:
-        """See the client."""
         return self._offset
 
     def key(self) -> bytes | None:
-        """See the client."""
         return None if self._written is None else self._written.key
 
     def value(self) -> bytes | None:
-        """See the client."""
         return None if self._written is None else self._written.value
 
     def leader_epoch(self) -> int | None:
-        """See the client."""
         return None if self._written is None else self._written.leader_epoch
 
     def headers(self) -> Headers:
-        """See the client."""
         return [] if self._written is None else list(self._written.headers)
 
     def timestamp(self) -> tuple[int, int]:
-        """See the client."""
         written = self._written
         return (TIMESTAMP_LOG_APPEND_TIME, 0 if written is None else written.timestamp_ms)
 
@@ -851,5 +843,4 @@ class InOrder(Executor):
     def map(  # type: ignore[override]  # what is needed of it
         self, work: Callable[[Any], Answer], items: Iterable[Any]
     ) -> Iterator[Answer]:
-        """See ``Executor``."""
         return map(work, items)

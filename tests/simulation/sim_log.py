@@ -392,11 +392,3 @@ class SimLog:
             is_record = not written.is_gone and not written.is_marker
             if is_record and (written.is_committed or not committed):
                 yield written
-
-    def blocker(self, place: Place) -> Written | None:
-        """What keeps a partition from being read on: the first record without a verdict, or with
-        one whose marker is missing; None: nothing does.
-        """
-        partition = self.partition(place)
-        stable = partition.last_stable
-        return partition.written[stable] if stable < partition.end else None

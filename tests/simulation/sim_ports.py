@@ -85,7 +85,6 @@ class SimBackground:
         self._world = node.world
 
     def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """See the port."""
         job = Job(self._node, work, self._kind)
         self._node.jobs.append(job)
         if not self._world.is_late():
@@ -106,17 +105,14 @@ class SimClock:
         self.read_skew_ms = 0
 
     def wall_ms(self) -> int:
-        """See the port."""
         self.read_skew_ms = self._node.skew_ms
         self.read_ms = self._node.world.now_ms + self.read_skew_ms
         return self.read_ms
 
     def monotonic_s(self) -> float:
-        """See the port."""
         return self._node.world.elapsed_ms / 1000
 
     def boot_s(self) -> float:
-        """See ``delayservice.base.clock``. No machine is suspended here."""
         return self.monotonic_s()
 
 
@@ -127,16 +123,13 @@ class SimGate:
         self._node = node
 
     def roles(self) -> Mapping[int, Role]:
-        """See the port."""
         self._node.point("which roles?")
         return self._node.roles
 
     def epoch(self, slice_no: int) -> int:  # noqa: ARG002  # the checkpoint's decides
-        """See the port."""
         return 0
 
     def contract_version(self) -> int:
-        """See the port."""
         return self._node.world.version_known()
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:

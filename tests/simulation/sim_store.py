@@ -44,16 +44,14 @@ class SimStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """See ``Store.open``."""
         return self._stop_offset
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``; a crash may come before and after."""
+        """A crash may come before and after."""
         self._point("before label")
         self._label = label
         self._point("after label")
@@ -107,7 +105,7 @@ class SimStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``; a crash may come before and after."""
+        """A crash may come before and after."""
         self._point("before append")
         if self._tidy:
             self._drop_invisible()
@@ -155,7 +153,6 @@ class SimStore(Store):
             self._named[record_id] = {o: key_ms for o, key_ms in names.items() if o < stop}
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``."""
         self._lost_slots = [s for s in self._lost_slots if s != (start_ms, stop_ms)]
         for key_ms, offset, mark, payload in frames:
             self._frames[offset] = (key_ms, payload)
@@ -163,7 +160,7 @@ class SimStore(Store):
                 self._marks[offset] = (mark, key_ms)
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``: some, none or all of what is useless."""
+        """Forget some, none or all of what is useless."""
         self._point("before prune")
         share = self._rng.choice((0.0, 0.5, 1.0, 1.0))
         for offset, (key_ms, _) in list(self._frames.items()):
@@ -174,7 +171,6 @@ class SimStore(Store):
         self._point("after prune")
 
     def sync(self, *, wait: bool = True) -> int:
-        """See ``Store.sync``."""
         del wait
         self._durable_offset = self._stop_offset
         self._durable_label = self._label
@@ -182,11 +178,9 @@ class SimStore(Store):
         return self._durable_offset
 
     def reset(self) -> None:
-        """See ``Store.reset``."""
         self.wipe()
 
     def close(self) -> None:
-        """See ``Store.close``."""
         self.sync()
 
     # --- read ----------------------------------------------------------------------------------
@@ -203,7 +197,6 @@ class SimStore(Store):
         )
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``."""
         self._point("read due")
         return self._read(after, upto_ms, limit)
 
@@ -224,12 +217,11 @@ class SimStore(Store):
                 )
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``."""
         starts = [start_ms for start_ms, stop_ms in self._lost_slots if stop_ms > after[0]]
         return min(starts + [f[0] for f in self._visible() if f[:2] > after], default=None)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``: what is behind a marked record is never found again."""
+        """What is behind a marked record is never found again."""
         names = self._named.get(record_id, {})
         for offset in sorted(names, reverse=True):
             mark = self._mark_of(offset)
@@ -239,12 +231,10 @@ class SimStore(Store):
         return None
 
     def group_of(self, record_id: bytes) -> Group | None:
-        """See ``Store.group_of``."""
         key = self.latest_unmarked(record_id, self._stop_offset)
         return None if key is None else self._groups[key[1]]
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
         kept = set(self._frames) | {
             o
             for o, (_, key_ms) in self._marks.items()
@@ -257,9 +247,7 @@ class SimStore(Store):
         )
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002
-        """See ``Store.scanner``."""
         return Scanner(self._read)
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``."""
         return StoreStats(len(self._frames), 0, self._durable_offset)

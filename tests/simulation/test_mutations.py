@@ -1,29 +1,22 @@
 """The simulation catches every mistake that the protocol's model caught, and more."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.simulation import election_mutations, mutations
 from tests.simulation.home_mutations import WITH_HOMES
-from tests.simulation.mutations import (
-    CLIENTS,
-    KINDS,
-    LISTED,
-    LOGS,
-    LOST,
-    OTHERS,
-    OWNERSHIP,
-    Mutation,
-)
+from tests.simulation.mutating import Mutation, mistakes_in
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
-    KINDS_OF_HOMES,
+    ELECTED,
     NO_ROLL_MS,
     OUTAGE,
     RECREATED,
@@ -91,6 +84,14 @@ UNTROUBLED: dict[str, Any] = {"late": 0.0, "helper": 0.0, "abort": 0.0, "crash":
     "queue_full": 0.0,
 }
 """Nothing goes wrong but what a plan adds."""
+ELECTIONS_AND_TROUBLE: dict[str, Any] = ELECTED | {
+    "nodes": 3,
+    "moves": 0.2,
+    "stands_still": 0.02,
+    "near": 0.9,
+    "actions": 120,
+    "clock_back": True,
+}
 BENT: dict[str, dict[str, Any]] = {
     # Needs a copy that comes back after both its canceller and its time.
     "dead_copy_delivered": {"roll_window_ms": 15, "ids": 4, "records": 30, "poll_records": 1}
@@ -174,34 +175,29 @@ ON_A_BROKER = {"to_lso"}
 CAUGHT_BY = Path(__file__).with_name("caught_by.json")
 """The first seed whose schedule caught each mistake. It is tried first, which saves the schedules
 before it; ``python -m tests.simulation.test_mutations`` writes it anew."""
-EVERY = LISTED + OWNERSHIP + OTHERS + CLIENTS + LOGS + LOST + KINDS
+EVERY = [*mistakes_in(mutations), *mistakes_in(election_mutations), *WITH_HOMES]
 
 
 def plan_of(mutation: Mutation, seed: int) -> Plan:
-    bent = {"wrong_secret": 0.0} | BENT.get(mutation.__name__, {})
-    return replace(usual_plan(seed), **bent)
+    if mutation in WITH_HOMES:
+        return with_homes(seed, usual_plan(seed), WITH_HOMES[mutation])
+    is_elected = mutation.__module__ == election_mutations.__name__
+    bent = ELECTIONS_AND_TROUBLE if is_elected else BENT.get(mutation.__name__, {})
+    return replace(usual_plan(seed), **{"wrong_secret": 0.0} | bent)
 
 
-def plan_with_homes_of(mutation: Mutation, seed: int) -> Plan:
-    return with_homes(seed, usual_plan(seed), WITH_HOMES[mutation])
-
-
-def catching_seed(
-    mutation: Mutation, seeds: Iterable[int], plan: Callable[[Mutation, int], Plan]
-) -> int | None:
-    """Return the first seed whose schedule breaks a promise; None: there is none."""
+def catching_seed(mutation: Mutation, first: Iterable[int] = ()) -> int | None:
+    """Return a seed whose schedule breaks a promise, from ``first`` or the next one; None: there is
+    none.
+    """
+    seeds = SEEDS_WITH_HOMES if mutation in WITH_HOMES else range(SEEDS)
     with silenced(), mutation():
-        for seed in seeds:
-            broken = run_schedule(seed, plan=plan(mutation, seed)).broken
+        for seed in chain(first, seeds):
+            broken = run_schedule(seed, plan=plan_of(mutation, seed)).broken
             if broken is not None:
                 assert broken.startswith("ViolationError"), broken
                 return seed
     return None
-
-
-def known_first(mutation: Mutation, seeds: Sequence[int]) -> list[int]:
-    known = json.loads(CAUGHT_BY.read_text("utf-8")).get(mutation.__name__)
-    return [*(() if known is None else (known,)), *seeds]
 
 
 @pytest.mark.parametrize(
@@ -216,35 +212,15 @@ def test_the_mistake_is_caught(mutation: Mutation) -> None:
         with mutation(), pytest.raises(AssertionError):
             BY_HAND[name]()
         return
-    seeds = known_first(mutation, range(SEEDS))
-    assert catching_seed(mutation, seeds, plan_of) is not None, f"not in {SEEDS} schedules"
-
-
-@pytest.mark.parametrize("mutation", WITH_HOMES, ids=lambda mutation: mutation.__name__)
-def test_a_mistake_with_ids_that_find_home_is_caught(mutation: Mutation) -> None:
-    seeds = known_first(mutation, SEEDS_WITH_HOMES)
-    found = catching_seed(mutation, seeds, plan_with_homes_of)
-    assert found is not None, f"not in {len(SEEDS_WITH_HOMES)} schedules"
-
-
-def test_without_a_mistake_the_first_of_these_schedules_keep_every_promise() -> None:
-    with silenced():
-        for number, kind in enumerate(KINDS_OF_HOMES):
-            seed = SEEDS_WITH_HOMES[number]
-            verdict = run_schedule(seed, plan=with_homes(seed, usual_plan(seed), kind))
-            assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
-
-
-def _first_seed(name: str) -> tuple[str, int | None]:
-    mutation = next(one for one in (*EVERY, *WITH_HOMES) if one.__name__ == name)
-    if mutation in WITH_HOMES:
-        return name, catching_seed(mutation, SEEDS_WITH_HOMES, plan_with_homes_of)
-    return name, catching_seed(mutation, range(SEEDS), plan_of)
+    known = json.loads(CAUGHT_BY.read_text("utf-8")).get(name)
+    seed = catching_seed(mutation, () if known is None else (known,))
+    assert seed is not None, "no schedule breaks a promise"
 
 
 if __name__ == "__main__":
     others = BY_HAND.keys() | ON_A_BROKER
-    names = [one.__name__ for one in (*EVERY, *WITH_HOMES) if one.__name__ not in others]
+    searched = [one for one in EVERY if one.__name__ not in others]
     with ProcessPoolExecutor() as pool:
-        seeds = {name: seed for name, seed in pool.map(_first_seed, names) if seed is not None}
-    CAUGHT_BY.write_text(json.dumps(dict(sorted(seeds.items())), indent=1) + "\n", "utf-8")
+        found = zip(searched, pool.map(catching_seed, searched), strict=True)
+        seeds = {one.__name__: seed for one, seed in found if seed is not None}
+    CAUGHT_BY.write_text(json.dumps(dict(sorted(seeds.items())), indent=2) + "\n", "utf-8")

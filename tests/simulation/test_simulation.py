@@ -22,6 +22,7 @@ from tests.simulation.plan import (
     AT_LEAST_ONCE,
     HOMES_AWAY,
     KINDS,
+    SEEDS_OF_ELECTIONS,
     SEEDS_OF_HOMES,
     SEEDS_OF_OUTAGE,
     SETTINGS_DIFFER,
@@ -38,6 +39,7 @@ from tests.wheels import LoneStore
 BLOCK = 200
 BLOCKS = 500 if IS_LONG else 8
 BLOCKS_OF_HOMES = 100 if IS_LONG else 2
+BLOCKS_OF_ELECTIONS = 200 if IS_LONG else 8
 BROKE_ONCE = [
     (TRUNCATED, 510_924),
     (TRUNCATED_LEVELS, 520_803),
@@ -130,6 +132,11 @@ def test_stored_records_are_delivered_when_retention_deletes_the_log(
 def test_promises_hold_where_ids_find_home(block: int) -> None:
     outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK))
     assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
+
+
+@pytest.mark.parametrize("block", blocks(BLOCKS_OF_ELECTIONS))
+def test_promises_hold_where_owners_are_elected(block: int) -> None:
+    _assert_kept(_seeds(SEEDS_OF_ELECTIONS.start, block, BLOCK // 4))
 
 
 @pytest.mark.parametrize("more", [{"own_topics_fail": True}, AT_LEAST_ONCE, {"retention": True}])

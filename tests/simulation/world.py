@@ -11,6 +11,7 @@ from delayservice.contract.contracts import CONTRACT_VERSION, PARAMETERS
 from delayservice.engine.ports import Place, Role
 from delayservice.slices.slice import Phase
 from tests.simulation.calendar import SHIFTS_MS, make_calendar
+from tests.simulation.elections import ELECTION_RATE, Elections, SimEvents
 from tests.simulation.history import COPY, ViolationError
 from tests.simulation.node import MakeStore, Node, SimCrashError
 from tests.simulation.oracle import Oracle
@@ -61,8 +62,7 @@ class World:
         self.book = book
         self.rng = Random(seed)
         self.plan = plan
-        self.now_ms = START_MS
-        self.elapsed_ms = 0
+        self.events = SimEvents(self)
         self.calm = False
         self.paused: set[str] = set()
         """Targets and delay topics."""
@@ -88,7 +88,12 @@ class World:
         self.homes_since = CONTRACT_VERSION + plan.old_versions
         """Contract version that has homes."""
         self.oracle = Oracle(
-            self.places, self._last_stable, set(windows), plan.homes, self.version_known
+            self.places,
+            self._last_stable,
+            set(windows),
+            plan.homes,
+            self.version_known,
+            lambda slice_no: self.elections.zookeeper.epochs.get(slice_no, 0),
         )
         self.log = SimLog(self.oracle.service_committed)
         self._make_topics()
@@ -98,7 +103,8 @@ class World:
         ]
         self.users = Users(self)
         self.strangers = Strangers(self)
-        for number in range(plan.slices):
+        self.elections = Elections(self)
+        for number in range(0 if plan.elected else plan.slices):
             for n, node in enumerate(self.nodes):
                 if n == number % plan.nodes or self.rng.random() < plan.rivals:
                     node.set_role(number, Role.OWNER)
@@ -121,6 +127,16 @@ class World:
         partition = self.log.partition(place)
         others = [o for number, o in partition.pinning.items() if number != own.number]
         return min(others, default=partition.end)
+
+    @property
+    def elapsed_ms(self) -> int:
+        """Since the schedule began."""
+        return round(self.events.now_s * 1000 / ELECTION_RATE)
+
+    @property
+    def now_ms(self) -> int:
+        """By a clock that is right."""
+        return START_MS + self.elapsed_ms
 
     def trace(self, text: str) -> None:
         """One line of what happens."""
@@ -168,10 +184,12 @@ class World:
         if self._turns_left > 0 and rng.random() < plan.other_node:
             other = rng.choice([n for n in self.nodes if n is not node])
             self.trace(f"({node.name} is at: {what})")
-            self._let(other, rng.choice((1, 1, 2, 4, 8)))
+            self.let(other, rng.choice((1, 1, 2, 4, 8)))
         if self._turns_left > 0 and rng.random() < plan.helper:
             self.trace(f"({node.name} is at: {what})")
-            self._let(node, 1)
+            self.let(node, 1)
+        if plan.elected and rng.random() < plan.stands_still and self._turns_left > 0:
+            self.elections.stand_still(node)
         if rng.random() < plan.crash * 0.3:
             self.trace(f"({node.name} is at: {what})")
             raise SimCrashError
@@ -180,7 +198,7 @@ class World:
         if rng.random() < 0.02:
             self._step_clock(node)
 
-    def _let(self, node: Node, turns: int) -> None:
+    def let(self, node: Node, turns: int) -> None:
         """A node gets on, or its helpers do."""
         for _ in range(turns):
             self._turns_left -= 1
@@ -190,8 +208,7 @@ class World:
                 node.step()
 
     def _tick(self, ms: int) -> None:
-        self.now_ms += ms
-        self.elapsed_ms += ms
+        self.events.run(self.events.now_s + ms * ELECTION_RATE / 1000)
 
     def _background(self) -> None:
         """What Kafka, its users and other threads do meanwhile."""
@@ -257,9 +274,9 @@ class World:
         if plan.homes:
             self._change_homes()
         if rng.random() < plan.moves:
-            self._change_roles(node)
+            (self.elections.strike if plan.elected else self._change_roles)(node)
         elif choice < 0.5:
-            self._let(node, rng.choice((1, 2, 3, 5)))
+            self.let(node, rng.choice((1, 2, 3, 5)))
         elif choice < 0.65:
             self.users.write_one()
         elif choice < 0.78:
@@ -488,6 +505,14 @@ class World:
                 self._deploy(number)
             self._act()
         self._heal()
+        (self._swap_elected if self.plan.elected else self._swap_owners)()
+        for _ in range(12):
+            self._tick(1_000)
+            self._turn()
+        self.oracle.check_chains()
+
+    def _swap_owners(self) -> None:
+        """All is settled; then other nodes own the slices."""
         owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
         self._drain(owners)
         self.oracle.check_chains()
@@ -504,14 +529,17 @@ class World:
                 heir.loop = None
                 heir.jobs.clear()
             self._grant(number, heir)
-        for _ in range(12):
-            self._tick(1_000)
-            self._turn()
+
+    def _swap_elected(self) -> None:
+        self._turn_until(lambda: self.oracle.is_drained and self.elections.is_at_rest)
         self.oracle.check_chains()
+        self.elections.swap()
+        self._turn_until(lambda: self.elections.is_at_rest)
 
     def _heal(self) -> None:
         self.trace("--- all trouble ends")
         self.calm = True
+        self.elections.calm()
         for topic in (*TARGETS, *(OWN_TOPICS if self.plan.own_topics_fail else ())):
             self._restore(self.log.topics[topic])
         for topic in self.plan.topics if self.plan.homes else ():
@@ -617,5 +645,5 @@ def _serves(number: int, node: Node) -> bool:
 
 def _phase(number: int, node: Node) -> Phase | None:
     """How far a node is on the way to a slice."""
-    slice_ = None if node.loop is None else node.loop.slices.get(number)
+    slice_ = node.slice_of(number)
     return None if slice_ is None else slice_.phase

@@ -7,21 +7,17 @@ test then spoils copies. The digest topic is written as ``delayservice.replicas.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from connectors.kafka.clients import admin_client
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import PolledRecord as SourceRow
 from delayservice.contract.record import RecordReader
-from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
-from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import NO_MARK, START_KEY, Cursor, Frame
 from delayservice.engine.marking import additions
 from delayservice.replicas.commands import Command, decode_message, encode_message, report_on
@@ -41,8 +37,8 @@ from delayservice.store.memory import MemoryStore
 from delayservice.store.offline import open_view
 from delayservice.store.wheel import Wheel, WheelOptions
 from tests.conftest import MakeTopic
-from tests.described import topic_id_of
 from tests.rocks import LoneRocks
+from tests.spark.made_history import MadeHistory
 from tests.wheels import LoneStore
 
 PARTITIONS = 2
@@ -60,41 +56,30 @@ Shape = tuple[list[Frame], int]
 Spoil = Callable[[list[Frame]], list[Frame]]
 
 
-@dataclass
-class World:
-    """Topics with records, and a checkpoint with H at their end."""
+class World(MadeHistory):
+    """Topics with records, and a checkpoint with H at their end.
 
-    bootstrap: str
-    make_topic: MakeTopic
-    aged: int = 0
-    """Records below this offset were written long ago, and are settled."""
-    told_max: dict[int, int] = field(default_factory=dict)
-    """Records that a node tells of one hour, by partition; others tell all."""
-    cuts: dict[int, int] = field(default_factory=dict)
-    """Offset of the newest checkpoint by slice."""
-    client: dict[str, str] = field(init=False)
+    Args:
+        aged: records below this offset were written long ago, and are settled.
+    """
 
-    def __post_init__(self) -> None:
-        """Make the topics and write the records."""
-        self.client = {"bootstrap.servers": self.bootstrap}
-        self.delay = self.make_topic("delay_topic", partitions=PARTITIONS)
-        self.checkpoint = self.make_topic("checkpoint", partitions=PARTITIONS)
-        self.digests = self.make_topic("digests")
-        self.repairs = self.make_topic("repairs")
-        self.audit = self.make_topic("audit")
-        self.now_ms = int(time.time() * 1_000)
+    contracts = CONTRACTS
+
+    def __init__(self, bootstrap: str, make_topic: MakeTopic, aged: int = 0) -> None:
+        super().__init__(bootstrap, PARTITIONS, timestamps="CreateTime")
+        self.aged = aged
+        self.told_max: dict[int, int] = {}
+        """Records that a node tells of one hour, by partition; others tell all."""
+        self.digests, self.repairs = make_topic("digests"), make_topic("repairs")
         self.start_ms = (self.now_ms // HOUR_MS + 2) * HOUR_MS
         self.producer = Producer({**self.client, "enable.idempotence": True, "linger.ms": 20})
         self.rows = {number: self._records(number) for number in range(PARTITIONS)}
         for number, rows in self.rows.items():
             for _, at_ms, key, value, headers in rows:
-                named: list[tuple[str, str | bytes | None]] = [*(headers or [])]
-                self.producer.produce(
-                    self.delay, value, key, number, timestamp=at_ms, headers=named
-                )
-        self.producer.flush()
-        self.topic_id = topic_id_of(admin_client(self.client), self.delay)
-        self.commit(self.cursor)
+                self.write(self.delay, at_ms, headers or [], value, key, number)
+        self.cuts: dict[int, int] = {}
+        """Offset of the newest checkpoint by slice."""
+        self.commit_all(self.cursor)
 
     def _records(self, partition: int) -> list[SourceRow]:
         """Records over four hours; some bear an id, and some of these are cancelled or replaced."""
@@ -116,19 +101,10 @@ class World:
     def cursor(self) -> Cursor:
         return Cursor((self.now_ms, 7), RECORDS)
 
-    def commit(self, cursor: Cursor) -> None:
-        """A checkpoint of each slice."""
-
-        def note(_: KafkaError | None, message: Message) -> None:
-            self.cuts[int(message.key() or b"")] = message.offset() or 0
-
-        shard = ShardCheckpoint(self.topic_id, cursor, CONTRACTS)
+    def commit_all(self, cursor: Cursor) -> None:
         for number in range(PARTITIONS):
-            said = Checkpoint(number, "n1", 1, "", {self.delay: shard}, 0, Tenure("w", 0))
-            self.producer.produce(
-                self.checkpoint, encode_checkpoint(said), b"%d" % number, number, on_delivery=note
-            )
-        self.producer.flush()
+            self.cuts[number] = self.commit(number, cursor.key[0], cursor.offset, cursor.key[1])
+        self.flush()
 
     def trim(self, partition: int, first: int) -> None:
         """Retention deletes what is below an offset."""

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from connectors.spark.archive import ARCHIVE, ArchiveOptions, Batch, audit_archive, capture
-from connectors.spark.audit import AuditOptions, AuditResult, audit
+from connectors.spark.audit import AuditOptions, AuditResult
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import DelayServiceError
 from tests.integration.bench import await_true
@@ -46,39 +45,18 @@ def found_in(spark: SparkSession, result: AuditResult) -> set[tuple[object, ...]
     }
 
 
-def test_the_archive_of_defects_has_the_findings_of_the_topics(
-    spark: SparkSession, history: MadeHistory, tmp_path: Path
-) -> None:
-    h = history
-    due_ms = h.now_ms - MINUTE
-    h.plain(50)
-    h.delivery(h.source(due_ms, ("delay-id", b"a"), key=b"k"), due_ms, key=b"k", at_ms=due_ms - 1)
-    h.source(due_ms)
-    h.delivery(h.source(due_ms), due_ms, value=b"another")
-    h.letter(h.write(h.delay, [("delay-at", b"soon")]), code="")
-    h.settled(h.now_ms)
-    live = audit(spark, options(h, tmp_path / "live"))
-    written(spark, h, tmp_path / "archive")
-    nowhere = replace(options(h, tmp_path / "later"), client={})
-    later = audit_archive(spark, nowhere, str(tmp_path / "archive"))
-    kinds = {"early": 1, "lost": 1, "altered": 1, "dead_letter_missing_code": 1}
-    assert later.findings == live.findings == kinds
-    assert found_in(spark, later) == found_in(spark, live)
-    assert later.counts == live.counts
-
-
 def test_batches_are_added_and_values_are_kept_where_they_are_asked_for(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
     h = history
     due_ms = h.now_ms - MINUTE
-    first = h.source(due_ms, value=b"one")
-    h.delivery(first, due_ms, value=b"one")
+    first = h.record(due_ms, value=b"one")
+    h.delivered(first, due_ms, value=b"one")
     h.settled(h.now_ms)
     path = tmp_path / "archive"
     written(spark, h, path, values=True)
-    second, third = (h.source(due_ms, value=b"two") for _ in range(2))
-    h.delivery(third, due_ms, value=b"three")
+    second, third = (h.record(due_ms, value=b"two") for _ in range(2))
+    h.delivered(third, due_ms, value=b"three")
     h.settled(h.now_ms)
     written(spark, h, path, values=True)
     rows = spark.read.schema(ARCHIVE).parquet(f"{path}/records").where(f"topic = '{h.delay}'")
@@ -94,14 +72,14 @@ def test_every_cut_is_one_at_which_the_archive_can_be_judged(
     """What is pending at one cut is settled at the next; without new records there is no batch."""
     h = history
     soon_ms = h.now_ms + MINUTE
-    offset = h.source(soon_ms)
+    offset = h.record(soon_ms)
     h.settled(h.now_ms)
     path = tmp_path / "archive"
     assert written(spark, h, path).number == 0
     result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
     assert (result.findings, result.counts["pending"]) == ({}, 1)
     assert written(spark, h, path).number == 0
-    h.delivery(offset, soon_ms)
+    h.delivered(offset, soon_ms)
     h.settled(soon_ms + 1)
     assert written(spark, h, path).number == 1
     result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
@@ -128,7 +106,7 @@ def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
     """As after a kill before its manifest was written."""
     h = history
     due_ms = h.now_ms - MINUTE
-    h.delivery(h.source(due_ms), due_ms)
+    h.delivered(h.record(due_ms), due_ms)
     h.settled(h.now_ms)
     path = tmp_path / "archive"
     written(spark, h, path)
@@ -144,14 +122,10 @@ def test_the_command_that_is_told_to_stop_ends_after_its_batch_with_one_line(
     h = history
     h.plain(10)
     h.settled(h.now_ms)
-    topics = {"checkpoint": h.checkpoint, "dead_letter": h.dead_letter, "outcomes": h.outcomes}
-    settings = [f"topics.{name}={topic}" for name, topic in topics.items()]
-    settings.append(f'targets.default.allow=["{h.allow[0]}"]')
     job = subprocess.Popen(
         [
             *(sys.executable, "-m", "delayservice", "spark", "archive", "--interval", "1s"),
-            *("-b", h.client["bootstrap.servers"], "--out", "archive"),
-            *(word for setting in settings for word in ("--set", setting)),
+            *("--out", "archive", *h.settings()),
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -172,9 +146,9 @@ def test_a_notebook_judges_it_also_over_spark_connect(
 ) -> None:
     h = history
     due_ms = h.now_ms - MINUTE
-    h.delivery(h.source(due_ms), due_ms)
-    h.delivery(h.source(due_ms, ("delay-id", b"a")), due_ms, at_ms=due_ms - 1)
-    h.source(due_ms)
+    h.delivered(h.record(due_ms), due_ms)
+    h.delivery(due_ms - 1, h.record(due_ms, ("delay-id", b"a")), due_ms)
+    h.record(due_ms)
     h.settled(h.now_ms)
     written(spark, h, tmp_path / "archive")
     script = str(ROOT / "docs/examples/audit_notebook.py")

@@ -21,7 +21,7 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.contract.names import DELAY_SETTLES
 from tests.integration.bench import Reader
-from tests.spark.audits import audit_options, requeued
+from tests.spark.audits import audit_options
 from tests.spark.made_history import MadeHistory
 
 PLAIN = 20
@@ -48,12 +48,12 @@ def defects(cluster: EmbeddedCluster) -> Iterator[Defects]:
     with MadeHistory(cluster.bootstrap) as h:
         due_ms = h.now_ms - 60_000
         h.plain(PLAIN)
-        lost, early = h.source(due_ms), h.source(due_ms)
-        delivery = h.delivery(early, due_ms, at_ms=due_ms - 7)
-        copied = h.source(due_ms, ("delay-id", b"a"))
-        copy = h.write(h.delay, requeued(h, copied, due_ms, b"secret"))
-        h.delivery_of_copy(copied, copy, due_ms)
-        h.write(h.target, [("own", b"1")])
+        lost, early = h.record(due_ms), h.record(due_ms)
+        delivery = h.delivery(due_ms - 7, early, due_ms)
+        copied = h.record(due_ms, ("delay-id", b"a"))
+        copy = h.requeue(h.now_ms, copied, due_ms, base=copied + 1)
+        h.delivered(copy, due_ms, origin=f"{h.delay}:0:{copied}")
+        h.write(h.target, h.now_ms, [("own", b"1")])
         h.settled(h.now_ms)
         yield Defects(h, lost, early, delivery, copied)
 
@@ -121,14 +121,14 @@ def test_records_that_retention_deleted_are_not_lost(
     with MadeHistory(cluster.bootstrap) as history:
         h = history
         soon_ms, later_ms = h.now_ms + 60_000, h.now_ms + 120_000
-        h.delivery(h.source(h.now_ms - 60_000), h.now_ms - 60_000)
-        h.write(h.target, [("own", b"1")], at_ms=1)
-        h.delivery(h.source(soon_ms), soon_ms)
-        victim = h.source(later_ms, ("delay-id", b"a"))
-        cancel = h.write(h.delay, [("delay-id", b"a"), ("delay-op", b"cancel")])
-        h.outcome("cancelled", victim, by=cancel)
-        h.outcome("cancelled", cancel, at_ms=soon_ms)
-        lost = h.source(later_ms, ("delay-id", b"b"))
+        h.delivered(h.record(h.now_ms - 60_000), h.now_ms - 60_000)
+        h.write(h.target, 1, [("own", b"1")])
+        h.delivered(h.record(soon_ms), soon_ms)
+        victim = h.record(later_ms, ("delay-id", b"a"))
+        cancel = h.control(h.now_ms, b"a", b"cancel")
+        h.outcome(h.now_ms, "cancelled", victim, cancel)
+        h.outcome(soon_ms, "cancelled", cancel)
+        lost = h.record(later_ms, ("delay-id", b"b"))
         h.settled(later_ms + 60_000)
         places = [(h.target, 0), (h.outcomes, 0)]
         spans = dict.fromkeys(places, Span(1, 3))

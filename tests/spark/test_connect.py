@@ -71,17 +71,13 @@ def test_the_commands_run_on_spark_connect(
     """One record is delivered, one is lost."""
     with MadeHistory(cluster.bootstrap) as h:
         due_ms = h.now_ms - 60_000
-        h.delivery(h.source(due_ms), due_ms)
-        h.source(due_ms)
+        h.delivered(h.record(due_ms), due_ms)
+        h.record(due_ms)
         h.settled(h.now_ms)
-    topics = {"checkpoint": h.checkpoint, "dead_letter": h.dead_letter, "outcomes": h.outcomes}
-    settings = [f"topics.{name}={topic}" for name, topic in topics.items()]
-    settings.append(f'targets.default.allow=["{h.allow[0]}"]')
     done = subprocess.run(
         [
             *(sys.executable, "-m", "delayservice", "spark", *job, "--json"),
-            *("-b", cluster.bootstrap, "--out", str(tmp_path / "out")),
-            *(word for setting in settings for word in ("--set", setting)),
+            *("--out", str(tmp_path / "out"), *h.settings()),
         ],
         env={**ENVIRONMENT, "SPARK_REMOTE": "local[2]"},
         cwd=tmp_path,

@@ -18,6 +18,7 @@ from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.topics import Place, Span
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
+from tests.spark.audits import audit_options
 from tests.spark.made_history import MadeHistory
 
 SLICES = 5
@@ -122,8 +123,8 @@ def test_foreign_records_in_the_checkpoint_topic_are_skipped(history: MadeHistor
 
 def test_a_checkpoint_that_speaks_of_another_slice_is_refused(history: MadeHistory) -> None:
     history.settled(100)
-    foreign = history._checkpoint(3, 100, None, 0)
-    history.write(history.checkpoint, [], key=b"0", value=foreign)
+    foreign = history.checkpoint_of(3, 100)
+    history.write(history.checkpoint, history.now_ms, [], key=b"0", value=foreign)
     history.flush()
     with pytest.raises(KafkaEdgeError, match="checkpoint of slice 0 is of slice 3"):
         cut_of(history)
@@ -152,17 +153,10 @@ def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> Non
 def test_an_audit_uses_the_topic_names_of_its_options(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
-    refused = history.write(history.delay, [("delay-at", b"soon")])
-    history.letter(refused, ("delay-at", b"soon"), code="time-invalid")
+    refused = history.write(history.delay, history.now_ms, [("delay-at", b"soon")])
+    history.letter(history.now_ms, refused, "time-invalid", [("delay-at", b"soon")])
     history.settled(history.now_ms)
-    options = AuditOptions(
-        history.client,
-        str(tmp_path),
-        history.checkpoint,
-        history.dead_letter,
-        history.outcomes,
-        allow=tuple(history.allow),
-    )
+    options = audit_options(history, tmp_path)
     with pytest.raises(InvalidRequestError, match="the cut leaves out delay_dead_letter_"):
         audit_at(spark, options, cut_of(history))
     taken = take_cut(history.client, history.checkpoint, options.choose)

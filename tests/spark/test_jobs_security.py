@@ -21,6 +21,7 @@ from connectors.spark.reconcile.run import reconcile
 from delayservice.base.errors import KafkaEdgeError
 from tests.integration.bench import SECRET, Bench, Seen, await_true
 from tests.integration.secured import Right, SecureCluster, named, rights_of, secure_cluster
+from tests.spark.audits import audit_options
 
 AUDIT = rights_of("Who audits")
 RECONCILE = rights_of("Who compares copies")
@@ -73,17 +74,13 @@ class User:
         self.client = client
 
     def _audit_options(self, out: Path) -> AuditOptions:
-        bench = self.bench
-        return AuditOptions(
+        return audit_options(
+            self.bench,
+            out,
             client=self.client,
-            out=str(out),
-            checkpoint=bench.checkpoint,
-            dead_letter=bench.dead_letter,
-            outcomes=bench.outcomes,
-            allow=(bench.target_name("*"),),
-            delay_topics=(bench.any,),
+            delay_topics=(self.bench.any,),
             secrets=(SECRET.encode(),),
-            topic=bench.audit,
+            topic=self.bench.audit,
         )
 
     def audit(self, spark: SparkSession, out: Path) -> AuditResult:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import time
-
-from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.reconcile.stored import HASHES
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.requeue import write_copy
 from delayservice.engine.cursor import Cursor
-from tests.conftest import MakeTopic
-
-Header = tuple[str, str | bytes | None]
+from tests.history import SECRET
+from tests.spark.made_history import MadeHistory
 
 DAY_MS = 86_400_000
-SECRET = b"the cluster's secret"
 CONTRACTS = Contracts([(0, Contract(roll_window_ms=DAY_MS))])
 
 
@@ -28,38 +21,25 @@ def offsets(sifted: DataFrame) -> list[int]:
 
 
 def test_a_copy_may_be_cancelled_by_what_was_written_long_before_it(
-    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic
+    spark: SparkSession, cluster: EmbeddedCluster
 ) -> None:
     """H lags behind while K goes on: two records are rolled, and H comes to the cancel of one of
     them only then. With the secret, a forged one is left out.
     """
-    client = {"bootstrap.servers": cluster.bootstrap}
-    topic, now_ms = make_topic("delay_topic"), int(time.time() * 1_000)
+    h = MadeHistory(cluster.bootstrap, timestamps="CreateTime")
+    client, topic, now_ms = h.client, h.delay, h.now_ms
     due_ms, old_ms = now_ms + DAY_MS // 2, now_ms - 10 * DAY_MS
-    producer = Producer(client)
-    schedule: list[Header] = [("delay-at", b"%d" % due_ms), ("delay-target-topic", b"orders")]
-    cancel: list[Header] = [("delay-op", b"cancel")]
-    for name, headers in ((b"a", schedule), (b"b", schedule), (b"c", schedule), (b"a", cancel)):
-        named: list[Header] = [*headers, ("delay-id", name)]
-        producer.produce(topic, b"value", b"key", 0, timestamp=old_ms, headers=named)
+    for name in (b"a", b"b", b"c"):
+        h.source(old_ms, due_ms, ("delay-id", name))
+    h.control(old_ms, b"a", b"cancel")
     for settles, name, base, secret in (
         (0, b"a", 3, SECRET),
         (1, b"b", 3, SECRET),
         (2, b"c", 0, SECRET),
         (2, b"forged", 3, b"a stranger's"),
     ):
-        meta = (name, b"%s" % name, 1, None)
-        payload: Payload = ("orders", -1, b"key", b"value", [], due_ms, meta)
-        key, value, copied = write_copy(
-            *(topic, 0, secret),
-            settles=settles,
-            source=f"{topic}:0:{settles}".encode(),
-            base=base,
-            at_ms=due_ms,
-            payload=payload,
-        )
-        producer.produce(topic, value, key, 0, timestamp=now_ms, headers=[*copied])
-    producer.flush()
+        h.requeue(now_ms, settles, due_ms, base=base, name=name, secret=secret)
+    h.flush()
 
     start, stop, place = 4, 8, (topic, 0)
     assert old_ms < written_since_ms(CONTRACTS, due_ms) <= now_ms

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.spark.common.frames import table
+from connectors.spark.common.frames import arrow_schema, batch_of, table
 from connectors.spark.common.session import FAILURES, reason
 from connectors.spark.common.topics import ROW_SCHEMA, Span, read_topic
 from connectors.spark.ledger.expressions import COMPLETE, DOUBTFUL, HASHED, ORDINARY
@@ -33,10 +33,13 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.input_headers import KNOWN
 from delayservice.contract.names import HOME_NAMES
 from tests.conftest import MakeTopic
+from tests.unit.spark_world import DELAY, LETTERS, OTHER, OUTCOMES, TARGET
 from tests.unit.test_header_table import ROWS as HEADER_ROWS
+from tests.unit.test_header_table import TABLE
+from tests.unit.test_spark_histories import CASES, made
 
-DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
-TARGETS = ("to_a", "to_d", "other")  # with hashes above and below 0
+LEVEL = "delay_topic_1"
+TARGETS = (TARGET, "to_d", OTHER)  # with hashes above and below 0
 T = 1_790_000_000_000
 OLD = Contract(roll_window_ms=10**9)
 NEW = Contract(roll_window_ms=10**8, roll_spread_ms=10**6)
@@ -50,11 +53,15 @@ CONTRACTS = {
     (LEVEL, 0): Contracts([(0, replace(NEW, level_ms=5_000))]),
 }
 TOPICS = (DELAY, LEVEL, LETTERS, OUTCOMES, *TARGETS)
+OF_ROWS = {str(row.contract): Contract(**row.contract) for row in HEADER_ROWS}
+"""Contracts of the header table, each in a partition of its own."""
+PLACES = {name: (DELAY, number) for number, name in enumerate(OF_ROWS, 3)}
+CONTRACTS |= {PLACES[name]: Contracts([(0, contract)]) for name, contract in OF_ROWS.items()}
 LEDGER = Ledger(
     shards={place: name_hash(f"{place[0]}:{place[1]}") for place in CONTRACTS},
     topics={name: name_hash(name) for name in TOPICS},
     contracts=CONTRACTS,
-    partitions={DELAY: 3, LEVEL: 1},
+    partitions={DELAY: 3 + len(OF_ROWS), LEVEL: 1},
     roles={LETTERS: LETTER, OUTCOMES: OUTCOME},
 )
 RECORDS = 20_000
@@ -67,10 +74,10 @@ def test_source_records(spark: SparkSession) -> None:
     rng = random.Random(1)
     rows = [source(rng, offset) for offset in range(RECORDS)]
     rows += [
-        (DELAY, 0, offset, row.timestamp_ms, row.key, row.value, list(row.headers))
+        (*PLACES[str(row.contract)], offset, row.timestamp_ms, row.key, row.value, [*row.headers])
         for offset, row in enumerate(HEADER_ROWS, RECORDS)
     ]
-    records = frame(spark, rows)
+    records = table(spark, ROW_SCHEMA, rows)
     classified = classified_sources(records, LEDGER).persist()
     readings = count_readings(classified)
     assert min(readings[COMPLETE], readings[HASHED], readings[DOUBTFUL]) > RECORDS // 20
@@ -82,8 +89,8 @@ def test_source_records(spark: SparkSession) -> None:
 
 def test_deliveries_and_dead_letters(spark: SparkSession) -> None:
     rng = random.Random(2)
-    rows = [output(rng, offset) for offset in range(RECORDS)]
-    classified = classified_deliveries(frame(spark, rows), LEDGER).persist()
+    rows = [output(rng, offset, (LETTERS, TARGET, OTHER)) for offset in range(RECORDS)]
+    classified = classified_deliveries(table(spark, ROW_SCHEMA, rows), LEDGER).persist()
     readings = count_readings(classified)
     assert min(readings[n] for n in (COMPLETE, HASHED, DOUBTFUL, ORDINARY)) > RECORDS // 20
     made = rows_of(completed(classified, LEDGER))
@@ -92,8 +99,8 @@ def test_deliveries_and_dead_letters(spark: SparkSession) -> None:
 
 def test_outcomes(spark: SparkSession) -> None:
     rng = random.Random(4)
-    rows = [outcome(rng, offset) for offset in range(RECORDS)]
-    classified = classified_outcomes(frame(spark, rows), LEDGER).persist()
+    rows = [output(rng, offset, (OUTCOMES,)) for offset in range(RECORDS)]
+    classified = classified_outcomes(table(spark, ROW_SCHEMA, rows), LEDGER).persist()
     readings = count_readings(classified)
     assert min(readings[n] for n in (COMPLETE, DOUBTFUL, ORDINARY)) > RECORDS // 50
     made = rows_of(completed(classified, LEDGER))
@@ -124,7 +131,7 @@ def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(
 ) -> None:
     rng = random.Random(3)
     rows = [source(rng, offset) for offset in range(2_000)]
-    whole = rows_of(completed(classified_sources(frame(spark, rows), LEDGER), LEDGER))
+    whole = rows_of(completed(classified_sources(table(spark, ROW_SCHEMA, rows), LEDGER), LEDGER))
     is_kept = [row[5] is None or b"keep" in row[5] for row in rows]
     hashes = [
         None
@@ -148,68 +155,25 @@ def test_a_value_of_which_only_the_hash_was_kept_has_the_same_content(
 
 def source(rng: random.Random, offset: int) -> Row:
     place = rng.choice([(DELAY, 0), (DELAY, 0), (DELAY, 1), (DELAY, 2), (LEVEL, 0)])
-    at = rng.choice([("delay-at", moment(rng)), ("delay-after", delay(rng))])
+    ms = rng.randrange(2 * 10**8)
+    at = rng.choice([("delay-at", b"%d" % (T + ms)), ("delay-after", b"%d" % ms)])
     headers: list[Header] = [at, ("delay-target-topic", rng.choice(TARGETS[:2]).encode())]
     if rng.random() < 0.2:
-        headers = [("delay-op", rng.choice([b"cancel", b"cancel", b"fire", b"other"]))]
+        headers = [("delay-op", rng.choice([b"cancel", b"fire"]))]
     if len(headers) == 1 or rng.random() < 0.3:
-        headers.insert(rng.randrange(len(headers) + 1), ("delay-id", identity(rng)))
+        name = mostly(rng, b"%d" % rng.randrange(1_000), *TABLE["delay-id"])
+        headers.insert(rng.randrange(len(headers) + 1), ("delay-id", name))
     for _ in range(mostly(rng, 0, 1, 2) if len(headers) > 2 else rng.randrange(3)):
         at_side = rng.choice([0, len(headers), rng.randrange(len(headers) + 1)])
         headers.insert(at_side, own(rng))
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         spoil(rng, headers)
     kept: list[Header] | None = None if rng.random() < 0.02 else headers
-    return (*place, offset, at_ms(rng), content(rng), content(rng), kept)
-
-
-def identity(rng: random.Random) -> bytes:
-    return bytes(mostly(rng, b"%d" % rng.randrange(1_000), b"", b"x" * 65, b"\xff", b" a "))
-
-
-def outcome(rng: random.Random, offset: int) -> Row:
-    """As the service writes them, perhaps spoilt."""
-    settles = mostly(rng, b"%d" % rng.randrange(100), b"-1", b"x")
-    shard = mostly(rng, f"{DELAY}:{rng.randrange(2)}".encode(), b"elsewhere:0", b"no:7", b"x")
-    said = ["cancelled", "replaced", "not_pending", "expired", "fired"]
-    headers: list[Header] = [
-        ("delay-outcome", mostly(rng, rng.choice(said).encode(), b"lost", b"")),
-        ("delay-shard", shard),
-        ("delay-settles", settles),
-    ]
-    more: list[Header] = [
-        ("delay-id", identity(rng)),
-        ("delay-source", mostly(rng, shard + b":" + settles, b"x:0:1", b"")),
-        ("delay-due-at", mostly(rng, b"%d" % T, b"", b"x")),
-        ("delay-settled-by", mostly(rng, b"%d" % rng.randrange(200), b"x", b"-1")),
-        ("delay-settled-by-source", b"delay_topic_any:1:3"),
-    ]
-    headers += [header for header in more[:-1] if rng.random() < 0.7]
-    headers += more[-1:] if rng.random() < 0.1 else []
-    if rng.random() < 0.1:
-        spoil(rng, headers)
-    if rng.random() < 0.05:
-        headers = [own(rng)]
-    return (OUTCOMES, 0, offset, T, content(rng), None, headers)
+    return (*place, offset, int(mostly(rng, T, 0, -1, 2**52)), content(rng), content(rng), kept)
 
 
 def mostly(rng: random.Random, usual: Any, *odd: Any) -> Any:
     return usual if rng.random() < 0.9 else rng.choice(odd)
-
-
-def at_ms(rng: random.Random) -> int:
-    return int(mostly(rng, T, 0, -1, 2**52))
-
-
-def moment(rng: random.Random) -> bytes:
-    due = b"%d" % (T + rng.randrange(2 * 10**8))
-    odd = [b"%d" % (T - 5), b"1790000000", b"0", b"12 ", b"1e9", b"2026-09-21T00:00:00Z"]
-    return bytes(mostly(rng, due, *odd))
-
-
-def delay(rng: random.Random) -> bytes:
-    odd = [b"PT30S", b"30s", b"-1", b"", b"9" * 15, b"9" * 16, b"5\n", b"\xff", b"0", "٣".encode()]
-    return bytes(mostly(rng, b"%d" % rng.randrange(2 * 10**8), *odd))
 
 
 def own(rng: random.Random) -> Header:
@@ -228,12 +192,15 @@ def spoil(rng: random.Random, headers: list[Header]) -> None:
     """Add, repeat, empty or drop a header that means something."""
     special = rng.choice(sorted(KNOWN | HOME_NAMES))
     chosen = rng.randrange(len(headers))
+    name = headers[chosen][0]
+    value = rng.choice([b"other", b"none", b"-1", b"x", *TABLE.get(name, {})])
     edits: list[Callable[[], object]] = [
         lambda: headers.append((special, content(rng))),
         lambda: headers.append(headers[chosen]),
-        lambda: headers.__setitem__(chosen, (headers[chosen][0], None)),
+        lambda: headers.__setitem__(chosen, (name, None)),
         lambda: headers.pop(chosen),
-        lambda: headers.__setitem__(chosen, (headers[chosen][0], rng.choice([b"other", b"none"]))),
+        lambda: headers.__setitem__(chosen, (name, value)),
+        lambda: headers.__setitem__(chosen, (name, value)),
     ]
     rng.choice(edits)()
 
@@ -242,43 +209,32 @@ def content(rng: random.Random) -> bytes | None:
     return rng.choice([None, b"", b"v", b"keep this", rng.randbytes(rng.randrange(40))])
 
 
-def output(rng: random.Random, offset: int) -> Row:
-    shard = str(mostly(rng, f"{DELAY}:{rng.randrange(2)}", f"{LEVEL}:0", "elsewhere:0", "no:7"))
-    settles = bytes(mostly(rng, b"%d" % rng.randrange(100), b"-1", b"x", b"9" * 18, b"9" * 19))
-    named = settles if rng.random() < 0.9 else b"3"
-    headers = [own(rng) for _ in range(rng.randrange(3))]
-    told: list[Header] = [
-        ("delay-due-at", mostly(rng, b"%d" % T, b"", b"soon")),
-        ("delay-source", shard.encode() + b":" + named),
-        ("delay-settles", settles),
-    ]
-    if rng.random() < 0.3:
-        told = rng.sample(told, rng.randrange(4))
+def output(rng: random.Random, offset: int, topics: Sequence[str]) -> Row:
+    """A record of the service in one of the small histories, perhaps spoilt."""
+    topic = rng.choice(topics)
+    at, _, value, found = rng.choice(WRITTEN[topic])
+    headers = [*found]
     if rng.random() < 0.2:
-        told.append(rng.choice([("delay-id", b"a"), ("delay-error", b"x"), own(rng)]))
-    topic = rng.choice([*TARGETS, LETTERS])
-    kept: list[Header] | None = None if rng.random() < 0.02 else [*headers, *told]
-    return (topic, 0, offset, T, content(rng), content(rng), kept)
+        headers = rng.choice([[], rng.sample(headers, rng.randrange(len(headers)))])
+    for _ in range(mostly(rng, 0, 1, 2)):
+        headers.insert(rng.choice([0, len(headers)]), own(rng))
+    if headers and rng.random() < 0.2:
+        spoil(rng, headers)
+    kept = None if rng.random() < 0.02 else headers
+    return (topic, 0, offset, at, rng.choice([None, b"", b"k"]), mostly(rng, value, None), kept)
+
+
+WRITTEN: Final = {
+    topic: [record for one in CASES.values() for record in made(one).logs[topic] if record[3]]
+    for topic in (LETTERS, OUTCOMES, TARGET, OTHER)
+}
 
 
 # --- both readers --------------------------------------------------------------------------------
 
 
-def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    return spark.createDataFrame(rows, ROW_SCHEMA)
-
-
 def batches(rows: list[Row]) -> Iterable[pa.RecordBatch]:
-    columns = list(zip(*rows, strict=True))
-    shaped = [
-        None if held is None else [{"key": name, "value": value} for name, value in held]
-        for held in columns[6]
-    ]
-    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    kinds = (pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary())
-    arrays = [pa.array(c, k) for c, k in zip(columns[:6], kinds, strict=True)]
-    names = ["topic", "partition", "offset", "timestamp_ms", "key", "value", "headers"]
-    yield pa.RecordBatch.from_arrays([*arrays, pa.array(shaped, kind)], names=names)
+    yield batch_of(rows, arrow_schema(ROW_SCHEMA))
 
 
 def count_readings(classified: DataFrame) -> dict[int, int]:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.spark.audit import AuditOptions
 from connectors.spark.report.page import ReportFacts
 from connectors.spark.report.run import ReportOptions, report
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import SECRET, Bench, now_ms
+from tests.spark.audits import audit_options
 
 HOUR_MS = 3_600_000
 PENDING = 90
@@ -32,17 +32,8 @@ class Past:
     mails: str
 
     def report(self, out: Path, **more: Any) -> ReportFacts:
-        bench = self.bench
         said: list[str] = []
-        audit = AuditOptions(
-            client={"bootstrap.servers": bench.bootstrap},
-            out=str(out),
-            checkpoint=bench.checkpoint,
-            dead_letter=bench.dead_letter,
-            outcomes=bench.outcomes,
-            secrets=(SECRET.encode(),),
-            allow=(bench.target_name("*"),),
-        )
+        audit = audit_options(self.bench, out, secrets=(SECRET.encode(),))
         options = ReportOptions(audit, **more)
         found = report(self.spark, options, said.append)
         assert said

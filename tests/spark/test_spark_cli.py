@@ -67,10 +67,12 @@ def test_a_program_gets_one_object_and_people_are_told_beside_it(
     cluster: EmbeddedCluster, topics: tuple[str, str], tmp_path: Path
 ) -> None:
     path = rows(tmp_path, 20)
-    done = run(cluster, tmp_path, *asked(path, *topics), "--json")
-    assert done.returncode == 0, done.stderr
+    with Path(path).open("a") as opened:
+        opened.write("late,whenever,text\n")
+    done = run(cluster, tmp_path, *asked(path, *topics), "--json", "--skip-rejected")
+    assert done.returncode == 3, done.stderr
     told = json.loads(done.stdout)
-    assert (told["rows"], told["written"], told["rejected"]) == (20, 20, {})
+    assert (told["rows"], told["written"], told["rejected"]) == (21, 20, {"time-invalid": 1})
     # On a slow machine there is a line each half minute, and never anything else.
     assert all("tasks done" in line for line in done.stderr.splitlines())
     with Reader(cluster.bootstrap, [topics[0]]) as reader:

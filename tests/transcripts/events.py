@@ -8,9 +8,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-_FIXED_S: Final = {"watch": 0.010, "turn": 0.002, "connect": 0.300, "take over": 0.100}
-_TRANSACTION_S: Final = 0.020
-_LONGEST: Final = {"watch": 0.060, "turn": 0.020, "connect": 1.5, "take over": 0.5}
+_FIXED_S: Final = {"watch": 0.010, "turn": 0.002, "connect": 0.300} | {
+    "take over": 0.100,
+    "transaction": 0.020,
+}
+_LONGEST: Final = {"watch": 0.060, "turn": 0.020, "connect": 1.5}
 
 
 class Events:
@@ -23,6 +25,8 @@ class Events:
     def __init__(self, chance: random.Random | None = None) -> None:
         self.now_s = 0.0
         self.lines: list[str] = []
+        self.check: Callable[[], None] = lambda: None
+        """Called after every event, and before every request to ZooKeeper."""
         self._chance = chance
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -37,18 +41,16 @@ class Events:
 
     def delay_s(self, of: str) -> float:
         """How long it takes."""
-        if of == "transaction":
-            return _TRANSACTION_S
         if self._chance is None:
             return _FIXED_S[of]
         return self._chance.uniform(0.001, _LONGEST[of])
 
-    def run(self, until_s: float, check: Callable[[], None]) -> None:
-        """Let time pass; ``check`` is called after every event."""
+    def run(self, until_s: float) -> None:
+        """Let time pass."""
         while self._queue and self._queue[0][0] <= until_s:
             self.now_s, _, what = heapq.heappop(self._queue)
             what()
-            check()
+            self.check()
         self.now_s = until_s
 
     def say(self, who: str, what: str) -> None:

@@ -36,14 +36,6 @@ class _Owner(NamedTuple):
 
 
 @dataclass(slots=True)
-class Vacancy:
-    """How a slice without an owner is filled, for the bound on herds."""
-
-    since_s: float
-    attempts: int = 0
-
-
-@dataclass(slots=True)
 class ModelZooKeeper:
     """The ensemble as a whole."""
 
@@ -56,9 +48,9 @@ class ModelZooKeeper:
     links: list[Link] = field(default_factory=list)
     silent_since_s: dict[int, float | None] = field(default_factory=dict)
     """Sessions that live, by id."""
-    vacancies: dict[int, Vacancy] = field(default_factory=dict)
-    attempts_max: int = 0
     sessions: int = 0
+    resigning: Callable[[str, int], None] = lambda *_: None
+    """Called with the instance of the owner, before its node goes."""
 
     def opened(self) -> int:
         """A new session."""
@@ -96,7 +88,6 @@ class ModelZooKeeper:
     def vacate(self, slice_no: int) -> None:
         """The owner node of a slice goes."""
         if self.owners.pop(slice_no, None) is not None:
-            self.vacancies[slice_no] = Vacancy(self.events.now_s)
             self.changed(slice_no)
 
     def changed(self, what: int) -> None:
@@ -136,6 +127,9 @@ class Link:
         self.is_alive = True
         self.is_cut = False
         self.is_refused = False
+        self.is_failing: Callable[[], bool] = lambda: False
+        """Whether a request gets no answer, although the connection stands."""
+        self._held_back: list[int] = []
         self.trouble = ""
         self.session_timeout_s = SESSION_S
         zookeeper.links.append(self)
@@ -149,7 +143,9 @@ class Link:
     def notify(self, what: int) -> None:
         """A watch fires; lost if the connection is gone before it arrives."""
         session = self._session
-        if self.is_connected and not self.is_cut:
+        if self.is_cut:
+            self._held_back.append(what)
+        elif self.is_connected:
             delay_s = self._zookeeper.events.delay_s("watch")
             self._zookeeper.events.after(delay_s, lambda: self._arrived(what, session))
 
@@ -196,8 +192,13 @@ class Link:
 
     def speak_again(self) -> None:
         """Thawed or mended: an expired session is told at once, another goes on."""
+        held_back, self._held_back = self._held_back, []
+        if not self.is_alive:
+            return
         if self._session in self._zookeeper.silent_since_s and self._session is not None:
             self._zookeeper.heard(self._session)
+            for what in held_back:  # sent again, if the connection has survived
+                self.notify(what)
         elif self.is_connected:
             self._zookeeper.events.after(self._zookeeper.events.delay_s("watch"), self.drop)
         self.retry()
@@ -224,20 +225,25 @@ class Link:
         self._zookeeper.links.remove(self)
         self.is_connected = self.is_alive = False
 
+    def end_session(self) -> None:
+        """As the supervisor of a dead worker does."""
+        if self._session is not None and self._zookeeper.is_running:
+            self._zookeeper.ended(self._session)
+
     def take_lost(self) -> bool:
-        """As the ensemble's."""
         was_lost, self._is_lost = self._is_lost, False
         return was_lost
 
     @property
     def is_lost(self) -> bool:
-        """As the ensemble's."""
         return self._is_lost
 
     def _ask(self) -> int:
         """The session that asks."""
+        self._zookeeper.events.check()
         is_known = self._session in self._zookeeper.silent_since_s
-        if not (self.is_connected and self._is_reachable and is_known) or self._session is None:
+        is_answered = self.is_connected and self._is_reachable and is_known
+        if not is_answered or self._session is None or self.is_failing():
             raise EnsembleError("no answer")
         return self._session
 
@@ -246,7 +252,6 @@ class Link:
         self._ask()
 
     def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
-        """As the ensemble's."""
         session, name = self._ask(), worker_name(life.node_id, life.worker)
         held = self._zookeeper.lives.get(name)
         if held is not None and held.session == session:
@@ -262,19 +267,16 @@ class Link:
         return None
 
     def enroll(self, node: NodeNote) -> None:
-        """As the ensemble's."""
         self._ask()
         self._zookeeper.nodes[node.node_id] = node
         self._zookeeper.changed(MEMBERS)
 
     def unregister(self, life: LifeNote) -> None:
-        """As the ensemble's."""
         self._ask()
         if self._zookeeper.lives.pop(worker_name(life.node_id, life.worker), None) is not None:
             self._zookeeper.changed(MEMBERS)
 
     def beat(self, life: LifeNote | None) -> bool:
-        """As the ensemble's."""
         session = self._ask()
         if life is None:
             return True
@@ -286,7 +288,6 @@ class Link:
         return True
 
     def nodes(self) -> list[NodeNote]:
-        """As the ensemble's."""
         self._ask()
         return list(self._zookeeper.nodes.values())
 
@@ -295,24 +296,20 @@ class Link:
         self._ask()
 
     def forget(self, node_id: str) -> None:
-        """As the ensemble's."""
         self._ask()
         if self._zookeeper.nodes.pop(node_id, None) is not None:
             self._zookeeper.changed(MEMBERS)
 
     def live(self) -> list[str]:
-        """As the ensemble's."""
         self._ask()
         return list(self._zookeeper.lives)
 
     def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
-        """As the ensemble's."""
         self._ask()
         lives = self._zookeeper.lives
         return {name: lives[name].note for name in names if name in lives}
 
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, SliceOwner]]:
-        """As the ensemble's."""
         session = self._ask()
         for slice_no in slice_nos:
             held = self._zookeeper.owners.get(slice_no)
@@ -320,19 +317,14 @@ class Link:
             yield slice_no, SliceOwner(note, holder == session)
 
     def confirm_all(self, slice_nos: Iterable[int]) -> Iterator[int]:
-        """As the ensemble's."""
         held = dict(self.owners(slice_nos))
         yield from (n for n, one in held.items() if one.is_mine)
 
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
-        """As the ensemble's."""
         return frozenset(n for n in slice_nos if self._claim(n, owner))
 
     def _claim(self, slice_no: int, owner: OwnerNote) -> bool:
         session, zookeeper = self._ask(), self._zookeeper
-        vacancy = zookeeper.vacancies.setdefault(slice_no, Vacancy(zookeeper.events.now_s))
-        vacancy.attempts += 1
-        zookeeper.attempts_max = max(zookeeper.attempts_max, vacancy.attempts)
         if slice_no in zookeeper.owners:
             return False
         epoch = zookeeper.epochs[slice_no] = zookeeper.epochs.get(slice_no, 0) + 1
@@ -342,7 +334,6 @@ class Link:
         return True
 
     def announce_all(self, heirs: Mapping[int, str]) -> None:
-        """As the ensemble's."""
         for slice_no in self.confirm_all(heirs):
             note = msgspec.structs.replace(
                 self._zookeeper.owners[slice_no].note, heir=heirs[slice_no]
@@ -351,12 +342,11 @@ class Link:
             self._zookeeper.changed(slice_no)
 
     def resign_all(self, slice_nos: Iterable[int]) -> None:
-        """As the ensemble's."""
         for slice_no in self.confirm_all(slice_nos):
+            self._zookeeper.resigning(self._zookeeper.owners[slice_no].note.instance, slice_no)
             self._zookeeper.vacate(slice_no)
 
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
-        """As the ensemble's."""
         for slice_no, held in self.owners(slice_nos):
             if held.owner is not None and held.owner.worker_id == worker_id:
                 self._zookeeper.vacate(slice_no)

@@ -18,7 +18,6 @@ def some(value: Value | None) -> Value:
 
 
 def any_target(delay_topic: str) -> Allowlist:
-    """Return settings that allow all."""
     return Allowlist(delay_topic, ["*"])
 
 

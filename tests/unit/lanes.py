@@ -49,7 +49,6 @@ def routes_of(window_ms: int = 3_600_000, *parks_ms: int, **more: Any) -> Routes
 
 
 def lane_of(store: Store, source: object, routes: Routes, place: Place = (TOPIC, 0)) -> Lane:
-    """A lane, to which a contract has to be given."""
     return Lane(*place, "id", store, cast("Source", source), routes, KnownTargets())
 
 

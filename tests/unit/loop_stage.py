@@ -12,11 +12,7 @@ from typing import Any, TypeVar
 
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.contracts import (
-    CONTRACT_VERSION,
-    Contract,
-    Contracts,
-)
+from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, encode_key
@@ -48,8 +44,6 @@ Answer = TypeVar("Answer")
 
 
 class ManualClock:
-    """Stands still until it is moved."""
-
     def __init__(self) -> None:
         self.now_ms = NOW_MS
 
@@ -85,7 +79,6 @@ class Inline:
         return future
 
     def run(self) -> None:
-        """Do the oldest thing that waits."""
         self.waiting.popleft()()
 
 
@@ -150,8 +143,6 @@ class Logs:
 
 @dataclass
 class Transaction:
-    """What was committed at once."""
-
     outputs: list[tuple[Place, Output]] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
 
@@ -170,7 +161,6 @@ class Transaction:
 
     @property
     def checkpoints(self) -> list[int]:
-        """Slices whose checkpoints it carries."""
         return [control.slice_no for control in self.controls if not control.writer]
 
 
@@ -181,9 +171,8 @@ class Writer:
         refuses_to: by call, what it raises instead the next time.
     """
 
-    def __init__(self, clock: ManualClock, prefix: str = "w") -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
-        self._prefix = prefix
         self.name = ""
         self.opened: list[str] = []
         self.discarded = 0
@@ -203,7 +192,7 @@ class Writer:
 
     def open(self) -> str:
         self._may("open")
-        self.name = f"{self._prefix}{len(self.opened) + 1}"
+        self.name = f"w{len(self.opened) + 1}"
         self.opened.append(self.name)
         return self.name
 
@@ -227,7 +216,6 @@ class Writer:
                 self.note_checkpoint(slice_no, value)
 
     def note_checkpoint(self, slice_no: int, value: bytes) -> None:
-        """Let this be the newest checkpoint of the slice."""
         now_ms = self._clock.now_ms
         before = self.checkpoints.get(slice_no)
         offset = 0 if before is None else before.offset + 1
@@ -244,11 +232,9 @@ class Writer:
         self.open_outputs.clear()
 
     def checkpoint(self, slice_no: int) -> Checkpoint:
-        """The newest that is committed."""
         return decode_checkpoint(self.checkpoints[slice_no].data)
 
     def sent(self) -> list[tuple[Place, Output]]:
-        """All outputs that were ever committed, in order."""
         return [output for one in self.committed for output in one.outputs]
 
 
@@ -370,8 +356,6 @@ class Ensemble:
 
 
 class Watch(ClockWatch):
-    """The clock's watch: doubt as a test sets it, and the broker's answers that it was told."""
-
     def __init__(self) -> None:
         self.reason: str | None = None
         self.answers: list[tuple[int, float]] = []
@@ -384,8 +368,6 @@ class Watch(ClockWatch):
 
 
 class Heard:
-    """The observer: what it was told."""
-
     def __init__(self) -> None:
         self.transactions: list[tuple[list[int], bool]] = []
 
@@ -443,7 +425,6 @@ class Stage:
             self.add(number)
 
     def add(self, number: int, topic: str = TOPIC) -> None:
-        """Keep one more shard."""
         lane = Lane(topic, number, topic, MemoryStore(), self.logs, ROUTES, targets=self.targets)
         lane.adopt(Contracts([(0, Contract())]))
         self.loop.add_lanes(number, [lane])

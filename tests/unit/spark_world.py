@@ -1,33 +1,39 @@
-"""A small world of topics in memory, judged by the audit's own functions without Spark.
-
-A test writes source records and outputs with the times that it wants, moves the cursor, and asks
-for the verdict.
-"""
+"""Histories in memory, judged by the audit from cut to cut."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from confluent_kafka import Message
+from pyspark.sql import DataFrame, SparkSession
 
-from connectors.spark.audit.local import counts_of, judge_all, told_by
-from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.verdicts import FOUND, UNJUDGED
-from connectors.spark.common.session import exit_status
-from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
-from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import (
-    Ledger,
-    LedgerRow,
-    name_hash,
+from connectors.spark.audit.carried_state import CarriedState
+from connectors.spark.audit.engine import Engine, FoundRows, StepResult
+from connectors.spark.audit.evidence import (
+    NO_PAST,
+    EarlierCut,
+    Evidence,
+    Strictness,
+    rules_of,
 )
-from connectors.spark.ledger.sources import SourceRows
-from delayservice.contract.codec import Payload
+from connectors.spark.audit.local import judged_here
+from connectors.spark.audit.rules import OPEN, Rules
+from connectors.spark.audit.state import AuditManifest, State, StoredRun
+from connectors.spark.common.cut import Cut, ShardCut
+from connectors.spark.common.frames import arrow_schema, batch_of
+from connectors.spark.common.log_times import Policy
+from connectors.spark.common.session import exit_status
+from connectors.spark.common.topics import ROW_SCHEMA, Place, Span
+from connectors.spark.ledger.facts import NEVER_MS
+from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import SCHEDULE, Headers
+from delayservice.contract.entry import SCHEDULE, Headers, PolledRecord
 from delayservice.contract.home import (
     SETTLES_NOTHING,
     Sent,
@@ -37,23 +43,25 @@ from delayservice.contract.home import (
 )
 from delayservice.contract.requeue import write_copy
 from delayservice.engine.cursor import Cursor
+from tests.history import SECRET, Header, History
 
-DELAY = "delay_topic_any"
-HOME = "delay_topic_any, partition 1"
-"""A second partition, where some ids are at home; its offsets are found as so many more."""
+MEMORY = "/dev/shm"  # noqa: S108  # a disk takes longer to forget a folder than a step takes
 AT_HOME = 1_000
-TARGET = "to_a"
-OTHER = "to_b"
-LETTERS = "delay_dead_letter"
-OUTCOMES = "delay_outcomes"
-TOPICS = (LETTERS, OUTCOMES, DELAY, TARGET, OTHER)
-HASHES = {name: name_hash(name) for name in TOPICS}
-SHARDS = {(DELAY, number): name_hash(f"{DELAY}:{number}") for number in (0, 1)}
-SECRET = b"the cluster's secret"
+"""Offsets of the second partition, where some ids are at home, are found as so many more."""
+DELAY = "delay_topic_any"
+TARGET, OTHER = History.target, History.other
+LETTERS, OUTCOMES = History.dead_letter, History.outcomes
+OUTPUTS = (LETTERS, OUTCOMES, TARGET, OTHER)
+HASHES = {name: name_hash(name) for name in (*OUTPUTS, DELAY)}
 CONTRACT = Contract(roll_window_ms=10**9)
 HOMES = replace(CONTRACT, id_partitions=2)
 
-Header = tuple[str, bytes | None]
+USUAL = Strictness(overdue_ms=None)
+HERE, SPARK, SPARK_AT_ONCE = "here", "Spark", "Spark at once"
+"""Who judges a step of an audit."""
+
+Record = tuple[str, int, int, int, bytes | None, bytes | None, Headers]
+"""As ``topics.ROW_SCHEMA``."""
 
 
 class Found(NamedTuple):
@@ -61,16 +69,28 @@ class Found(NamedTuple):
 
     findings: list[tuple[str, int]]
     unjudged: Counter[str]
-    counts: dict[str, int]
     status: int
 
 
-class World:
-    """One shard and its outputs, and another one in which ids may be at home."""
+class Snapshot(NamedTuple):
+    """What a cut sees of a world."""
 
-    def __init__(self) -> None:
+    ends: Mapping[str, int]
+    cursor: Cursor = Cursor()
+    at_home: Cursor = Cursor()
+    taken_ms: int = 0
+
+
+class World(History):
+    """A delay topic of two partitions, in which ids are at home, and the service's outputs."""
+
+    def __init__(self, name: str = "any", number: int = 0) -> None:
+        self.delay = f"delay_topic_{name}"
+        self.home = f"{self.delay}, partition 1"
+        self.number = number
+        """Partition of all other topics, which worlds that are judged together share."""
         self.logs: dict[str, list[tuple[int, bytes | None, bytes | None, Headers]]] = {
-            name: [] for name in (*TOPICS, HOME)
+            name: [] for name in (self.delay, self.home, *OUTPUTS)
         }
         self.contract = CONTRACT
         self.contract_at_home: Contract | None = None
@@ -83,7 +103,18 @@ class World:
         self.judged_from: int | None = None
         self.lost: tuple[tuple[int, int], ...] = ()
         self.rules: dict[str, Any] = {}
+        self.strictness = USUAL
         self.cursor = self.cursor_at_home = Cursor()
+        self.earlier: Cursor | None = None
+        """Cursor of the first partition before the ends were read, if it was another."""
+        self.born_ms = 0
+        """When the first record of the first partition was written."""
+        self.cuts: list[Snapshot] = []
+        self.here = f"{self.delay}:0:0"
+        self.there = ("delay-shard", f"{self.delay}:1".encode())
+
+    def by(self, offset: int) -> Header:
+        return "delay-settled-by-source", f"{self.delay}:0:{offset}".encode()
 
     def write(
         self,
@@ -92,111 +123,16 @@ class World:
         headers: Sequence[Header],
         value: bytes | None = b"value",
         key: bytes | None = None,
-    ) -> int:
-        """Append a record; its offset."""
-        self.logs[topic].append((at_ms, key, value, list(headers)))
-        return len(self.logs[topic]) - 1
-
-    def source(self, at_ms: int, due_ms: int, *more: Header, value: bytes | None = b"value") -> int:
-        headers = [("delay-at", b"%d" % due_ms), ("delay-target-topic", TARGET.encode()), *more]
-        return self.write(DELAY, at_ms, headers, value)
-
-    def control(self, at_ms: int, name: bytes, op: bytes) -> int:
-        return self.write(DELAY, at_ms, [("delay-id", name), ("delay-op", op)], None)
-
-    def delivery(
-        self,
-        at_ms: int,
-        offset: int,
-        due_ms: int,
-        *more: Header,
-        topic: str = TARGET,
-        origin: str = "",
-        value: bytes | None = b"value",
-    ) -> int:
-        told = [
-            ("delay-due-at", b"%d" % due_ms),
-            ("delay-source", (origin or f"{DELAY}:0:{offset}").encode()),
-            ("delay-settles", b"%d" % offset),
-        ]
-        return self.write(topic, at_ms, [*told, *more], value)
-
-    def outcome(
-        self,
-        at_ms: int,
-        name: str,
-        offset: int,
-        by: int | None = None,
-        *more: Header,
         partition: int = 0,
     ) -> int:
-        told = [
-            ("delay-outcome", name.encode()),
-            ("delay-shard", f"{DELAY}:{partition}".encode()),
-            ("delay-settles", b"%d" % offset),
-            *more,
-        ]
-        told += [] if by is None else [("delay-settled-by", b"%d" % by)]
-        return self.write(OUTCOMES, at_ms, told, None)
-
-    def letter(
-        self,
-        at_ms: int,
-        offset: int,
-        code: str,
-        headers: Sequence[Header] = (),
-        value: bytes | None = b"value",
-        detail: bytes = b"why",
-        *more: Header,
-        origin: str = "",
-    ) -> int:
-        told = [
-            *headers,
-            ("delay-error", code.encode()),
-            ("delay-error-detail", detail),
-            ("delay-source", (origin or f"{DELAY}:0:{offset}").encode()),
-            ("delay-settles", b"%d" % offset),
-            *more,
-        ]
-        return self.write(LETTERS, at_ms, told, value)
-
-    def requeue(
-        self,
-        at_ms: int,
-        settles: int,
-        due_ms: int,
-        *,
-        base: int,
-        name: bytes | None = None,
-        origin: str = "",
-        key_ms: int = 0,
-        expires_ms: int | None = None,
-        recur: bytes | None = None,
-        secret: bytes = SECRET,
-        value: bytes | None = b"value",
-        topic: str = DELAY,
-    ) -> int:
-        """Append a copy, as the service signs it."""
-        source = (origin or f"{DELAY}:0:{settles}").encode()
-        meta = (name, source, 1, expires_ms)
-        payload: Payload = (
-            *(TARGET, -1, None, value, [], due_ms),
-            meta if recur is None else (*meta, recur),
-        )
-        key, content, headers = write_copy(
-            *(*_place_of(topic), secret),
-            settles=settles,
-            source=source,
-            base=base,
-            at_ms=key_ms or due_ms,
-            payload=payload,
-        )
-        return self.write(topic, at_ms, headers, content, key)
+        log = self.logs[self.home if partition and topic == self.delay else topic]
+        log.append((at_ms, key, value, list(headers)))
+        return len(log) - 1
 
     def sent(self, offset: int, record_id: bytes, kind: int = SCHEDULE) -> Sent:
         """The record at an offset of the first partition, as it goes home."""
-        at_ms, key, value, headers = self.logs[DELAY][offset]
-        source = f"{DELAY}:0:{offset}".encode()
+        at_ms, key, value, headers = self.logs[self.delay][offset]
+        source = f"{self.delay}:0:{offset}".encode()
         return homebound(kind, record_id, source, at_ms, (key, value, headers))
 
     def envelope(
@@ -204,138 +140,182 @@ class World:
         at_ms: int,
         sent: Sent,
         settles: int = SETTLES_NOTHING,
-        topic: str = HOME,
+        partition: int = 1,
         secret: bytes = SECRET,
     ) -> int:
         """Append a record at its home."""
-        home = _place_of(topic)[1]
-        shard = f"{DELAY}:0"
-        key, value, headers = write_envelope(DELAY, home, secret, sent, settles, shard)
-        return self.write(topic, at_ms, headers, value, key)
+        shard = f"{self.delay}:0"
+        key, value, headers = write_envelope(self.delay, partition, secret, sent, settles, shard)
+        return self.write(self.delay, at_ms, headers, value, key, partition)
 
     def wait(
         self, at_ms: int, settles: int, record_id: bytes, *group: Sent, base: int, took: int = -1
     ) -> int:
         """Append what waits for its home."""
         key, value, headers = write_copy(
-            *(DELAY, 0, SECRET),
+            *(self.delay, 0, SECRET),
             settles=settles,
             source=group[-1].source,
             base=base,
             at_ms=at_ms + 1_000,
-            payload=waiting_payload((DELAY, 1), record_id, group, at_ms, 2, took),
+            payload=waiting_payload((self.delay, 1), record_id, group, at_ms, 2, took),
         )
-        return self.write(DELAY, at_ms, headers, value, key)
+        return self.write(self.delay, at_ms, headers, value, key)
 
     def settled(self, key_ms: int, h: int | None = None) -> None:
         """Move the cursors; H to the end of the log."""
-        self.cursor = Cursor((key_ms, 0), len(self.logs[DELAY]) if h is None else h)
-        self.cursor_at_home = Cursor((key_ms, 0), len(self.logs[HOME]))
+        self.cursor = Cursor((key_ms, 0), len(self.logs[self.delay]) if h is None else h)
+        self.cursor_at_home = Cursor((key_ms, 0), len(self.logs[self.home]))
 
-    # --- judge ---------------------------------------------------------------------------------
+    def cut(self, taken_ms: int = 0) -> None:
+        """Have the audit judge what there is by now, and go on from there."""
+        ends = {name: len(log) for name, log in self.logs.items()}
+        self.cuts.append(Snapshot(ends, self.cursor, self.cursor_at_home, taken_ms))
 
-    def audit(self) -> Found:
+    def audit(self) -> Audit:
+        """Have an audit follow from cut to cut."""
+        with TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as folder:
+            audit = Audit([self], folder)
+            for one in self.cuts:
+                audit.step([one])
+        return audit
+
+    def places(self) -> dict[Place, str]:
+        """Logs by topic and partition."""
+        own = {(self.delay, 0): self.delay, (self.delay, 1): self.home}
+        return own | {(topic, self.number): topic for topic in OUTPUTS}
+
+    def shards(self, at: Snapshot) -> Iterator[ShardCut]:
         turned = [] if self.turned_on is None else [(self.turned_on, HOMES)]
-        contracts = Contracts([(0, self.contract), *turned])
-        at_home = Contracts([(0, self.contract_at_home or self.contract)])
-        here, there = len(self.logs[DELAY]) + self.markers, len(self.logs[HOME])
-        first = ShardRules(
-            *(f"{DELAY}:0", self.cursor, self.cursor, self.start, here, contracts),
-            judged_from=self.start if self.judged_from is None else self.judged_from,
-            lost=self.lost,
-        )
-        second = ShardRules(f"{DELAY}:1", *(self.cursor_at_home,) * 2, 0, there, at_home)
-        rules = Rules(
-            shards={SHARDS[DELAY, 0]: first, SHARDS[DELAY, 1]: second},
-            topics={number: name for name, number in HASHES.items()},
-            partitions={number: 2 if name == DELAY else 1 for name, number in HASHES.items()},
-            read=frozenset(HASHES[name] for name in (LETTERS, OUTCOMES, TARGET, OTHER)),
-            dead_letter=HASHES[LETTERS],
-            outcomes=HASHES[OUTCOMES],
-            delay_topics=frozenset({HASHES[DELAY]}),
-            complete_since_ms={},
-            seen_ms={},
-            lag_ms=30_000,
-        )
-        rules = replace(rules, **self.rules)
-        told, counts = verdicts(self._rows(contracts, at_home), rules)
-        findings = sorted(
-            (r["kind"], r["target_offset"] if r["offset"] is None else _number(r))
-            for r in told
-            if r["verdict"] == FOUND
-        )
-        unjudged = Counter(r["kind"] for r in told if r["verdict"] == UNJUDGED)
-        return Found(findings, unjudged, counts, exit_status(len(findings), len(unjudged)))
+        here = Contracts([(0, self.contract), *turned])
+        there = Contracts([(0, self.contract_at_home or self.contract)])
+        span = Span(self.start, at.ends[self.delay] + self.markers)
+        earlier = self.earlier or at.cursor
+        yield ShardCut(self.delay, 0, "", earlier, at.cursor, here, span, self.lost)
+        span = Span(0, at.ends[self.home])
+        yield ShardCut(self.delay, 1, "", at.at_home, at.at_home, there, span)
 
-    def _rows(self, contracts: Contracts, at_home: Contracts) -> list[pa.RecordBatch]:
-        """The ledger."""
-        ledger = Ledger(
-            SHARDS,
-            HASHES,
-            {(DELAY, 0): contracts, (DELAY, 1): at_home},
-            {DELAY: 2},
-            {LETTERS: LETTER, OUTCOMES: OUTCOME},
-            self.secrets,
-        )
-        made = list(SourceRows(ledger).of(self._batches([DELAY, HOME])))
-        return made + list(OutputRows(ledger).of(self._batches([LETTERS, OUTCOMES, TARGET, OTHER])))
-
-    def _batches(self, topics: Iterable[str]) -> Iterable[pa.RecordBatch]:
-        for topic in topics:
-            log = self.logs[topic]
-            first = self.start if topic == DELAY else 0
-            if len(log) <= first:
-                continue
-            kept = log[first:]
-            yield batch_of_records(
-                _place_of(topic), [(first + n, *record) for n, record in enumerate(kept)]
-            )
+    def number_of(self, row: Mapping[str, Any]) -> int:
+        """The offset that a finding is about, told apart by shard."""
+        is_at_home = (row["topic"], row["partition"]) == (self.delay, 1)
+        return int(row["offset"]) + AT_HOME * is_at_home
 
 
-def verdicts(
-    ledger: Iterable[pa.RecordBatch], rules: Rules
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """What users are told of some ledger rows, and counts."""
-    rows = [LedgerRow(*one.values()) for batch in ledger for one in batch.to_pylist()]
-    judge, found = judge_all(rows, rules)
-    told = told_by(judge, found, rows)
-    return told, counts_of(told, judge)
+@dataclass(frozen=True)
+class Logs:
+    """Records of worlds, as a step of the audit reads them."""
+
+    worlds: Sequence[World]
+    spark: SparkSession | None = None
+
+    def rows(self, spans: Mapping[Place, Span]) -> Iterator[Record]:
+        for world in self.worlds:
+            for place, log in world.places().items():
+                span = spans.get(place, Span(0, 0))
+                for offset, record in enumerate(world.logs[log]):
+                    if span.start <= offset < span.end:
+                        yield (*place, offset, *record)
+
+    def messages(self, spans: Mapping[Place, Span]) -> Iterator[Message]:
+        for topic, partition, offset, at_ms, key, value, headers in self.rows(spans):
+            yield Message(topic, partition, offset, key, value, [*headers], timestamp=(1, at_ms))
+
+    def records(self, spans: Mapping[Place, Span]) -> DataFrame:
+        assert self.spark is not None
+        return self.spark.createDataFrame(list(self.rows(spans)), ROW_SCHEMA)
+
+    def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
+        assert rules.shards
+        return decided
 
 
-def batch_of_records(
-    place: tuple[str, int],
-    records: Sequence[tuple[int, int, bytes | None, bytes | None, Sequence[Header] | None]],
-) -> pa.RecordBatch:
-    """Records of one partition, ``(offset, timestamp, key, value, headers)``, as Spark has them."""
-    offsets, times, keys, values, headers = zip(*records, strict=True)
-    shaped = [
-        None if held is None else [{"key": name, "value": value} for name, value in held]
-        for held in headers
-    ]
-    count = len(records)
-    return pa.record_batch(
-        {
-            "topic": pa.array([place[0]] * count),
-            "partition": pa.array([place[1]] * count, pa.int32()),
-            "offset": pa.array(offsets, pa.int64()),
-            "timestamp_ms": pa.array(times, pa.int64()),
-            "key": pa.array(keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "headers": pa.array(
-                shaped, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-            ),
-        }
-    )
+class Audit:
+    """An audit that follows worlds from cut to cut."""
+
+    def __init__(
+        self, worlds: Sequence[World], folder: str, spark: SparkSession | None = None
+    ) -> None:
+        self.logs = Logs(worlds, spark)
+        self.counts = Counter[str]()
+        self._folder = folder
+        self._owners = {place: world for world in worlds for place in world.places()}
+        self._past = NO_PAST
+        self._before = AuditManifest()
+        self._findings = [list[tuple[str, int]]() for _ in worlds]
+        self._unjudged = [Counter[str]() for _ in worlds]
+
+    @property
+    def runs(self) -> Sequence[StoredRun]:
+        return self._before.runs
+
+    def found(self) -> list[Found]:
+        return [
+            Found(sorted(found), unjudged, exit_status(len(found), len(unjudged)))
+            for found, unjudged in zip(self._findings, self._unjudged, strict=True)
+        ]
+
+    def step(self, now: Sequence[Snapshot], by: str = HERE) -> None:
+        """Judge what the worlds hold at a cut, and keep what the next one needs, except by
+        ``SPARK_AT_ONCE``.
+        """
+        cut = self._cut(now)
+        evidence = self._evidence(cut)
+        first = self.logs.worlds[0]
+        rules = replace(rules_of(cut, evidence, first.strictness, self._past), **first.rules)
+        spark, before = self.logs.spark, self._before
+        work = f"{self._folder}/{before.number}"
+        state = State(spark, self._folder)  # type: ignore[arg-type]  # not used without Spark
+        held = CarriedState(state, before.runs, before, cut.taken_ms, rules, work)
+        ledger = Ledger.of(cut, first.secrets)
+        result: StepResult[Any] | None
+        if by == HERE or spark is None:
+            result = judged_here(self.logs.messages, evidence, rules, ledger, held)
+        else:
+            engine = Engine(spark, self.logs, work, cut, evidence, rules, ledger)
+            result = engine.run(held if by == SPARK else None)
+        assert result is not None
+        self._note(result)
+        ends = {place: span.end for place, span in cut.spans.items()}
+        self._past = EarlierCut(ends, evidence.starts, evidence.judged)
+        self._before = AuditManifest(before.number + 1, due_ms=held.due_ms, runs=result.runs)
+
+    def _cut(self, now: Sequence[Snapshot]) -> Cut:
+        worlds = self.logs.worlds
+        pairs = list(zip(worlds, now, strict=True))
+        shards = tuple(shard for world, at in pairs for shard in world.shards(at))
+        others = {(t, w.number): Span(0, at.ends[t]) for w, at in pairs for t in OUTPUTS}
+        partitions = dict.fromkeys(OUTPUTS, len(worlds)) | {shard.topic: 2 for shard in shards}
+        return Cut(now[0].taken_ms, shards, others, partitions)
+
+    def _evidence(self, cut: Cut) -> Evidence:
+        ends = self._past.ends
+        spans = {p: replace(s, start=max(s.start, ends.get(p, 0))) for p, s in cut.spans.items()}
+        starts = {shard.place: shard.span.start for shard in cut.shards}
+        chosen = {place: self._owners[place].judged_from for place in starts}
+        judged = {place: starts[place] if at is None else at for place, at in chosen.items()}
+        policies = dict.fromkeys(OUTPUTS, Policy(is_compacted=False, is_by_broker=False))
+        owners = self._owners
+        seen_ms = {p: owners[p].born_ms * (p[0] == owners[p].delay) for p in spans}
+        return Evidence(spans, starts, judged, seen_ms, {}, policies)
+
+    def _note(self, result: StepResult[Any]) -> None:
+        self.counts.update(result.counts)
+        for row in _rows(result.found):
+            world = self._owners[row["topic"], row["partition"]]
+            self._findings[world.number].append((row["kind"], world.number_of(row)))
+        for unjudged in self._unjudged:
+            del unjudged[OPEN]  # what was hidden is judged again
+        for row in _rows(result.unjudged):
+            self._unjudged[self._owners[row["topic"], row["partition"]].number][row["kind"]] += 1
 
 
-def _place_of(topic: str) -> tuple[str, int]:
-    return (DELAY, 1) if topic == HOME else (topic, 0)
+def _rows(found: DataFrame | FoundRows) -> Sequence[Mapping[str, Any]]:
+    return found if isinstance(found, Sequence) else [row.asDict() for row in found.collect()]
 
 
-def _number(row: dict[str, Any]) -> int:
-    """The offset that a finding is about, told apart by shard."""
-    number: int = row["offset"] + AT_HOME * (row["shard"] == SHARDS[DELAY, 1])
-    return number
+def batch_of_records(place: Place, records: Iterable[PolledRecord]) -> pa.RecordBatch:
+    """Records of one partition, as Spark has them."""
+    return batch_of([(*place, *record) for record in records], arrow_schema(ROW_SCHEMA))
 
 
 def deleted(topic: str) -> dict[str, Any]:

@@ -64,7 +64,6 @@ def slot_files(state: Path) -> list[Path]:
 
 
 def flip(path: Path, at: int) -> None:
-    """Change one byte."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(bytes(data))

@@ -1,22 +1,42 @@
-"""The command line: clear errors, exit statuses, nothing secret shown."""
+"""The command line: errors, exit statuses, what is printed and logged, and what is installed."""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import structlog
+from confluent_kafka import KafkaError
+from rich.console import Console
 from typer import BadParameter
 from typer.testing import CliRunner
 
+from connectors.kafka import clients
+from connectors.kafka.controls import CONFIRM_S, ControlClient
+from delay_devtools.shown import show_lateness, show_numbers
+from delayservice import __version__
+from delayservice.__main__ import NEEDED
+from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.cli import app
-from delayservice.commands import sending
+from delayservice.commands import console, options, sending
+from delayservice.commands.api import connect
 from delayservice.commands.send import RecordOptions
-from delayservice.config.settings import load
-from delayservice.contract.entry import Headers
+from delayservice.config.settings import LogSettings, Settings, load
+from delayservice.contract.entry import Headers, NewRecord
+from delayservice.process import logs
+from delayservice.process.logs import HINTS
 
 ROOT = Path(__file__).parents[2]
 NOW_MS = 1_800_000_000_000
@@ -45,9 +65,7 @@ def run(*arguments: str, stdin: bytes = b"", **environ: str) -> subprocess.Compl
         ("node.workers=2", False, "kafka.bootstrap is not set"),
     ],
 )
-def test_config_check_tells_whether_a_node_could_start(
-    setting: str, problem: str | None, *, valid: bool
-) -> None:
+def test_config_check_says_what_is_wrong(setting: str, problem: str | None, *, valid: bool) -> None:
     done = run("config", "check", "--json", "--set", setting)
     assert done.returncode == (0 if valid else 2)
     told = json.loads(done.stdout)
@@ -171,9 +189,7 @@ def test_send_foresees_which_records_will_be_dead_lettered(
         ([ORDERS], None),
     ],
 )
-def test_the_due_time_is_the_one_that_the_service_reads(
-    headers: Headers, due_ms: int | None
-) -> None:
+def test_the_due_time_is_what_the_service_reads(headers: Headers, due_ms: int | None) -> None:
     assert forecast(headers, ALLOWED).due_ms(0, NOW_MS) == due_ms
 
 
@@ -243,11 +259,407 @@ def test_a_record_with_a_time_gets_an_id_of_its_own() -> None:
         if ("delay-id", sent.record_id) in sent.headers
     }
     assert len(made) == 2
-    for options in (
+    for given in (
         RecordOptions(after_ms=1, no_id=True),
         RecordOptions(null=True),
         RecordOptions(target="level topic"),
         RecordOptions(after_ms=1, header=["delay-id=own"]),
     ):
-        assert options.record("t", None if options.null else "x").record_id is None
+        assert given.record("t", None if given.null else "x").record_id is None
     assert RecordOptions(cron="@daily", record_id="own").record("t", "x").record_id == b"own"
+
+
+# --- commands that ask a running node, and what they print ----------------------------------------
+
+
+MADE = "the token that the node has made"
+HOSTILE = "a\x1b]0;owned\x07\x9b31m\N{RIGHT-TO-LEFT OVERRIDE}\N{RIGHT-TO-LEFT ISOLATE}\r\nb [bold]"
+
+
+def settings_in(folder: Path, *sets: str) -> Settings:
+    return load(None, [f"node.state_dir={folder}", *sets], {})
+
+
+def sent(settings: Settings, address: str | None, token_file: Path | None = None) -> str | None:
+    api = connect(settings, address, token_file)
+    assert bool(api.no_token) == ("Authorization" not in api.client.headers)
+    bearer = api.client.headers.get("Authorization")
+    return None if bearer is None else bearer.removeprefix("Bearer ")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_sent"),
+    [
+        (None, True),
+        ("127.0.0.1:9465", True),
+        ("127.8.8.8:9465", True),
+        ("[::1]:9465", True),
+        ("localhost:9465", True),
+        ("0.0.0.0:9465", True),
+        ("[::]:9465", True),
+        ("node-2:9465", False),
+        ("10.0.0.2:9465", False),
+        ("127.evil.example:9465", False),
+        ("localhost.evil.example:9465", False),
+        ("localhost:x@evil.example:9465", False),
+    ],
+)
+def test_a_made_token_stays_on_loopback(
+    tmp_path: Path, *, address: str | None, is_sent: bool
+) -> None:
+    (tmp_path / "admin_token").write_text(MADE + "\n")
+    assert sent(settings_in(tmp_path), address) == (MADE if is_sent else None)
+
+
+def test_a_token_that_is_named_or_configured_is_sent_anywhere(tmp_path: Path) -> None:
+    named = tmp_path / "named"
+    named.write_text("another token, by name\n")
+    configured = settings_in(tmp_path, "admin.tokens.sre.token=a configured token")
+    assert sent(configured, "node-2:9465") == "a configured token"
+    assert sent(configured, "node-2:9465", named) == "another token, by name"
+
+
+def test_a_made_token_that_cannot_be_read_keeps_nobody_from_reading(tmp_path: Path) -> None:
+    (tmp_path / "admin_token").mkdir()  # root reads every file, but no folder
+    api = connect(settings_in(tmp_path), None, None)
+    assert "Authorization" not in api.client.headers
+    assert "can't be read" in api.no_token
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xff", b"a\nb", "t\u00f6ken".encode()])
+def test_a_token_file_that_was_named_has_to_hold_one(tmp_path: Path, content: bytes | None) -> None:
+    named = tmp_path / "named"
+    if content is not None:
+        named.write_bytes(content)
+    with pytest.raises(DelayServiceError, match=r"named (can't be read|holds no token)|in .*named"):
+        connect(settings_in(tmp_path), None, named)
+
+
+def test_an_address_that_is_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DelayServiceError, match="no HOST:PORT"):
+        connect(settings_in(tmp_path), "node:port", None)
+
+
+def test_a_length_of_time_is_told_in_the_largest_unit_that_fits_twice() -> None:
+    told = [console.span(ms) for ms in (0, 1_999, 2_000, 119_999, 5_400_000, 2_591_905_000)]
+    assert told == ["0 ms", "1,999 ms", "2 seconds", "120 seconds", "90 minutes", "30 days"]
+
+
+def test_json_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"detail": HOSTILE + "\u00e4"})
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert line.isprintable()
+    assert "\u00e4" in line
+    assert json.loads(line) == {"detail": HOSTILE + "\u00e4"}
+
+
+# --- what is told of a control that was not written, after errors that no broker makes on demand --
+
+
+REFUSED = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "too large")
+TIMED_OUT = KafkaError(KafkaError._MSG_TIMED_OUT, "timed out")
+UNCONFIRMED = f"not confirmed within {CONFIRM_S:g} s; it may be"
+
+
+class Producer:
+    """Reports one fate of all that it is given, or nothing."""
+
+    def __init__(self, fate: KafkaError | None) -> None:
+        self._fate = fate
+        self._note: Callable[[KafkaError, None], None] | None = None
+
+    def produce(self, *, on_delivery: Any, **_: object) -> None:
+        self._note = on_delivery
+
+    def poll(self, _: float) -> None: ...
+
+    def list_topics(self, topic: str, timeout_s: float) -> None: ...
+
+    def flush(self, _: float) -> int:
+        if self._note is None or self._fate is None:
+            return 1
+        self._note(self._fate, None)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("fate", "text"),
+    [(REFUSED, "can't be written: too large"), (TIMED_OUT, UNCONFIRMED), (None, UNCONFIRMED)],
+)
+def test_a_control_is_refused_or_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, fate: KafkaError | None, text: str
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    def make(options: dict[str, Any]) -> Producer:
+        made.append(options)
+        return Producer(fate)
+
+    monkeypatch.setattr(clients, "producer_client", make)
+    desk = ControlClient({"message.timeout.ms": "300000"}, {}, cast("Any", None), "o")
+    with pytest.raises(KafkaEdgeError, match=f"t:1 .*{text}"):
+        desk.write([NewRecord("t", 1, b"k", None, [])])
+    assert made[0]["message.timeout.ms"] == CONFIRM_S * 1_000, "it gives up when that is told"
+
+
+# --- what runs show at their end ------------------------------------------------------------------
+
+
+def console_of() -> Console:
+    return Console(file=StringIO(), width=120, force_terminal=True, color_system="standard")
+
+
+def written(shown: Console) -> str:
+    assert isinstance(shown.file, StringIO)
+    return shown.file.getvalue()
+
+
+def test_bars_are_as_long_as_their_counts_and_never_vanish() -> None:
+    shown = console_of()
+    show_lateness(shown, [("≤ 5 ms", [(100, "green"), (100, "yellow")]), ("later", [(1, "red")])])
+    first, last = written(shown).splitlines()[-2:]
+    assert first.count("█") == 50
+    assert (last.count("█"), "201" in first, "200" in first) == (1, False, True)
+
+
+def test_a_number_that_has_to_be_zero_is_red_when_it_is_not() -> None:
+    shown = console_of()
+    show_numbers(shown, "bench", {"sent": 12_000, "lost": 3, "early": 0, "unknown": None})
+    text = written(shown)
+    assert "12,000" in text
+    assert "unknown" not in text
+    assert text.count("\x1b[1;31m") == 1
+
+
+# --- what an installation holds, and which configuration it reads ---------------------------------
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+CLIENT_ALONE = """
+from connectors.kafka import client
+producer = client.DelayProducer({"log_level": 0})
+producer.send("orders", b"v", delay="1h30m", cron=None)
+client.LevelProducer(producer.producer).send("orders", b"v", delay=1)
+assert len(producer) == 2
+try:
+    producer.send("delay_topic_1", b"v", delay=1)
+except client.InvalidRequestError as exc:
+    print(exc)
+producer.producer.purge()
+"""
+INSTALLED_AS = {"pure-sasl": "puresasl"}
+
+
+def without_extras(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program where nothing that only the extra ``node`` brings can be imported."""
+    extra = PROJECT["project"]["optional-dependencies"]["node"]
+    names = [INSTALLED_AS.get(name, name.replace("-", "_")) for name in extra]
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
+    return subprocess.run(
+        [sys.executable, "-c", hidden + program], check=False, capture_output=True, text=True
+    )
+
+
+def test_the_client_works_where_only_the_base_is_installed() -> None:
+    done = without_extras(CLIENT_ALONE)
+    assert done.returncode == 0, done.stderr
+    assert "reserved" in done.stdout
+
+
+def test_the_command_says_in_one_line_what_to_install_where_only_the_base_is() -> None:
+    done = without_extras("from delayservice.__main__ import main\nmain()")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"delayservice needs {', '.join(NEEDED)}" in line
+    assert "[node]" in line
+
+
+def test_version_and_build_backend_are_those_of_package_and_lock() -> None:
+    assert PROJECT["project"]["version"] == __version__
+    lock = (ROOT / "requirements" / "build.txt").read_text("utf-8")
+    locked = re.findall(r"^\S+==\S+", lock, re.MULTILINE)
+    assert PROJECT["build-system"]["requires"] == locked
+    assert set(locked) <= set(PROJECT["project"]["optional-dependencies"]["dev"])
+
+
+def test_the_package_without_a_clone_has_no_development_commands() -> None:
+    program = (
+        "import sys\nsys.modules['delay_devtools'] = None\nfrom delayservice.cli import app\napp()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"TERM": "dumb", "COLUMNS": "80"},
+    )
+    assert "smoke" in done.stdout
+    assert "bench" not in done.stdout
+
+
+# --- commands find the configuration where deployments put it; a node does not --------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "delayservice.toml"
+    path.write_text('[kafka]\nbootstrap = "installed:9092"\n', "utf-8")
+    monkeypatch.setattr(options, "INSTALLED", path)
+    return path
+
+
+def bootstrap(*words: str) -> dict[str, str]:
+    done = CliRunner().invoke(app, ["config", "show", "--json", *words])
+    assert done.exit_code == 0, done.output
+    found: dict[str, str] = json.loads(done.stdout)["kafka.bootstrap"]
+    return found
+
+
+def test_a_command_reads_the_installed_file_and_says_so(installed: Path) -> None:
+    assert bootstrap() == {"value": "installed:9092", "origin": installed.name}
+
+
+@pytest.mark.usefixtures("installed")
+def test_another_file_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('[kafka]\nbootstrap = "other:9092"\n', "utf-8")
+    assert bootstrap("--config", str(other))["value"] == "other:9092"
+    monkeypatch.setenv("DELAYSERVICE_CONFIG", str(other))
+    assert bootstrap()["value"] == "other:9092"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_node_is_given_its_own() -> None:
+    assert options.load(None, [], is_node=True).settings.kafka.bootstrap != "installed:9092"
+    assert options.load(None, []).settings.kafka.bootstrap == "installed:9092"
+
+
+def test_nothing_installed_is_nothing_read(installed: Path) -> None:
+    installed.unlink()
+    assert bootstrap()["origin"] == "default"
+
+
+# --- logs: one way for all, and no secrets on it --------------------------------------------------
+
+
+SECRET = "hunter22"  # noqa: S105 (an example)
+
+
+@pytest.fixture(autouse=True)
+def _put_back() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def configured(**log: str) -> io.StringIO:
+    stream = io.StringIO()
+    logs.configure(LogSettings.model_validate(log), "n1", 2, secrets=[SECRET], stream=stream)
+    return stream
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_elsewhere_than_on_a_terminal_lines_are_json_with_node_and_worker() -> None:
+    stream = configured()
+    structlog.get_logger("lane").info("batch settled", records=5)
+    (line,) = lines(stream)
+    assert line["message"] == "batch settled"
+    assert (line["node"], line["worker"], line["records"]) == ("n1", 2, 5)
+    assert (line["level"], line["logger"]) == ("info", "lane")
+
+
+def test_an_event_is_explained_unless_its_line_is() -> None:
+    stream = configured()
+    structlog.get_logger("lane").info("caught_up", slice=1)
+    structlog.get_logger("lane").info("caught_up", hint="at last")
+    assert [line["hint"] for line in lines(stream)] == [HINTS["caught_up"], "at last"]
+
+
+def test_librdkafka_and_kazoo_go_the_same_way_from_any_thread() -> None:
+    stream = configured()
+    thread = threading.Thread(
+        target=lambda: logging.getLogger("librdkafka").warning("broker %s", "down")
+    )
+    thread.start()
+    thread.join()
+    logging.getLogger("kazoo.client").warning("lost")
+    assert [(line["logger"], line["message"], line["node"]) for line in lines(stream)] == [
+        ("librdkafka", "broker down", "n1"),
+        ("kazoo.client", "lost", "n1"),
+    ]
+
+
+def test_lines_below_the_log_level_are_not_written() -> None:
+    stream = configured(level="warning")
+    structlog.get_logger("x").info("quiet")
+    logging.getLogger("y").info("quiet")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_no_secret_is_written_by_name_text_value_or_traceback(form: str) -> None:
+    stream = configured(format=form)
+    log = structlog.get_logger("x")
+    log.warning("a", sasl_password=SECRET, config={"ssl.key.pem": SECRET}, many=[SECRET])
+    log.warning("value %s and sasl.password=other-secret, next", SECRET)
+    try:
+        int(SECRET)
+    except ValueError:
+        log.exception("failed")
+    logging.getLogger("kazoo").warning("auth %s", SECRET)
+    assert SECRET not in stream.getvalue()
+    assert "other-secret" not in stream.getvalue()
+    assert "next" in stream.getvalue()
+
+
+def test_a_record_key_is_no_secret() -> None:
+    stream = configured()
+    structlog.get_logger("x").info("cursor", key=(5, 7))
+    assert lines(stream)[0]["key"] == [5, 7]
+
+
+def test_people_get_no_json() -> None:
+    stream = configured(format="console")
+    structlog.get_logger("x").info("batch settled", records=5)
+    assert "batch settled" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+def test_a_client_that_repeats_itself_is_heard_once_and_others_still_are() -> None:
+    stream = configured()
+    client = logging.getLogger("librdkafka")
+    for attempt in range(50):
+        client.warning("FAIL [rdkafka#producer-%d] broker: refused (after %d ms)", attempt, attempt)
+    client.warning("FAIL [rdkafka#producer-1] broker: no such host (after 1 ms)")
+    assert len(lines(stream)) == 2
+
+
+# --- the collector's policy, in a process of its own: it changes the whole interpreter ------------
+
+
+SCRIPT = """
+import gc, weakref
+from delayservice.process import worker
+
+class Ring:
+    def __init__(self):
+        self.me = self
+
+worker.collect_garbage()
+held = [weakref.ref(Ring()) for _ in range(10_000)]
+assert all(ring() is not None for ring in held), "collected by count"
+worker.collect_garbage()
+assert all(ring() is None for ring in held), "cycles are never collected"
+"""
+
+
+def test_cycles_are_collected_at_the_interval_and_at_no_other_time() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,11 +1,20 @@
-"""The clock guard: what freezes delivery, what does not, and what thaws it."""
+"""What freezes delivery and what thaws it: the guard, its watch and the broker's time."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayservice.base.clock import NOT_COMPARED, ClockGuard, SystemClock
+from connectors.kafka.broker_clock import BrokerClock
+from delayservice.base.clock import NOT_COMPARED, ClockGuard, ClockWatch, SystemClock
+from delayservice.engine.claims import ClaimLog
 
 WALL = 1_800_000_000_000
 STEP = st.integers(min_value=502, max_value=10**12)
@@ -98,9 +107,7 @@ def test_a_broker_that_disagrees_freezes_until_it_agrees(step_ms: int, sign: int
 
 
 @given(STEP, SIGN)
-def test_a_clock_that_was_wrong_at_first_is_caught_when_wrong_again(
-    step_ms: int, sign: int
-) -> None:
+def test_a_corrected_clock_is_caught_when_it_jumps_back(step_ms: int, sign: int) -> None:
     watched = ClockGuard(500)
     watched.observe(WALL + sign * step_ms, 1_000)
     assert answer(watched, WALL + 10, WALL + 10, 1_010, took_ms=0) is None, "it was set meanwhile"
@@ -115,7 +122,7 @@ def test_a_slow_answer_does_not_vouch_for_a_step() -> None:
 
 
 def test_slow_answers_vouch_together() -> None:
-    """One came back late, the other was late on its way there; each took 800 ms."""
+    # One came back late, the other was late on its way there; each took 800 ms.
     watched = ClockGuard(500)
     assert watched.observe(WALL, 1_000) == NOT_COMPARED
     assert answer(watched, WALL + 10, WALL + 800, 1_800, took_ms=800), "perhaps 790 ms ahead"
@@ -123,10 +130,8 @@ def test_slow_answers_vouch_together() -> None:
 
 
 @given(st.integers(min_value=501, max_value=100_000), st.integers(min_value=0, max_value=5_000))
-def test_no_answer_however_slow_vouches_for_a_clock_that_is_ahead(
-    ahead_ms: int, took_ms: int
-) -> None:
-    """The broker stamps at any moment of the round trip: that is the one that flatters most."""
+def test_no_slow_answer_vouches_for_a_clock_that_is_ahead(ahead_ms: int, took_ms: int) -> None:
+    # The broker stamps at any moment of the round trip: that is the one that flatters most.
     watched = ClockGuard(500)
     watched.observe(WALL, 1_000)
     for count in range(1, 20):
@@ -142,3 +147,133 @@ def test_a_comparison_with_the_brokers_clock_expires() -> None:
     boot_ms, wall_ms = 1_000 + hours_ms, WALL + hours_ms
     assert watched.observe(wall_ms + 600, boot_ms), "stepped"
     assert answer(watched, wall_ms - 700, wall_ms + 600, boot_ms, took_ms=2_000), "too slow"
+
+
+# --- one clock, asked by all slices of a process --------------------------------------------------
+
+
+TOLERANCE_MS = 500
+
+
+@dataclass
+class Clocks:
+    wall: int = 1_700_000_000_000
+    since_boot_s: float = 1_000.0
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+    def monotonic_s(self) -> float:
+        return self.since_boot_s
+
+    def boot_s(self) -> float:
+        return self.since_boot_s
+
+    def run(self, seconds: float) -> None:
+        self.wall += round(seconds * 1000)
+        self.since_boot_s += seconds
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def watch(clocks: Clocks) -> ClockWatch:
+    return ClockWatch(clocks, TOLERANCE_MS)
+
+
+def heard(
+    watch: ClockWatch,
+    clocks: Clocks,
+    ahead_ms: int = 0,
+    took_s: float = 0.02,
+    acknowledged_s: float | None = None,
+) -> None:
+    """A broker stamps what is sent now; the wall clock is ``ahead_ms`` ahead of the broker's. It is
+    acknowledged after ``acknowledged_s``, and read back after ``took_s``.
+    """
+    sent_s = clocks.monotonic_s()
+    broker_ms = clocks.wall - ahead_ms
+    clocks.run(took_s)
+    known_s = None if acknowledged_s is None else sent_s + acknowledged_s
+    watch.heard_answer(broker_ms, int(clocks.boot_s() * 1000), sent_s, known_s)
+
+
+def test_one_answer_speaks_for_all_slices(watch: ClockWatch, clocks: Clocks) -> None:
+    heard(watch, clocks)
+    assert watch.doubt() is None
+
+
+@pytest.mark.parametrize("took_s", [0.6, 1.5, 8.0])
+def test_a_slow_way_back_thaws_the_guard(watch: ClockWatch, clocks: Clocks, took_s: float) -> None:
+    # The broker acknowledges at once; the commit and the reading back take long.
+    heard(watch, clocks, took_s=took_s, acknowledged_s=0.02)
+    assert watch.doubt() is None
+    clocks.wall += 5_000
+    assert watch.doubt() is not None
+    heard(watch, clocks, took_s=took_s, acknowledged_s=0.02)
+    assert watch.doubt() is None
+
+
+# --- a worker that owns nothing learns the broker's time from a record that means nothing ---------
+
+
+class Stamped:
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+
+    def timestamp(self) -> tuple[int, int]:
+        return self._kind, 1_900_000_000_000
+
+
+class Producer:
+    """Acknowledges what it is given. A real one is in the integration tests."""
+
+    def __init__(self, kind: int) -> None:
+        self._kind = kind
+        self.records: list[tuple[bytes, bytes | None]] = []
+        self.is_slow = False
+        self._reports: list[Callable[[], None]] = []
+
+    def list_topics(self, *_: object) -> None: ...
+
+    def produce(self, _topic: str, *, key: bytes, value: bytes | None, **more: Any) -> None:
+        self.records.append((key, value))
+        self._reports.append(lambda: more["on_delivery"](None, Stamped(self._kind)))
+
+    def flush(self, _timeout_s: float) -> None:
+        while self._reports and not self.is_slow:
+            self._reports.pop(0)()
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"), [(TIMESTAMP_LOG_APPEND_TIME, 1), (TIMESTAMP_CREATE_TIME, 0)]
+)
+def test_only_a_time_that_the_broker_put_there_is_heard(kind: int, times: int) -> None:
+    heard: list[tuple[int, float, float]] = []
+    producer: Any = Producer(kind)
+    clock = BrokerClock({}, "claims", "n1-0", lambda *told: heard.append(told), lambda _: producer)
+    clock.ask()
+    assert len(heard) == times
+    log = ClaimLog()
+    log.enter("me")
+    log.take(0, *producer.records[0])
+    assert log._words == {0: {}}, "the end of a writer that never was"
+    for broker_ms, sent_s, acknowledged_s in heard:
+        assert broker_ms == 1_900_000_000_000
+        assert sent_s <= acknowledged_s
+
+
+def test_an_answer_that_comes_with_the_next_one_has_the_time_of_its_own_record() -> None:
+    heard: list[tuple[int, float, float]] = []
+    producer: Any = Producer(TIMESTAMP_LOG_APPEND_TIME)
+    clock = BrokerClock({}, "claims", "n1-0", lambda *told: heard.append(told), lambda _: producer)
+    producer.is_slow = True
+    clock.ask()
+    between_s = time.monotonic()
+    producer.is_slow = False
+    clock.ask()
+    (_, first_s, _), (_, second_s, _) = heard
+    assert first_s <= between_s <= second_s

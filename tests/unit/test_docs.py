@@ -74,7 +74,7 @@ def test_every_link_and_every_file_that_is_named_leads_somewhere(page: Path) -> 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_the_index_leads_to_every_page(page: Path) -> None:
-    """Pages of ``docs/internals`` are listed there, and that list in ``docs/README.md``."""
+    # Pages of ``docs/internals`` are listed there, and that list in ``docs/README.md``.
     top, index = ROOT / "docs" / "README.md", page.parent / "README.md"
     within = index if page != index else top
     path = page.relative_to(within.parent)
@@ -216,7 +216,7 @@ def test_every_path_of_the_api_is_on_its_page() -> None:
 
 
 def test_every_mutation_that_the_design_names_exists() -> None:
-    """The rules' table says which deliberate mistake each rule's test must catch."""
+    # The rules' table says which deliberate mistake each rule's test must catch.
     mutations = (ROOT / "tests" / "simulation" / "mutations.py").read_text("utf-8")
     design = (ROOT / "docs" / "internals" / "design.md").read_text("utf-8")
     rules = [line for line in design.splitlines() if re.match(r"\| \d+ \|", line)]

@@ -1,4 +1,4 @@
-"""What a replica makes of checkpoints, and of there being none that it can see."""
+"""What a replica makes of checkpoints, and how far it is behind of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
+from delayservice.engine.electability import Lag
+from delayservice.engine.pacing import AHEAD_MS, Growth
 from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.slices.follow import Follower
 from delayservice.slices.lane import Lane
@@ -123,10 +125,7 @@ def test_an_owner_prunes_by_the_checkpoint_and_keeps_its_own_contracts() -> None
 
 
 @pytest.mark.parametrize(("claim", "is_followed"), [(6, True), (7, False), (8, False)])
-def test_a_former_owner_follows_a_later_checkpoint_that_it_has_read(
-    claim: int,
-    is_followed: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_a_former_owner_follows_a_later_checkpoint(claim: int, *, is_followed: bool) -> None:
     replica = Replica(stored=40)
     data = checkpoint(40, tenure=Tenure("w2", 7))
     replica.checkpoints.read_back.return_value = ReadBack(data, 0, 0, 0)
@@ -146,3 +145,138 @@ def test_a_slice_that_is_served_with_an_unknown_secret_is_refused_until_the_rest
     assert "another cluster secret" in replica.follower.refusal
     assert replica.pruned_to == [Cursor((5, 5), 40)]
     assert math.isinf(replica.lag_s())
+
+
+# --- how far behind a copy is, told from the checkpoints that it has passed -----------------------
+
+
+def test_nobody_knows_before_a_checkpoint_was_heard() -> None:
+    assert math.isinf(Lag().lag_s({"t": 5}, 10))
+
+
+def test_a_slice_that_was_never_served_has_nothing_to_be_behind_of() -> None:
+    lag = Lag()
+    lag.never_served(10)
+    assert lag.lag_s({"t": 0}, 11) == 0
+
+
+def test_a_copy_that_has_everything_is_not_behind() -> None:
+    lag = Lag()
+    lag.heard({"t": 5}, 10)
+    assert lag.lag_s({"t": 5}, 20) == 0
+
+
+def test_a_copy_that_has_never_caught_up_is_infinitely_behind() -> None:
+    lag = Lag()
+    lag.heard({"t": 5}, 10)
+    assert math.isinf(lag.lag_s({"t": 4}, 11))
+
+
+def test_a_copy_is_behind_by_the_age_of_the_newest_checkpoint_that_it_has_passed() -> None:
+    lag = Lag()
+    lag.heard({"t": 5}, 10)
+    lag.heard({"t": 9}, 12)
+    assert lag.lag_s({"t": 6}, 13) == 3  # it has that of 10, not that of 12
+    assert lag.lag_s({"t": 8}, 14) == 4  # the goal is the one of 12 now
+
+
+def test_under_load_a_copy_that_keeps_up_stays_a_little_behind() -> None:
+    lag = Lag()
+    for second in range(100):
+        lag.heard({"t": 10 * second}, second)
+        late_s = lag.lag_s({"t": 10 * second - 5}, second)
+    assert late_s <= 2
+
+
+def test_a_copy_that_stands_still_falls_behind() -> None:
+    lag = Lag()
+    lag.heard({"t": 5}, 10)
+    assert lag.lag_s({"t": 5}, 10) == 0
+    lag.heard({"t": 6}, 11)
+    assert lag.lag_s({"t": 5}, 40) == 30
+
+
+def test_a_wiped_copy_is_behind_until_it_has_caught_up_again() -> None:
+    lag = Lag()
+    lag.heard({"t": 5}, 10)
+    assert lag.lag_s({"t": 5}, 10) == 0
+    assert math.isinf(lag.lag_s({"t": 0}, 11))
+    assert lag.lag_s({"t": 5}, 12) == 0
+
+
+def test_every_shard_counts_that_is_served_here_and_no_other() -> None:
+    lag = Lag()
+    lag.heard({"t": 5, "u": 7, "removed": 9}, 10)
+    assert math.isinf(lag.lag_s({"t": 5, "u": 6}, 10))
+    assert lag.lag_s({"t": 5, "u": 7}, 10) == 0
+
+
+def test_a_copy_at_the_end_of_a_shortened_log_has_no_lag() -> None:
+    lag = Lag()
+    lag.heard({"t": 100}, 10)
+    assert math.isinf(lag.lag_s({"t": 40}, 11, {}))
+    assert math.isinf(lag.lag_s({"t": 40}, 11, {"t": 50}))
+    assert lag.lag_s({"t": 50}, 12, {"t": 50}) == 0
+
+
+def test_a_log_that_goes_on_asks_for_no_more_than_the_checkpoint() -> None:
+    lag = Lag()
+    lag.heard({"t": 100}, 10)
+    assert lag.lag_s({"t": 100}, 11, {"t": 900}) == 0
+
+
+# --- how many offsets a log is expected to grow by, from the records that were read of it ---------
+
+
+NOW_MS = 1_900_000_000_000
+
+
+def steady(per_s: int, until_ms: int = NOW_MS, seconds: int = 60) -> Growth:
+    """A log that has grown evenly for a while, read in runs of 10 ms."""
+    growth = Growth()
+    for step in range(seconds * 100 + 1):
+        growth.note(step * per_s // 100, until_ms - seconds * 1_000 + step * 10)
+    return growth
+
+
+def test_a_log_of_which_nothing_was_read_gives_no_reason_to_wait() -> None:
+    assert Growth().offsets_ahead(1_000_000, NOW_MS) == 0
+
+
+def test_a_log_that_grows_evenly_is_expected_to_go_on() -> None:
+    expected = steady(per_s=2_000).offsets_ahead(120_000, NOW_MS)
+    assert 0.85 * 2 * AHEAD_MS <= expected <= 2 * AHEAD_MS
+
+
+def test_a_log_that_rests_is_expected_to_rest() -> None:
+    growth = steady(per_s=2_000, until_ms=NOW_MS - 3_600_000)
+    assert growth.offsets_ahead(120_001, NOW_MS) == 0
+
+
+def test_a_burst_counts_as_what_came_of_it_so_far() -> None:
+    growth = Growth()
+    growth.note(0, NOW_MS - 10)
+    assert growth.offsets_ahead(500, NOW_MS) == 500
+
+
+def test_a_short_burst_that_is_over_and_was_read_whole_is_not_expected_again() -> None:
+    growth = Growth()
+    growth.note(0, NOW_MS - 13_000)
+    growth.note(49, NOW_MS - 12_900)
+    assert growth.offsets_ahead(50, NOW_MS) == 0
+
+
+def test_unread_records_count_as_spread_evenly_since_the_last_read() -> None:
+    growth = steady(per_s=100, until_ms=NOW_MS - 4 * AHEAD_MS)
+    assert growth.offsets_ahead(6_000 + 4 * AHEAD_MS, NOW_MS) == AHEAD_MS
+
+
+def test_a_log_that_is_read_again_or_has_lost_its_end_is_not_expected_to_shrink() -> None:
+    growth = steady(per_s=100)
+    growth.note(0, NOW_MS - 60_000)
+    assert growth.offsets_ahead(10, NOW_MS) == 0
+
+
+def test_a_clock_behind_the_brokers_changes_little() -> None:
+    growth = steady(per_s=1_000)
+    assert 0 < growth.offsets_ahead(60_000, NOW_MS - 500) <= AHEAD_MS + 500

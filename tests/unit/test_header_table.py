@@ -3,7 +3,7 @@ tested: the service's reader, the client, the batch scheduler and the Spark read
 expressions read the same records in ``tests/spark/test_readers.py``. Headers of other systems are
 as in their sources: RocketMQ's ``Message.setDelayTimeSec`` and its companions and
 ``RecallMessageProcessor``, etf1's ``clientlib`` (``Schedule``, ``DeleteSchedule``), Karafka's
-``ScheduledMessages::Proxy``.
+``ScheduledMessages::Proxy``, RabbitMQ's ``rabbit_exchange_type_delayed_message``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ TARGET = ("delay-target-topic", b"orders")
 SOON = ("delay-after", b"5000")
 CRON = ("delay-cron", b"0 9 * * MON-FRI")
 EVERY = ("delay-every", b"5000")
+ONE_AND_FIVE = ("delay-backoff", b"1s,5s")
 
 # Facts that an entry must have, or the code of the dead letter.
 Meaning: TypeAlias = dict[str, object] | str
@@ -165,6 +166,17 @@ TABLE: Final[dict[str, dict[bytes | None, Meaning]]] = {
         **each("cron-invalid", b"0", b"%d" % 2**40),
         **each("time-invalid", None, b"", b"-1", b"True"),
     },
+    "delay-backoff": {
+        b"5s": after_and(5_000, own=[TARGET, ("delay-backoff", b"5s"), ("delay-retries", b"1")]),
+        **each(after(5_000), b"5000,1h", b"PT5S, 10s"),
+        **each("time-invalid", None, b"", b"-1", b"5s,", b"5s;10s", b"5s,never"),
+        b"P10000W": "delay-too-long",
+    },
+    "delay-retries": {
+        b"1": after_and(5_000, own=[TARGET, ONE_AND_FIVE, ("delay-retries", b"2")]),
+        **each(after(1_000), None, b"", b"0", b"-1", b"x", b"\xd9\xa3"),
+        **each("retries-exhausted", b"2", LONG),
+    },
     "TIMER_DELAY_SEC": {b"5": after(5_000), **NO_NUMBER},
     "TIMER_DELAY_MS": {b"5": after(5), **NO_NUMBER},
     "TIMER_DELIVER_MS": {b"1700000000005": after(5), b"1893456000": at(1_893_456_000), **NO_NUMBER},
@@ -193,7 +205,13 @@ TABLE: Final[dict[str, dict[bytes | None, Meaning]]] = {
         **each({"kind": CANCEL, "id": b"key"}, b"cancel", b"tombstone"),
     },
     "schedule_schema_version": {b"1.0.0": {"id": None, "own": []}},
+    "x-delay": {
+        **{b"%d" % ms: after(ms) for ms in (0, 5, 2**32)},
+        **each(after(0), b"-1", b"-5000"),
+        **each("time-invalid", None, b"", b"-", b"--1", b"5.0", b"PT5S", b"\xd9\xa3"),
+    },
     **{name: {b"x" * 5_000: {"own": []}} for name in sorted(names.OUTPUT)},
+    "delay-by": {b"alice": {"own": []}},
     **{name: {b"{}": "copy-forged"} for name in sorted(names.COPY_NAMES | names.HOME_NAMES)},
     "delay-foo": {b"1": {"own": [("delay-foo", b"1")]}},
 }
@@ -207,6 +225,8 @@ BESIDE: Final[dict[str, Headers]] = {
     "delay-target-topic": [SOON],
     "delay-timezone": [TARGET, CRON],
     "delay-times": [TARGET, EVERY],
+    "delay-backoff": [TARGET],
+    "delay-retries": [TARGET, ONE_AND_FIVE],
 }
 
 LEVEL: Final = {"level_ms": 5_000}
@@ -256,6 +276,20 @@ COMBINATIONS: Final = [
     Row([TARGET, ("delay-at", b"2023-11-14T22:13:25Z"), SOON, SOON], after(5_000)),
     Row([TARGET, ("delay-at", b"1700000005001"), SOON], "time-ambiguous"),
     Row([TARGET, SOON, ("delay-after", b"5001")], "time-ambiguous"),
+    Row([TARGET, SOON, ("delay-retries", b"1")], after_and(5_000, own=[])),
+    Row([TARGET, ONE_AND_FIVE, ONE_AND_FIVE], after(1_000)),
+    Row([TARGET, ONE_AND_FIVE, ("delay-backoff", b"1s")], "time-ambiguous"),
+    Row([TARGET, ONE_AND_FIVE, ("delay-after", b"1s")], "time-ambiguous"),
+    Row([TARGET, ONE_AND_FIVE, EVERY], "time-ambiguous"),
+    Row([TARGET, ONE_AND_FIVE], "time-ambiguous", LEVEL),
+    Row(
+        [ONE_AND_FIVE],
+        after_and(
+            1_000, own=[("delay-target-topic", b"elsewhere"), ONE_AND_FIVE, ("delay-retries", b"1")]
+        ),
+        {"default_target": "elsewhere"},
+    ),
+    Row([AN_ID, ("delay-op", b"cancel"), ONE_AND_FIVE], CANCELS),
     Row([TARGET, SOON, ("DELAY", b"2"), ("TIMER_DELAY_SEC", b"5")], after(5_000)),
     Row([TARGET, ("DELAY", b"2"), ("TIMER_DELAY_SEC", b"6")], "time-ambiguous"),
     *[
@@ -291,6 +325,7 @@ COMBINATIONS: Final = [
     Row([TARGET, TARGET, SOON], {"target": "orders"}),
     Row([TARGET, ("delay-target-topic", b"orders2"), SOON], "target-invalid"),
     # Ids and operations
+    Row([("delay-op", b"cancel"), AN_ID, ("delay-by", b"alice")], CANCELS),
     Row([("delay-op", b"cancel"), AN_ID, ("a", b"1")], CANCELS),
     Row([("delay-op", b"cancel"), ("delay-op", b"cancel"), AN_ID, AN_ID], CANCELS),
     Row([("delay-op", b"cancel"), AN_ID, ("delay-at", b"x"), ("delay-cron", b"")], CANCELS),

@@ -36,12 +36,7 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     # Offline sources read the stores' files.
     "connectors.spark": CONFIG | {"delayservice.store", "connectors"},
     # Public, and used where nothing of a node is installed.
-    CLIENT: CONTRACT
-    | {
-        "connectors.kafka.clients",
-        "connectors.kafka.outcomes",
-        CLIENT,
-    },
+    CLIENT: CONTRACT | {"connectors.kafka.clients", "connectors.kafka.outcomes", CLIENT},
     # engine.ports holds the interfaces that the connectors fill.
     "connectors": CONFIG | {"delayservice.metrics", "delayservice.inspection.query", "connectors"},
     "ha": CONFIG | {"ha"},
@@ -145,7 +140,7 @@ def test_the_client_needs_only_what_the_distribution_without_extras_brings() -> 
 
 
 def test_no_two_packages_import_each_other() -> None:
-    """Packages of the service: a new module finds its place by who may know whom."""
+    # Packages of the service: a new module finds its place by who may know whom.
     knows: dict[str, set[str]] = {}
     for path in MODULES:
         own = package_of(module_name(path))

@@ -1,4 +1,4 @@
-"""A lane knows by which contracts its store was filled, in whatever life that was (rule 2)."""
+"""Labels of stores, by which a restart finds out whether their records are still right."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, ContractError, Contracts
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.requeue import write_copy
-from delayservice.engine.checkpoint import fingerprint
+from delayservice.engine.checkpoint import (
+    Checkpoint,
+    ShardCheckpoint,
+    encode_checkpoint,
+    fingerprint,
+)
+from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import NO_MARK, Cursor
-from delayservice.engine.ports import PolledBatch
+from delayservice.engine.ports import Bounds, PolledBatch
 from delayservice.slices.lane import Lane
 from delayservice.slices.store_label import Label
+from delayservice.slices.take_over import CONTRACTS_BYTES_MAX, take_over_lane
 from delayservice.store.base import Store
+from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 from tests.wheels import LoneStore
@@ -63,7 +72,6 @@ def keys(lane: Lane) -> list[tuple[int, int]]:
 
 
 def replica_that_stored(make_store: MakeStore, contracts: Contracts, stop: int) -> None:
-    """One life of a lane."""
     lane = boot(make_store)
     lane.adopt(contracts)
     lane.follow(Cursor())
@@ -78,9 +86,7 @@ def adopt(lane: Lane, contracts: Contracts) -> None:
     lane.follow(Cursor())
 
 
-def test_a_life_that_only_heard_of_a_contract_does_not_make_its_store_wrong(
-    make_store: MakeStore,
-) -> None:
+def test_a_contract_only_heard_of_leaves_the_store_right(make_store: MakeStore) -> None:
     first = Contracts([(0, SHORT)])
     replica_that_stored(make_store, first, 10)
     lane = boot(make_store)
@@ -111,9 +117,7 @@ def test_a_store_that_starts_over_is_labelled_anew(make_store: MakeStore) -> Non
 
 
 @pytest.mark.parametrize("label", [b"", b"rubbish", b"\xff\xfe", b"[]", b'[{"from":0}]'])
-def test_a_store_that_nothing_readable_is_said_of_starts_over(
-    make_store: MakeStore, label: bytes
-) -> None:
+def test_a_store_with_an_unreadable_label_starts_over(make_store: MakeStore, label: bytes) -> None:
     store = make_store()
     store.open()
     store.append([(START_MS, 0, NO_MARK, b"")], [], [], 1)
@@ -169,9 +173,7 @@ def life(make_store: MakeStore, *secrets: bytes, signed: Sequence[bytes] = ()) -
     return kept
 
 
-def test_a_store_that_refused_nothing_is_kept_whatever_secrets_come_and_go(
-    make_store: MakeStore,
-) -> None:
+def test_a_store_that_refused_nothing_outlives_its_secrets(make_store: MakeStore) -> None:
     life(make_store, b"old", signed=[b"old"])
     for secrets in ((b"old", b"new"), (b"new", b"old"), (b"new",), (b"other",)):
         assert life(make_store, *secrets) == [0, 1]
@@ -216,3 +218,106 @@ def test_a_label_with_a_contract_of_a_later_version_is_an_error() -> None:
     label = Label(PLAIN, frozenset(), has_refused=False).encode()
     with pytest.raises(ContractError, match="upgrade this node"):
         Label.decode(label.replace(b'"version":1', b'"version":9'))
+
+
+# --- a change of settings: from which record on it holds, and what it takes in a checkpoint -------
+
+
+BATCH_BYTES_MAX = 1_000_000
+"""About what a broker takes by default."""
+LATER_MS = START_MS + 10**9
+"""When nothing was written for long."""
+
+
+def new_lane() -> Lane:
+    made = lane_of(MemoryStore(), QuietSource(), routes_of(1, 1_000))
+    made.follow(Cursor())
+    return made
+
+
+@pytest.fixture
+def lane() -> Lane:
+    return new_lane()
+
+
+def changed(number: int) -> Contract:
+    return Contract(max_delay_ms=10**9 + number)
+
+
+def change(lane: Lane, number: int, log_start: int) -> int:
+    """Take over with other settings after one more record; the size of the checkpoint."""
+    known = None
+    if number:
+        read(lane, number)
+        known = ShardCheckpoint("id", Cursor(offset=number), lane.contracts)
+    take_over_lane(lane, known, Bounds(log_start, number), changed(number), LATER_MS)
+    shards = {TOPIC: lane.checkpoint()}
+    return len(encode_checkpoint(Checkpoint(0, "node", 1, "secret", shards, 1, Tenure("w", 0))))
+
+
+def test_contracts_whose_records_the_log_has_lost_are_dropped(lane: Lane) -> None:
+    sizes = [change(lane, number, max(0, number - 10)) for number in range(3_000)]
+    assert len(lane.contracts.entries()) == 11
+    assert max(sizes) < 10_000
+    assert lane.contracts.at(2_999) == changed(2_999)
+    assert lane.contracts.at(2_990) == changed(2_990)
+
+
+def test_a_store_outlives_the_contracts_that_are_dropped(lane: Lane) -> None:
+    for number in range(20):
+        change(lane, number, 0)
+    stored = lane.store.stats().pending
+    change(lane, 20, 12)
+    assert lane.contracts.entries()[0] == (12, changed(12))
+    assert lane.store.stats().pending == stored + 1
+
+
+def test_changes_that_the_checkpoint_has_no_room_for_wait_until_it_has(lane: Lane) -> None:
+    with capture_logs() as logged:
+        sizes = [change(lane, number, 0) for number in range(3_000)]
+    assert max(sizes) < CONTRACTS_BYTES_MAX + 1_000 < BATCH_BYTES_MAX
+    (deferred, *_) = [line for line in logged if line["event"] == "contract_deferred"]
+    assert deferred["contracts"] == len(lane.contracts.entries()) > 100
+    last = lane.contracts.entries()[-1]
+    assert last[1] == changed(last[0])
+    change(lane, 3_000, last[0])  # retention has deleted the records of all but the last
+    assert lane.contracts.entries() == (last, (3_000, changed(3_000)))
+
+
+def test_contracts_that_are_too_many_by_now_stay_as_they_are(lane: Lane) -> None:
+    # An older service wrote them; records need each.
+    many = Contracts([(number, changed(number)) for number in range(1_000)])
+    assert len(many.encode()) > CONTRACTS_BYTES_MAX
+    known = ShardCheckpoint("id", Cursor(), many)
+    take_over_lane(lane, known, Bounds(0, 1_000), changed(999), LATER_MS)
+    assert lane.contracts == many
+
+
+def test_replicas_that_hear_of_a_change_under_load_keep_their_stores() -> None:
+    # They store on meanwhile by what held before.
+    owner, replica = new_lane(), new_lane()
+    before = Contracts([(0, changed(1))])
+    for lane in (owner, replica):
+        lane.adopt(before)
+        lane.follow(Cursor())
+        lane.ingest(run(0, 3_000))  # a record each millisecond
+    known = ShardCheckpoint("id", Cursor(offset=3_000), before)
+    replica.ingest(run(3_000, 5_500))
+    with capture_logs() as logged:
+        take_over_lane(owner, known, Bounds(0, 3_000), changed(2), START_MS + 3_000)
+        replica.adopt(owner.contracts)
+    assert replica.shard.stored == 5_500
+    assert [line["event"] for line in logged] == ["contract_extended"]
+    assert owner.contracts.entries() == ((0, changed(1)), (6_000, changed(2)))
+    owner.ingest(run(3_000, 7_000))
+    replica.ingest(run(5_500, 7_000))
+    assert owner.store.stats().pending == replica.store.stats().pending == 7_000
+
+
+def test_a_change_of_a_log_that_rests_holds_from_its_end_on(lane: Lane) -> None:
+    lane.adopt(Contracts([(0, changed(1))]))
+    lane.follow(Cursor())
+    lane.ingest(run(0, 3_000))
+    known = ShardCheckpoint("id", Cursor(), lane.contracts)
+    take_over_lane(lane, known, Bounds(0, 3_000), changed(2), LATER_MS)
+    assert lane.contracts.entries()[1] == (3_000, changed(2))

@@ -1,9 +1,10 @@
-"""A log that lost its end and grew again: what was lost is dropped, what is new is delivered."""
+"""Logs that lost their end or their beginning: what is stored or new is delivered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,13 +16,16 @@ from connectors.kafka.clients import KAFKA
 from connectors.kafka.source import KafkaSource
 from delayservice.base.errors import LogTruncatedError
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost, skipped
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Bounds, PolledBatch
 from delayservice.slices.store_label import Label
+from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
+from tests.rocks import LoneRocks
 from tests.unit.lanes import TOPIC, QuietSource, lane_of, log_moved, routes_of
+from tests.wheels import LoneStore
 
 PLACE = (TOPIC, 0)
 WRITTEN_MS = 1_000_000
@@ -33,7 +37,7 @@ OLD, NEW = 3, 5
 class Log(QuietSource):
     """A partition and its reader. ``epochs``: of the leader that appended each offset."""
 
-    def __init__(self, epochs: Sequence[int], store: MemoryStore | None = None) -> None:
+    def __init__(self, epochs: Sequence[int], store: Store | None = None) -> None:
         super().__init__()
         self.epochs = list(epochs)
         self.leader_epoch = self.epochs[-1]
@@ -115,7 +119,7 @@ def test_a_new_owner_that_has_read_the_old_log_asks_before_it_settles(end: int) 
 
 
 def test_a_log_cut_before_the_first_fetch_is_noticed_below_s() -> None:
-    """The position H is assigned without an epoch, so the client can't compare it."""
+    # The position H is assigned without an epoch, so the client can't compare it.
     checkpoint = owner_of(Log([OLD] * 6)).lane.checkpoint()
     log = Log([OLD] * 10)
     log.lane.follow(Cursor())
@@ -137,8 +141,6 @@ def test_it_begins_right_behind_what_it_read_last_so_that_the_client_asks_for_it
 
 
 class Message:
-    """A record, or an error."""
-
     def __init__(
         self, offset: int | None, epoch: int | None, error: KafkaError | None = None
     ) -> None:
@@ -170,8 +172,6 @@ class Message:
 
 
 class Consumer:
-    """Gives what a test puts into ``messages``."""
-
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.assigned: list[Any] = []
@@ -238,10 +238,7 @@ def test_a_position_above_which_records_were_read_is_assigned_as_it_is() -> None
 
 
 @pytest.mark.parametrize(("why", "is_truncated"), [("", True), ("Broker: out of range", False)])
-def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
-    why: str,
-    is_truncated: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_a_truncation_is_told_from_other_lost_positions(why: str, *, is_truncated: bool) -> None:
     made, _, behind = source()
     made.seek(PLACE, 7)
     why = why or KafkaError(KafkaError._LOG_TRUNCATION).str()
@@ -251,10 +248,7 @@ def test_a_truncation_is_told_from_a_position_that_is_lost_otherwise(
 
 
 @pytest.mark.parametrize(("offset", "is_told"), [(2, False), (5, True), (9, True), (None, True)])
-def test_the_error_of_a_position_from_before_a_seek_is_none_of_the_new_one(
-    offset: int | None,
-    is_told: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_an_error_from_before_a_seek_is_ignored(offset: int | None, *, is_told: bool) -> None:
     made, _, behind = source()
     made.seek(PLACE, 2)
     made.seek(PLACE, 7, LastRead(OLD, 4))
@@ -313,9 +307,7 @@ def crashed(later: int) -> MemoryStore:
 
 
 @pytest.mark.parametrize("is_replica_first", [True, False])
-def test_records_stored_after_the_label_are_proved_after_a_crash(
-    is_replica_first: bool,  # noqa: FBT001  # a parameter of the test
-) -> None:
+def test_records_stored_after_the_label_are_proved_after_a_crash(*, is_replica_first: bool) -> None:
     log = Log([*[OLD] * 8, *[NEW] * 6], crashed(OLD))
     if is_replica_first:
         log.lane.follow(Cursor())
@@ -340,9 +332,7 @@ def test_after_a_crash_a_log_that_was_not_truncated_keeps_its_store(later: int) 
 
 
 @pytest.mark.parametrize("later", [OLD, NEW])
-def test_a_store_is_proved_though_retention_deleted_its_last_record(
-    later: int,
-) -> None:
+def test_a_store_is_proved_though_retention_deleted_its_last_record(later: int) -> None:
     store = crashed(OLD)
     log = Log([*[OLD] * 8, *[later] * 4], store)
     log.start, log.leader_epoch = 8, NEW
@@ -374,3 +364,54 @@ def test_under_the_same_leader_nothing_is_read_again() -> None:
     before = len(log.seeks)
     log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
     assert len(log.seeks) == before
+
+
+# --- retention deleted what was not read or not settled -------------------------------------------
+
+
+MakeStore = Callable[[], Store]
+
+
+@pytest.fixture(params=[LoneStore, LoneRocks])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+    return lambda: cast("Store", request.param(tmp_path / "shard"))
+
+
+def stored(make_store: MakeStore) -> None:
+    """Let a replica store two records and be closed."""
+    log = Log([OLD] * 2, make_store())
+    log.lane.follow(Cursor())
+    log.read()
+    log.lane.close()
+
+
+def test_h_skips_lost_offsets_before_k_goes_on(make_store: MakeStore) -> None:
+    stored(make_store)
+    log = Log([OLD] * 9, make_store())
+    log.start = 4
+    log.lane.take_over(Cursor(), log.bounds)
+    assert list(log.lane.settle_due(DUE_MS, 1_000, 1 << 20)) == []
+    assert log.settle() + log.settle() == [(0, OLD), (1, OLD)]
+    assert (log.lane.shard.committed.offset, log.lane.shard.stored) == (4, 4)
+
+
+def test_a_store_says_of_which_log_it_is(make_store: MakeStore) -> None:
+    stored(make_store)
+    again = Log([OLD] * 2, make_store())
+    again.lane.follow(Cursor())
+    assert again.seeks == [(2, LastRead(OLD, 1))]
+    again.epochs.append(OLD)
+    again.read()
+    again.lane.store.sync()  # as a crash leaves it: the label is older than what is stored
+    again.lane.store.close()
+    crashed = Log([OLD] * 3, make_store())
+    crashed.lane.follow(Cursor())
+    assert crashed.seeks == [(3, LastRead(OLD, 2))], "the client checks all of it"
+
+
+def test_a_range_that_was_not_walked_to_its_end_goes_over_to_the_next_owner() -> None:
+    ranges = skipped((), h=80, log_start=200)
+    assert ranges == (Lost(80, 200),)
+    assert skipped(ranges, h=200, log_start=200) == ranges
+    assert skipped(ranges, h=80, log_start=220) == (Lost(80, 220),)
+    assert skipped(ranges, h=150, log_start=220) == (Lost(80, 150), Lost(150, 220))

@@ -1,4 +1,4 @@
-"""Settings: bounds, precedence, names of errors, secrets."""
+"""Settings: where they come from, their bounds, and the topics that are no targets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from delayservice.base.errors import SettingsError
+from delayservice.config.contract import allowlist_for, contract_for
 from delayservice.config.reference import HIDDEN, effective, redacted, reference, secret_values
 from delayservice.config.settings import Settings, load, load_with_origins, workers_default
 from delayservice.config.units import format_duration
+from delayservice.contract.contracts import Contract
 from delayservice.contract.times import read_duration_ms
 
 UNITS = {
@@ -32,7 +34,6 @@ UNITS = {
 }
 DIGITS = st.text("0123456789", max_size=15)
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
-EXAMPLE = Path(__file__).parents[2] / "deploy" / "delayservice.example.toml"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -197,6 +198,7 @@ def test_no_secret_is_ever_shown(tmp_path: Path) -> None:
         "zookeeper.auth=digest",
         "zookeeper.username=node",
         f"zookeeper.password={secret}",
+        f"admin.tokens.sre.token={secret}",
         "rates.per_s.token-events=5",
     ]
     loaded = load_with_origins(None, sets, {})
@@ -207,7 +209,7 @@ def test_no_secret_is_ever_shown(tmp_path: Path) -> None:
     assert redacted(loaded.settings)["kafka"]["client"]["sasl.password"] == HIDDEN
     assert redacted(loaded.settings)["kafka"]["client"]["ssl.key.location"] == "/etc/key.pem"
     assert redacted(loaded.settings)["rates"]["per_s"] == {"token-events": 5}
-    assert secret_values(loaded.settings) == (secret,) * 5
+    assert secret_values(loaded.settings) == (secret,) * 6
     assert secret not in refused(*sets, f"kafka.client.acks={secret}")
     assert "s3cr3t-value" not in refused(
         config=write(tmp_path, "[kafka.client]\nsasl.password = ['s3cr3t-value']\n")
@@ -275,15 +277,11 @@ def test_a_formatted_duration_reads_back(ms: int) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 999), DIGITS, st.sampled_from(list(UNITS))),
-        min_size=1,
-        max_size=4,
+        st.tuples(st.integers(0, 999), DIGITS, st.sampled_from(list(UNITS))), min_size=1, max_size=4
     )
 )
 @example([(0, "0000008309234", "y")])
-def test_a_duration_with_units_is_the_sum_of_its_parts_each_rounded_up(
-    parts: list[tuple[int, str, str]],
-) -> None:
+def test_a_duration_is_the_sum_of_its_rounded_parts(parts: list[tuple[int, str, str]]) -> None:
     text = "".join(f"{whole}{'.' if digits else ''}{digits}{unit}" for whole, digits, unit in parts)
     sums = [Decimal(f"{whole}.{digits or 0}") * UNITS[unit] for whole, digits, unit in parts]
     assert read_duration_ms(text) == sum(math.ceil(one) for one in sums)
@@ -302,3 +300,62 @@ def test_the_documentation_lists_every_setting() -> None:
 def test_there_is_a_worker_for_each_core_up_to_four() -> None:
     assert workers_default() == min(len(os.sched_getaffinity(0)), 4)
     assert load(None, [], {}).node.workers == workers_default()
+
+
+# --- the service's own topics are never targets, whatever they are called and whatever is allowed -
+
+
+OWN = ["checkpoint", "claims", "dead_letter", "outcomes", "digests", "repairs", "audit", "pauses"]
+NAMED = Settings.model_validate(
+    {"topics": {name: f"my_{name}" for name in OWN}, "targets": {"default": {"allow": ["*"]}}}
+)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_own_topic_is_reserved(name: str) -> None:
+    allowlist = allowlist_for(NAMED, "delay_topic_any")
+    assert "reserved" in (allowlist.denial(f"my_{name}") or "")
+    assert allowlist.denial("my_orders") is None
+
+
+def test_the_claims_topic_is_reserved_under_its_default_name() -> None:
+    settings = Settings.model_validate({"topics": {"checkpoint": "cursors"}})
+    assert "reserved" in (allowlist_for(settings, "delay_topic_any").denial("cursors_claims") or "")
+
+
+def test_the_list_above_is_complete() -> None:
+    assert sorted(NAMED.topics.own) == sorted(f"my_{name}" for name in OWN)
+
+
+RENAMED = Settings.model_validate(
+    {
+        "topics": {"delay": ["later", "much_later"], "pattern": "wait_*"},
+        "levels": {"prefix": "pause_", "delays_ms": [5_000]},
+        "targets": {"default": {"allow": ["*"]}},
+    }
+)
+
+
+@pytest.mark.parametrize("topic", ["later", "much_later", "wait_anything", "pause_1"])
+def test_no_delay_topic_is_a_target_whatever_its_name(topic: str) -> None:
+    allowlist = allowlist_for(RENAMED, "later")
+    assert "reserved" in (allowlist.denial(topic) or "")
+    assert allowlist.denial("waiting") is None
+
+
+def test_a_changed_allowlist_begins_no_contract() -> None:
+    changed = {
+        "topics": {"delay": ["later"], "pattern": "wait_*"},
+        "targets": {"default": {"allow": ["orders"]}},
+    }
+    contracts = {
+        contract_for(Settings.model_validate(given), "delay_topic_any") for given in ({}, changed)
+    }
+    assert contracts == {Contract(roll_spread_ms=Settings().roll_spread_ms)}
+
+
+def test_a_default_target_is_allowed_without_a_pattern() -> None:
+    given = {"targets": {"default": {"default_target": "orders"}}}
+    allowlist = allowlist_for(Settings.model_validate(given), "delay_topic_any")
+    assert allowlist.denial("orders") is None
+    assert "not among the targets" in (allowlist.denial("others") or "")

@@ -1,3 +1,7 @@
+"""How one record is settled, and that its target is judged by the settings of that moment."""
+
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 
@@ -6,19 +10,30 @@ import pytest
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import (
     TARGET_ASKED,
+    TARGET_DENIED,
     TARGET_LATER,
     TARGET_REFUSED,
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
 from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.entry import Headers
 from delayservice.contract.recurrence import Recurrence, encode
+from delayservice.contract.targets import Allowlist
 from delayservice.engine import outcome
-from delayservice.engine.outcome import Routes
+from delayservice.engine.census import OTHERS
+from delayservice.engine.outcome import Output, Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
+from delayservice.inspection.counting import LaneCounts, count_lane
+from delayservice.slices.lane import Lane
+from delayservice.store.digesting import DigestingStore
+from delayservice.store.memory import MemoryStore
 from tests.unit.known_targets import KnownTargets, some
 from tests.unit.lanes import routes_of
+from tests.unit.loop_stage import ROUTES as STAGE_ROUTES
+from tests.unit.loop_stage import Stage
+from tests.unit.test_recurrence import payload as recurring
 
 ROUTES = routes_of(10_000, 100, 1_000)
 NOW_MS = 5_000_000
@@ -64,26 +79,6 @@ def settler_of(targets: KnownTargets) -> Settler:
 BLOCKED = ("target-unknown", "topic orders does not exist")
 
 
-def test_a_due_record_is_delivered_with_its_provenance() -> None:
-    kind, topic, partition, key, value, headers, due_ms, offset = (
-        settler().settle(7, NOW_MS, payload(), NOW_MS, 8) or (0,) * 8
-    )
-    assert (kind, topic, partition, key, value) == (
-        outcome.DELIVERED,
-        "orders",
-        -1,
-        b"key",
-        b"value",
-    )
-    assert (due_ms, offset) == (NOW_MS, 7)
-    assert headers == [
-        ("own", b"1"),
-        ("delay-due-at", b"5000000"),
-        ("delay-source", b"delay_topic_any:3:7"),
-        ("delay-settles", b"7"),
-    ]
-
-
 def test_a_record_that_was_put_off_is_late_from_the_instant_on_until_which() -> None:
     delivered = some(settler().settle(7, NOW_MS - 20, payload(NOW_MS - 900), NOW_MS, 8))
     assert delivered[0] == outcome.DELIVERED
@@ -121,38 +116,6 @@ def test_a_blocked_target_parks_its_record_until_the_attempts_are_used_up() -> N
     assert kinds == [outcome.PARKED, outcome.PARKED, outcome.DEAD_LETTERED]
 
 
-def test_an_expired_record_is_expired_even_when_its_target_is_blocked() -> None:
-    late = payload(expires_ms=NOW_MS - 1)
-    output = some(settler(blocked=BLOCKED).settle(7, NOW_MS, late, NOW_MS, 8))
-    assert output[:2] == (outcome.EXPIRED, "outcomes")
-
-
-def test_a_refused_record_is_dead_lettered_whole() -> None:
-    output = some(
-        settler(refused={7: ("too-large", "why")}).settle(7, NOW_MS, payload(), NOW_MS, 8)
-    )
-    assert output[:2] == (outcome.DEAD_LETTERED, "letters")
-    assert output[3:5] == (b"key", b"value")
-    assert dict(output[5])["delay-error"] == b"too-large"
-
-
-def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> None:
-    both = settler(refused={7: ("too-large", "why")}, stripped={7})
-    valid = both.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    invalid = both.undelivered.dead_letter(
-        7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time"
-    )
-    assert valid is not None
-    assert invalid is not None
-    for output, code in ((valid, b"too-large"), (invalid, b"time-missing")):
-        headers = dict(output[5])
-        assert output[3:5] == (None, None)
-        assert headers["delay-error"] == code
-        assert headers["delay-source"] == b"delay_topic_any:3:7"
-        assert b"left out" in (headers["delay-error-detail"] or b"")
-        assert not headers.keys() & {"own", "a"}
-
-
 PAUSED = ("target-paused", "somebody said so")
 ASKED = ("target-asked", "topic orders is being looked up")
 
@@ -178,11 +141,13 @@ def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
 
 def test_a_postponed_record_is_requeued_before_retention() -> None:
     held = settler(PAUSED, routes=replace(ROUTES, held_ms=60_000))
-    assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
+    parked = settler(BLOCKED, routes=replace(ROUTES, park_delays_ms=(60_000,)))
+    for postponed in (held, parked):
+        assert held_until_ms(postponed, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
 
 
 def test_a_roll_waits_no_longer_than_any_contract_that_may_apply() -> None:
-    """Settings of 10 s were never a contract of the record that is appended, or will not be."""
+    # Settings of 10 s were never a contract of the record that is appended, or will not be.
     rolling = settler()
     entries = [(0, 90_000), (5, 4_000), (9, 60_000)]
     rolling.requeuer.contracts = Contracts([(n, Contract(roll_window_ms=ms)) for n, ms in entries])
@@ -274,8 +239,6 @@ def test_a_large_record_is_compared_with_what_even_a_fit_target_takes() -> None:
 
 
 class TakesNoContent(Takes):
-    """Takes what has no value."""
-
     def refusal(self, *record: object) -> tuple[str, str] | None:
         return super().refusal(*record) if record[2] is not None else None
 
@@ -290,19 +253,6 @@ def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
 # --- a topic of the service's own that takes nothing ---------------------------------------------
 
 
-def test_records_wait_while_the_dead_letter_topic_is_missing() -> None:
-    targets, last = without("letters"), payload(attempt=3)
-    by = settler_of(targets)
-    targets.why["orders", -1] = BLOCKED
-    put_off = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
-    assert put_off[:2] == (outcome.PARKED, "delay_topic_any")
-    assert json.loads(dict(put_off[5])["delay-copy"] or b"")["attempt"] == 4
-    assert by.undelivered.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
-    del targets.why["letters", -1]
-    letter = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
-    assert letter[0] == outcome.DEAD_LETTERED
-
-
 def test_a_record_waits_while_an_own_topic_is_looked_up() -> None:
     targets, last = without("letters"), payload(attempt=3)
     targets.why["letters", -1] = targets.why["outcomes", -1] = (TARGET_ASKED, "being looked up")
@@ -313,9 +263,7 @@ def test_a_record_waits_while_an_own_topic_is_looked_up() -> None:
 
 
 @pytest.mark.parametrize("code", [TARGET_LATER, TOO_LARGE, TARGET_REFUSED])
-def test_records_for_a_failing_own_topic_wait_and_are_not_sent(
-    code: str,
-) -> None:
+def test_records_for_a_failing_own_topic_wait_and_are_not_sent(code: str) -> None:
     by = settler_of(Takes("letters", code))
     assert by.undelivered.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
     by = settler_of(Takes("outcomes", code))
@@ -349,3 +297,107 @@ def test_without_an_outcomes_topic_nothing_expires() -> None:
     assert output[:2] == (outcome.PARKED, "delay_topic_any")
     by.requeuer.topic = None
     assert by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8) is None
+
+
+# --- whether a target is allowed is judged when a record is settled, by the settings of then ------
+
+
+def settler_allowing(*allow: str, targets: KnownTargets | None = None) -> Settler:
+    routes = replace(ROUTES, allowlist=lambda topic: Allowlist(topic, allow))
+    return Settler("delay_topic_any", 3, routes, Verdicts(), targets or KnownTargets())
+
+
+def is_denied(output: Output | None) -> bool:
+    assert output is not None
+    if output[0] != outcome.DEAD_LETTERED:
+        return False
+    headers = dict(output[5])
+    assert headers["delay-error"] == TARGET_DENIED.encode()
+    assert b"orders is not among the targets" in (headers["delay-error-detail"] or b"")
+    return True
+
+
+def test_a_denied_record_is_dead_lettered_when_it_is_due() -> None:
+    letter = some(settler_allowing("mails").settle(7, NOW_MS, payload(), NOW_MS, 8))
+    assert is_denied(letter)
+    assert (letter[1], letter[3:5], letter[7]) == ("letters", (b"key", b"value"), 7)
+    headers = dict(letter[5])
+    assert headers["delay-settles"] == b"7"
+    assert headers["delay-target-topic"] == b"orders", "to be sent again as it was"
+    assert not is_denied(settler_allowing("orders").settle(7, NOW_MS, payload(), NOW_MS, 8))
+
+
+def test_a_denied_record_is_not_fired() -> None:
+    assert is_denied(settler_allowing().fire(7, payload(NOW_MS + 50_000), NOW_MS, 9))
+
+
+@pytest.mark.parametrize("blocked", [None, {("orders", -1): BLOCKED}])
+def test_a_denied_record_is_not_parked(blocked: dict[tuple[str, int], tuple[str, str]]) -> None:
+    targets = KnownTargets(blocked)
+    assert is_denied(settler_allowing(targets=targets).settle(7, NOW_MS, payload(), NOW_MS, 8))
+
+
+def test_a_denied_schedule_is_neither_armed_nor_gone_on_with() -> None:
+    unarmed = recurring(Recurrence(0, "hourly"), NOW_MS)
+    every = recurring(Recurrence(5_000, number=4))
+    for record in (unarmed, every):
+        by = settler_allowing()
+        letter = some(by.settle(7, NOW_MS, record, NOW_MS, 8))
+        assert is_denied(letter)
+        assert by.following(letter, 7, record, NOW_MS, 8) is None
+
+
+def test_a_denied_record_whose_letter_cannot_be_written_is_judged_again_later() -> None:
+    by = settler_allowing(targets=without("letters"))
+    due = some(by.settle(7, NOW_MS, payload(), NOW_MS, 8))
+    assert due[0] == outcome.PARKED
+    far = some(by.settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8))
+    assert far[0] == outcome.ROLLED, "as parked it would count as fired, and be early if allowed"
+
+
+def test_without_settings_nothing_is_allowed() -> None:
+    routes = replace(ROUTES, allowlist=Allowlist)
+    bare = Settler("delay_topic_any", 3, routes, Verdicts(), KnownTargets())
+    assert is_denied(bare.settle(4, NOW_MS, payload(), NOW_MS, 8))
+
+
+def stage(*allow: str) -> tuple[Stage, Lane]:
+    made = Stage()
+    routes = replace(STAGE_ROUTES, allowlist=lambda topic: Allowlist(topic, allow))
+    store = DigestingStore(MemoryStore())
+    lane = Lane("delay_topic_any", 0, "t", store, made.logs, routes, targets=made.targets)
+    lane.adopt(Contracts([(0, Contract())]))
+    made.loop.add_lanes(0, [lane])
+    made.own()
+    return made, lane
+
+
+def written_to(made: Stage, *targets: bytes) -> None:
+    rows = made.logs.rows["delay_topic_any", 0] = []
+    for target in targets:
+        headers: Headers = [("delay-after", b"60000"), ("delay-target-topic", target)]
+        rows.append((len(rows), made.clock.now_ms, None, b"v", headers))
+    made.step(10, 4)
+
+
+def test_a_denied_target_is_not_looked_up_and_has_no_metrics_of_its_own() -> None:
+    made, lane = stage("mails")
+    written_to(made, b"orders", b"mails")
+    assert made.targets.expected == {("mails", -1)}
+    counts = count_lane(lane, made.clock.now_ms, LaneCounts())
+    assert counts.targets.keys() == {"mails", OTHERS}
+
+
+@pytest.mark.parametrize("topic", ["payments", "my-orders", "Orders", "order"])
+def test_a_target_that_no_pattern_matches_as_a_whole_is_denied(topic: str) -> None:
+    allowlist = Allowlist("delay_topic_any", ["orders*"])
+    assert "not among the targets" in (allowlist.denial(topic) or "")
+    assert allowlist.denial("orders2") is None
+
+
+def test_a_flood_of_allowed_names_takes_bounded_memory() -> None:
+    allowlist = Allowlist("delay_topic_any", ["*"])
+    for number in range(5_000):
+        assert allowlist.denial(f"to_{number}") is None
+        assert allowlist.denial(f"delay_{number}") is not None
+    assert 0 < len(allowlist.good) <= 1_024

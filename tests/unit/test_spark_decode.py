@@ -8,21 +8,14 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    ShardReader,
-    claim_of,
     headers_of,
     key_hash,
     rows_of,
     runs,
 )
-from delayservice.contract.codec import Payload
-from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, PolledRecord
+from delayservice.contract.entry import UNREADABLE, PolledRecord
 from delayservice.contract.partitioner import partition_for
-from delayservice.contract.requeue import write_copy
 from tests.unit.spark_world import batch_of_records
-
-CONTRACTS = Contracts([(0, Contract())])
 
 
 def batch_of(
@@ -67,50 +60,3 @@ def test_keys_are_hashed_as_a_producer_does() -> None:
     keys = [generator.randbytes(generator.randrange(1, 40)) for _ in range(500)]
     assert [key_hash(key) % 12 for key in keys] == [partition_for(key, 12) for key in keys]
     assert [key_hash(None), key_hash(b"")] == [NO_KEY, NO_KEY]
-
-
-def copy_row(offset: int) -> PolledRecord:
-    payload: Payload = ("to_a", -1, b"k", b"v", [("own", b"1")], 5_000, None)
-    key, value, headers = write_copy(
-        *("delay_topic_any", 3, b"the secret"),
-        settles=4,
-        source=b"delay_topic_any:3:4",
-        base=5,
-        at_ms=4_000,
-        payload=payload,
-    )
-    return (offset, 2_000, key, value, headers)
-
-
-def test_a_copy_that_no_secret_verifies_is_believed_and_said_to_be() -> None:
-    """The secret that signed it may have been replaced since."""
-    row = copy_row(9)
-    believed = {}
-    for secrets in [(), (b"the secret",), (b"another",)]:
-        reader = ShardReader("delay_topic_any", 3, CONTRACTS, secrets)
-        assert reader.read([row])[0][1] == COPY
-        believed[secrets] = reader.believed == {9}
-        reader.read([])
-        assert not reader.believed
-    assert believed == {(): True, (b"the secret",): False, (b"another",): True}
-    claim = claim_of(row)
-    assert claim is not None
-    assert (claim.settles, claim.base, claim.at_ms) == (4, 5, 4_000)
-
-
-def test_believed_or_verified_a_copy_reads_the_same() -> None:
-    found = [
-        ShardReader("delay_topic_any", 3, CONTRACTS, secrets).read([copy_row(9)])
-        for secrets in [(), (b"the secret",)]
-    ]
-    assert found[0] == found[1]
-
-
-def test_other_records_are_not_touched_by_believing() -> None:
-    rows: list[PolledRecord] = [
-        (1, 0, None, b"v", [("delay-at", b"9"), ("delay-target-topic", b"to_a")]),
-        (2, 0, None, b"v", [("delay-at", b"soon"), ("delay-target-topic", b"to_a")]),
-        (3, 0, None, b"v", [("delay-copy", b"{}"), ("delay-copy-mac", b"00")]),
-    ]
-    read = ShardReader("delay_topic_any", 3, CONTRACTS, ()).read(rows)
-    assert [entry[1] for entry in read] == [SCHEDULE, INVALID, INVALID]

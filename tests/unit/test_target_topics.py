@@ -11,10 +11,7 @@ from typing import Any, cast
 import pytest
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
-    AclOperation,
-    AdminClient,
-)
+from confluent_kafka.admin import AclOperation, AdminClient  # type: ignore[attr-defined]  # its stubs don't re-export
 
 from connectors.kafka import targets as module
 from connectors.kafka.target_limits import ALONE_MAX, SEARCHED_MAX, TargetLimits, compresses
@@ -163,13 +160,31 @@ def test_a_record_waits_for_an_answer_for_half_a_second_and_is_parked_then() -> 
     assert stage.code() is None
 
 
+TWO_IN_SYNC = {"min.insync.replicas": "2"}
+
+
 @pytest.mark.parametrize(
-    ("partition", "code"), [(-1, None), (1, None), (2, TARGET_UNKNOWN), (99, TARGET_UNKNOWN)]
+    ("in_sync", "settings", "partition", "code"),
+    [
+        ([3, 3], {}, -1, None),
+        ([3, 3], {}, 1, None),
+        ([3, 3], {}, 2, TARGET_UNKNOWN),
+        ([3, 3], {}, 99, TARGET_UNKNOWN),
+        ([0], {}, -1, None),  # an election is waited for
+        ([1], {}, -1, None),
+        # What such a partition is part of can be neither committed nor aborted.
+        ([1], TWO_IN_SYNC, -1, TARGET_DOWN),
+        ([2], TWO_IN_SYNC, -1, None),
+    ],
 )
-def test_a_partition_has_to_be_there(partition: int, code: str | None) -> None:
+def test_a_target_is_judged_by_its_partitions_and_their_copies(
+    in_sync: list[int], settings: dict[str, str], partition: int, code: str | None
+) -> None:
     stage = Stage()
-    stage.known(orders=[3, 3])
+    stage.cluster.settings["orders"] = settings
+    stage.known(orders=in_sync)
     assert stage.code("orders", partition) == code
+    assert bool(stage.targets.writable) == (code is None)
 
 
 def test_a_topic_that_may_not_be_written_to_is_told_from_one_that_is_not_there() -> None:
@@ -183,9 +198,7 @@ def test_a_topic_that_may_not_be_written_to_is_told_from_one_that_is_not_there()
 
 
 @pytest.mark.parametrize("place", ["outcomes", "delay_topic_any:1"])
-def test_a_topic_of_the_service_that_takes_nothing_is_a_problem_while_it_is_wanted(
-    place: str,
-) -> None:
+def test_an_own_topic_that_takes_nothing_is_a_problem_while_it_is_wanted(place: str) -> None:
     stage = Stage()
     stage.cluster.forbidden.add("mails")
     stage.known(outcomes=[3, 3], mails=[3], delay_topic_any=[3, 3])
@@ -358,35 +371,6 @@ def test_without_a_leader_a_target_is_unserved_until_there_is_one() -> None:
     assert stage.code("orders", 1) is None
 
 
-def test_too_few_copies_in_sync_count_as_down_only_where_the_topic_asks_for_more() -> None:
-    stage = Stage()
-    stage.known(orders=[1], mails=[1])
-    stage.cluster.settings["orders"] = {"min.insync.replicas": "2"}
-    stage.now_s += 1
-    found = stage.targets.unserved([ORDERS, ("mails", -1)])
-    assert {target: code for target, (code, _) in found.items()} == {ORDERS: TARGET_DOWN}
-
-
-def test_a_topic_with_too_few_copies_in_sync_is_down_before_anything_is_sent_there() -> None:
-    """What such a partition is part of can be neither committed nor aborted."""
-    stage = Stage()
-    stage.cluster.settings["orders"] = {"min.insync.replicas": "2"}
-    stage.known(orders=[1])
-    assert stage.code("orders") == TARGET_DOWN
-    assert not stage.targets.writable
-    stage.cluster.in_sync["orders"] = [2]
-    stage.now_s += 1
-    stage.code("orders")  # looked up again
-    stage.targets.look_up()
-    assert stage.code("orders") is None
-
-
-def test_an_election_is_waited_for_when_a_topic_is_looked_up() -> None:
-    stage = Stage()
-    stage.known(orders=[0])
-    assert stage.code("orders") is None
-
-
 def test_while_a_transaction_waits_the_cluster_is_asked_four_times_a_second_at_most() -> None:
     stage = Stage()
     stage.known(orders=[3])
@@ -419,9 +403,7 @@ def test_the_number_of_remembered_targets_is_bounded(monkeypatch: pytest.MonkeyP
     assert stage.code("t0") == TARGET_ASKED, "forgotten, and asked for again"
 
 
-def test_the_number_of_open_lookups_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_of_open_lookups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.cluster.is_silent = True
@@ -443,9 +425,7 @@ def test_many_are_looked_up_in_several_requests(monkeypatch: pytest.MonkeyPatch)
         assert stage.targets._wake.is_set()
 
 
-def test_targets_that_do_not_exist_make_nobody_forget_one_that_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_targets_do_not_displace_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 100)
     stage = Stage()
     stage.known(orders=[3])

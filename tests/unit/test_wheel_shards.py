@@ -25,8 +25,6 @@ OPTIONS = WheelOptions(slot_ms=SLOT_MS)
 
 
 class CountingFiles(Files):
-    """Counts what a sync and what reading costs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.synced: list[str] = []
@@ -128,7 +126,7 @@ def test_another_slot_width_starts_the_wheel_over(tmp_path: Path) -> None:
 
 
 def test_a_giant_slot_is_read_within_the_bound_of_memory(tmp_path: Path) -> None:
-    """20,000 records of 1 kB for each of three shards in one slot: 24 times what may be held."""
+    # 20,000 records of 1 kB for each of three shards in one slot: 24 times what may be held.
     bound = 3 << 20
     options = WheelOptions(slot_ms=SLOT_MS, buffer_bytes_max=1 << 20, near_bytes_max=bound)
     wheel = Wheel(tmp_path, options)
@@ -157,7 +155,7 @@ def test_a_giant_slot_is_read_within_the_bound_of_memory(tmp_path: Path) -> None
     wheel.close()
 
 
-def test_the_lost_part_of_a_giant_slot_is_read_again_in_parts(
+def test_a_lost_giant_slot_is_read_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayservice.store.wheel.wheel.REREAD_ROWS", 100)
@@ -183,10 +181,8 @@ def test_the_lost_part_of_a_giant_slot_is_read_again_in_parts(
     wheel.close()
 
 
-def test_a_rebuild_doubles_nothing_that_a_damaged_slot_has_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither what was read again before, nor what was appended since the damage was found."""
+def test_a_rebuild_doubles_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Neither what was read again before, nor what was appended since the damage was found.
     monkeypatch.setattr("delayservice.store.wheel.wheel.REREAD_ROWS", 100)
     wheel = Wheel(tmp_path, OPTIONS)
     store = opened(wheel, 0)
@@ -209,7 +205,7 @@ def test_a_rebuild_doubles_nothing_that_a_damaged_slot_has_again(
 
 
 def test_sparse_shards_of_a_slot_are_read_together(tmp_path: Path) -> None:
-    """A record of each of 1,000 shards: two blocks, and not one for each."""
+    # A record of each of 1,000 shards: two blocks, and not one for each.
     wheel = Wheel(tmp_path, OPTIONS)
     for partition in range(MANY):
         opened(wheel, partition).append([one_row(partition)], [], [], 1)
@@ -227,7 +223,7 @@ def one_row(partition: int) -> Frame:
 
 
 def test_many_rows_of_a_shard_have_blocks_of_their_own(tmp_path: Path) -> None:
-    """Who reads a sparse shard does not read the rows of a busy one beside it."""
+    # Who reads a sparse shard does not read the rows of a busy one beside it.
     wheel = Wheel(tmp_path, OPTIONS)
     rows = [rows_of(0, 3, 1), rows_of(1, 5_000, 1), rows_of(2, 3, 1), rows_of(3, 5_000, 1)]
     for partition, given in enumerate(rows):
@@ -244,7 +240,7 @@ def test_many_rows_of_a_shard_have_blocks_of_their_own(tmp_path: Path) -> None:
 
 
 def test_shared_blocks_take_no_more_memory_than_their_part_of_the_bound(tmp_path: Path) -> None:
-    """Of 40 blocks, two can be kept; whatever is not is read again."""
+    # Of 40 blocks, two can be kept; whatever is not is read again.
     options = WheelOptions(slot_ms=SLOT_MS, near_bytes_max=8 * 140_000)
     wheel = Wheel(tmp_path, options)
     payload = bytes(20_000)
@@ -281,9 +277,7 @@ def test_the_windows_of_many_shards_are_counted_as_they_come_grow_and_go(tmp_pat
     wheel.close()
 
 
-def test_verify_reads_the_headers_of_a_slot_once_for_all_its_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_reads_each_header_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
     for partition in range(50):
         rows = [a_frame(key_ms, offset) for key_ms, offset, *_ in rows_of(partition)]
@@ -303,7 +297,7 @@ def test_verify_reads_the_headers_of_a_slot_once_for_all_its_shards(
 
 
 def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path) -> None:
-    """Nothing that was kept in memory of the damaged one counts."""
+    # Nothing that was kept in memory of the damaged one counts.
     wheel = Wheel(tmp_path, OPTIONS)
     stores = filled(wheel, 3, with_ids=0)
     stores[0].sync()

@@ -38,20 +38,36 @@ from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Inline, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
 SECRET = fingerprint(ROUTES.secret)
+FIRST = Contracts([(0, Contract())])
 
 
 def left_by(
-    writer: str, claim: int, offset: int, number: int = 0, name_of_secret: str = SECRET
+    writer: str, claim: int, number: int = 0, contracts: Contracts = FIRST, signed_by: str = SECRET
 ) -> bytes:
-    """The last checkpoint of an earlier owner."""
-    contracts = Contracts([(0, Contract())])
     shards = {
-        name: ShardCheckpoint(name, Cursor((NOW_MS, offset - 1), offset), contracts)
+        name: ShardCheckpoint(name, Cursor(), contracts)
         for name in (TOPIC, "delay_topic_elsewhere")
     }
     return encode_checkpoint(
-        Checkpoint(number, "n2", 40, name_of_secret, shards, 9, Tenure(writer, claim))
+        Checkpoint(number, "n2", 40, signed_by, shards, 9, Tenure(writer, claim))
     )
+
+
+def claimed_by_old(stage: Stage, number: int = 0) -> None:
+    """Let another worker have claimed the slice."""
+    word = encode_word(number, "old", "n2", CLAIM, 0)
+    stage.sink.claims.append((encode_key(number, "old"), word))
+
+
+def taking_over(stage: Stage) -> None:
+    """Let slice 0 be claimed, and the take-over wait in the background."""
+    stage.background.holds = True
+    stage.gate.says(Role.OWNER, [0])
+    for _ in range(2):  # the writer is opened, the claim is committed
+        stage.step(10)
+        stage.background.run()
+    stage.step(10)
+    assert stage.of(0).phase is Phase.TAKING
 
 
 # --- contracts ----------------------------------------------------------------------------------
@@ -76,11 +92,8 @@ def test_an_owner_begins_a_contract_of_a_version_that_all_live_nodes_know(versio
 
 def test_an_owner_does_not_go_back_behind_a_version_that_the_checkpoint_has() -> None:
     stage = Stage(0)
-    contracts = Contracts([(0, Contract(2))])
-    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
-    left = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("old", 0))
-    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
-    stage.sink.note_checkpoint(0, encode_checkpoint(left))
+    claimed_by_old(stage)
+    stage.sink.note_checkpoint(0, left_by("old", 0, contracts=Contracts([(0, Contract(2))])))
     stage.gate.version = 1
     stage.own()
     assert newest_contract(stage).version == 2
@@ -106,9 +119,7 @@ def test_a_burst_on_one_shard_leaves_the_others_their_share_of_the_transaction()
     )
 
 
-def test_schedules_that_are_hard_to_search_for_hold_up_no_other_shard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slow_cron_searches_hold_up_no_other_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(cron: str, zone: str, after_ms: int) -> int | None:
         stage.clock.now_ms += 10
         return cron_time(cron, zone, after_ms)
@@ -186,9 +197,7 @@ def test_only_the_refused_record_of_a_transaction_is_dead_lettered() -> None:
     }
 
 
-def test_a_slice_that_fails_to_commit_repeatedly_is_left_to_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slice_that_cannot_commit_is_left_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(0, 1)
     stage.own()
     stage.write(0, 0)
@@ -228,9 +237,7 @@ def test_a_fenced_owner_stores_by_the_next_owners_contracts() -> None:
     stage = Stage(0)
     stage.own()
     contracts = Contracts([(0, Contract(2))])
-    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
-    newer = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("w9", 9))
-    stage.sink.note_checkpoint(0, encode_checkpoint(newer))
+    stage.sink.note_checkpoint(0, left_by("w9", 9, contracts=contracts))
     stage.step(1_000)
     assert stage.lane(0).contracts != contracts, "it does not know yet that it is fenced"
     stage.gate.says(Role.REPLICA, [0])
@@ -243,11 +250,9 @@ def test_a_fenced_owner_stores_by_the_next_owners_contracts() -> None:
 def test_contracts_that_were_never_committed_end_with_the_take_over() -> None:
     stage = Stage(0)
     stage.write(0, 0, 0)
-    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
+    claimed_by_old(stage)
     contracts = Contracts([(0, Contract(roll_window_ms=60_000))])
-    shards = {TOPIC: ShardCheckpoint(TOPIC, Cursor(), contracts)}
-    left = Checkpoint(0, "n2", 40, SECRET, shards, 9, Tenure("old", 0))
-    stage.sink.note_checkpoint(0, encode_checkpoint(left))
+    stage.sink.note_checkpoint(0, left_by("old", 0, contracts=contracts))
     fenced = OwnershipLostError("fenced")
     stage.heritage.while_fencing = lambda: stage.sink.refuses_to.update(commit=fenced)
     stage.gate.says(Role.OWNER, [0])
@@ -289,7 +294,7 @@ def test_writers_that_are_lost_one_after_another_are_opened_ever_more_slowly() -
 
 def test_a_claim_that_is_to_be_forgotten_is_still_to_be_after_an_abort() -> None:
     stage = Stage(0)
-    stage.sink.claims.append((encode_key(0, "old"), encode_word(0, "old", "n2", CLAIM, 0)))
+    claimed_by_old(stage)
     stage.own()
     assert stage.loop.state.transaction.forgettable
     stage.write(0, 0)
@@ -303,21 +308,19 @@ def test_a_claim_that_is_to_be_forgotten_is_still_to_be_after_an_abort() -> None
 def test_nothing_is_stored_or_claimed_of_a_slice_that_is_served_with_another_secret() -> None:
     stage = Stage(0, 1)
     for number in (0, 1):
-        stage.sink.claims.append(
-            (encode_key(number, "old"), encode_word(number, "old", "n2", CLAIM, 0))
-        )
-        stage.sink.note_checkpoint(number, left_by("old", number, 0, number))
+        claimed_by_old(stage, number)
+        stage.sink.note_checkpoint(number, left_by("old", number, number))
         stage.write(number, 60_000)
     stage.step(1_000, 2)
     assert [stage.lane(number).shard.stored for number in (0, 1)] == [1, 1]
-    stage.sink.note_checkpoint(0, left_by("old", 0, 0, 0, "another"))
+    stage.sink.note_checkpoint(0, left_by("old", 0, signed_by="another"))
     stage.step(1_000, 2)
     for number in (0, 1):
         stage.write(number, 60_000)
     stage.step(1_000, 2)
     assert [stage.lane(number).shard.stored for number in (0, 1)] == [1, 2]
     assert stage.logs.paused == {(TOPIC, 0)}
-    stage.sink.note_checkpoint(0, left_by("new", 1, 0))
+    stage.sink.note_checkpoint(0, left_by("new", 1))
     stage.gate.says(Role.OWNER, [0, 1])
     stage.step(1_000, 4)
     assert [stage.of(number).is_owner for number in (0, 1)] == [False, True]
@@ -327,9 +330,9 @@ def test_nothing_is_stored_or_claimed_of_a_slice_that_is_served_with_another_sec
 
 def test_a_run_that_was_fetched_before_a_slice_was_refused_is_not_stored() -> None:
     stage = Stage(0)
-    stage.sink.note_checkpoint(0, left_by("old", 0, 0))
+    stage.sink.note_checkpoint(0, left_by("old", 0))
     stage.step(1_000)
-    stage.sink.note_checkpoint(0, left_by("old", 0, 0, 0, "another"))
+    stage.sink.note_checkpoint(0, left_by("old", 0, signed_by="another"))
     stage.step(1_000)
     stage.write(0, 60_000)
     run = PolledBatch((TOPIC, 0), 0, stage.logs.rows[TOPIC, 0], 1)
@@ -342,13 +345,7 @@ def test_records_stored_during_a_log_end_query_are_not_truncated() -> None:
     stage.write(0, 60_000, 60_000, 60_000)
     stage.step(10)
     stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(0, 3))  # type: ignore[method-assign]
-    stage.background.holds = True
-    stage.gate.says(Role.OWNER, [0])
-    for _ in range(2):  # the writer is opened, the claim is committed
-        stage.step(10)
-        stage.background.run()
-    stage.step(10)
-    assert stage.of(0).phase is Phase.TAKING
+    taking_over(stage)
     stage.write(0, 60_000, 60_000, 60_000)
     stage.step(10)
     assert stage.lane(0).shard.stored == 6
@@ -364,13 +361,7 @@ def test_a_shard_replaced_during_a_take_over_goes_by_its_own_log() -> None:
     stage = Stage(0)
     bounds = stage.heritage.bounds
     stage.heritage.bounds = lambda places: dict.fromkeys(places, Bounds(7, 9))  # type: ignore[method-assign]
-    stage.background.holds = True
-    stage.gate.says(Role.OWNER, [0])
-    for _ in range(2):  # the writer is opened, the claim is committed
-        stage.step(10)
-        stage.background.run()
-    stage.step(10)
-    assert stage.of(0).phase is Phase.TAKING
+    taking_over(stage)
     assert stage.loop.drop_lane(0, TOPIC)
     stage.add(0)  # the topic was deleted and created again
     stage.write(0, 0)
@@ -467,7 +458,7 @@ def test_at_the_end_all_slices_are_released_in_one_commit() -> None:
 
 
 def test_a_worker_that_leaves_claims_nothing_again_although_it_is_to_own_everything() -> None:
-    """A node that runs alone is told to own everything for as long as it is there."""
+    # A node that runs alone is told to own everything for as long as it is there.
     stage = Stage(0, 1)
     stage.own()
     stage.step(10)

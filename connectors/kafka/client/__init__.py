@@ -6,7 +6,7 @@ it imports the header contract only, so the distribution needs no extra for it.
 """
 
 from connectors.kafka.client.answers import OutcomeReader
-from connectors.kafka.client.ladder import RETRY_DELAYS_MS, HandedOver, RetryLadder
+from connectors.kafka.client.ladder import RETRY_DELAYS_MS, RetryLadder
 from connectors.kafka.client.levels import LevelProducer
 from connectors.kafka.client.producer import DelayProducer
 from connectors.kafka.client.received import (
@@ -27,7 +27,6 @@ __all__ = [
     "ROCKETMQ_LEVELS_MS",
     "Deduplicator",
     "DelayProducer",
-    "HandedOver",
     "InvalidRequestError",
     "KafkaEdgeError",
     "LevelProducer",

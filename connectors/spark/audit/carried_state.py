@@ -57,13 +57,13 @@ class CarriedState:
         k_ms = [own.later.key[0] for own in rules.shards.values()]
         self.due_ms = max(before.due_ms, rules.overdue_since_ms, *k_ms)
         self.runs = list(runs)
-        self._found = state.read(())
 
     def beside(self, new: DataFrame) -> DataFrame:
         """Return the stored rows to judge together with ``new`` ledger rows: rows that the last
         step handed on to be judged again, records that may be settled by now, and pending records
         whose id is in a new row.
         """
+        self._found = self.state.read(())
         opened = self.state.read(run for run in self.runs if run.kind == OPEN)
         due = self.state.live(self.runs, self.after_ms, self.due_ms)
         if any(run.kind == IDENTIFIED for run in self.runs):

@@ -5,9 +5,9 @@ its jobs than they need. The judge gets all records, where ``engine`` leaves it 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 from pyarrow import dataset
@@ -43,9 +43,9 @@ from connectors.spark.audit.verdicts import (
     with_id,
 )
 from connectors.spark.common import frames
-from connectors.spark.common.clients import read_logs
 from connectors.spark.common.decode import without_collector
 from connectors.spark.common.files import read_parquet
+from connectors.spark.common.topics import Place, Span
 from connectors.spark.ledger.facts import (
     DELIVERED,
     NEVER_MS,
@@ -63,9 +63,12 @@ ROWS_MAX: Final = 200_000
 
 _AT_ONCE: Final = 1_000
 
+ReadLogs: TypeAlias = Callable[[dict[Place, Span]], Iterator[Any]]
+"""Function from the offsets of some logs to their messages, as ``clients.read_logs``."""
+
 
 def judged_here(
-    client: Mapping[str, str], evidence: Evidence, rules: Rules, ledger: Ledger, held: CarriedState
+    logs: ReadLogs, evidence: Evidence, rules: Rules, ledger: Ledger, held: CarriedState
 ) -> StepResult[FoundRows] | None:
     """Judge the records of one step, and store what the next one reads. None: there are too many,
     or a log can't be read, for example as retention has just deleted some of it; Spark can judge
@@ -77,7 +80,7 @@ def judged_here(
     stored = _StoredRows(held)
     try:
         with without_collector():
-            rows = list(_read(client, evidence, ledger))
+            rows = list(_read(logs, evidence, ledger))
             rows += stored.beside(rows)
             rows += stored.look_up(_unmatched(rows))
             judge, found = judge_all(rows, rules)
@@ -96,9 +99,9 @@ class _OnlyOnSparkError(Exception):
     """This step can't be made without Spark."""
 
 
-def _read(client: Mapping[str, str], evidence: Evidence, ledger: Ledger) -> Iterator[LedgerRow]:
+def _read(logs: ReadLogs, evidence: Evidence, ledger: Ledger) -> Iterator[LedgerRow]:
     sources = SourceReader(ledger)
-    messages = read_logs(client, dict(evidence.spans))
+    messages = logs(dict(evidence.spans))
     for place, held in groupby(messages, lambda message: (message.topic(), message.partition())):
         while some := list(islice(held, _AT_ONCE)):
             if any(message.error() is not None for message in some):

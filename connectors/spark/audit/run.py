@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,7 @@ from connectors.spark.audit.options import SAMPLE_ROWS, AuditOptions, AuditResul
 from connectors.spark.audit.rules import OPEN
 from connectors.spark.audit.state import AuditManifest, LogPosition, State, StoredRun
 from connectors.spark.audit.verdicts import FINDING
+from connectors.spark.common.clients import read_logs
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete, read_text, write_parquet, write_text
 from connectors.spark.common.frames import arrow_schema, counts_by, kept
@@ -177,7 +179,7 @@ class Following:
         held = CarriedState(self._state, runs, before, cut.taken_ms, rules, work)
         ledger = Ledger.of(cut, self._options.secrets)
         step: StepResult[DataFrame] | StepResult[FoundRows] | None
-        step = judged_here(self._options.client, evidence, rules, ledger, held)
+        step = judged_here(partial(read_logs, self._options.client), evidence, rules, ledger, held)
         if step is None:
             logs = KafkaLogs(self._spark, self._options.client, evidence)
             step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)

@@ -155,7 +155,7 @@ def _own() -> Column:
 
 # Parts of names, of which one is in each name that has a meaning; and characters for which the
 # service can't read a name.
-_MARKS: Final = ("delay-", "DEL", "UNIQ_KEY", "schedule", *ODD_IN_NAMES)
+_MARKS: Final = ("delay", "DEL", "UNIQ_KEY", "schedule", *ODD_IN_NAMES)
 
 
 # Columns with limits for the records of a shard from the source offset first on, to which its

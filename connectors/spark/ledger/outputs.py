@@ -56,6 +56,7 @@ from connectors.spark.ledger.rows import (
     pack,
 )
 from delayservice.contract import names
+from delayservice.contract.backoff import backoff_of
 from delayservice.contract.codec import packed_recurrence
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.entry import Headers, Original, PolledRecord
@@ -327,6 +328,10 @@ class OutputReader:
         own = [header for header in headers if header[0] not in STRIPPED]
         whole = _written(headers)
         asked = dict(whole)
+        due_ms, backoff = _number(asked, names.DELAY_AT), backoff_of(whole)
+        if backoff is not None:
+            own += backoff.kept(_text(asked, names.DELAY_TARGET_TOPIC))
+            due_ms = _number(asked, names.DELAY_DUE_AT)
         expires = asked.get(names.DELAY_EXPIRES_AT)
         facts = OutputFacts(
             origin,
@@ -338,7 +343,7 @@ class OutputReader:
             record_id=asked.get(names.DELAY_ID),
             expires_ms=None if expires is None else _number(asked, names.DELAY_EXPIRES_AT),
         )
-        return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
+        return due_ms, content_hash(key, value, own), facts
 
     def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
         # The service refused the requeued record or envelope at this offset as forged.

@@ -263,6 +263,11 @@ def _replaced(run: RealRun, story: bytes) -> None:
     run.ask(story, 300, is_named=True)
 
 
+def _recurring_replaced(run: RealRun, story: bytes) -> None:
+    run.ask(story, 500, ("delay-every", b"PT1S"), is_named=True)
+    run.ask(story, _FAR_MS, is_named=True)
+
+
 def _sent_home(run: RealRun, story: bytes) -> None:
     away = (partition_for(story, PARTITIONS) + 1) % PARTITIONS
     run.ask(story, 1_000, partition=away, is_named=True)
@@ -270,6 +275,7 @@ def _sent_home(run: RealRun, story: bytes) -> None:
 
 _INVALID: Final = (("own", b"1"), ("own", b"2"), ("delay-at", b"soon"), _TO)
 _EVERY: Final = (("delay-every", b"1000"), ("delay-times", b"3"))
+_CRON: Final = (("delay-cron", b"* * * * * *"), ("delay-times", b"2"))
 
 STORIES: Final[Mapping[str, Callable[[RealRun, bytes], None]]] = {
     "plain": RealRun.ask,
@@ -292,5 +298,8 @@ STORIES: Final[Mapping[str, Callable[[RealRun, bytes], None]]] = {
     "forged": RealRun.forge,
     "rolled": lambda run, story: run.ask(story, _ROLLED_MS, _expires(_HOUR_MS), is_named=True),
     "recurring": lambda run, story: run.ask(story, 500, *_EVERY),
+    "recurring_replaced": _recurring_replaced,
+    "cron": lambda run, story: run.send([(STORY, story), _TO, *_CRON]),
+    "windowed": lambda run, story: run.ask(story, 500, ("delay-window-ms", b"400")),
     "sent_home": _sent_home,
 }
