@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -158,9 +158,10 @@ def connect(producer: Producer, topic: str, timeout_s: float) -> None:
     """Connect a new producer to a broker, within ``timeout_s`` seconds at most, and raise no error:
     the call that needs the connection does. ``topic``: any topic.
 
-    Without a connection, ``init_transactions`` waits for a timer of the client's, half a second
-    and more. The first metadata come by the address that the settings name, and the client then
-    drops that connection; the second ones come by that of a broker.
+    Without a connection, ``init_transactions`` and the first record of an idempotent producer wait
+    for a timer of the client's, half a second and more. The first metadata come by the address that
+    the settings name, and the client then drops that connection; the second ones come by that of a
+    broker.
     """
     with suppress(KafkaException):
         producer.list_topics(topic, timeout_s)
@@ -215,10 +216,12 @@ def flush(producer: Producer, timeout_s: float) -> int:
 
 # Extra wait for delivery reports, in s: the client looks for expired records once a second.
 _REPORT_S: Final = 5.0
+# Longest wait for the connection that saves a new producer half a second, in s.
+_CONNECT_S: Final = 1.0
 
 
 def write_confirmed(
-    client: Mapping[str, Any], records: Iterable[Mapping[str, Any]], timeout_s: float
+    client: Mapping[str, Any], records: Sequence[Mapping[str, Any]], timeout_s: float
 ) -> list[Message]:
     """Write records, each the arguments of ``Producer.produce``, with a producer of their own;
     return their delivery reports. ``KafkaException``: a record was refused, or was not confirmed
@@ -227,6 +230,8 @@ def write_confirmed(
     timeout_ms = round(timeout_s * 1_000)
     own = {"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": timeout_ms}
     producer = producer_client({**client, **own})
+    if records:
+        connect(producer, records[0]["topic"], _CONNECT_S)
     written: list[Message] = []
     errors: list[KafkaError] = []
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated, Final, TypeAlias
 
 import structlog
@@ -289,9 +290,15 @@ def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
     counts: Counter[str] = Counter()
     records: list[NewRecord] = []
     for row in page.records:
+        # Moved by an earlier page, or before a run was resumed: moving it again would never end.
+        if asked.operation == _RESCHEDULE and row.due_ms == asked.at_ms:
+            counts["unchanged"] += 1
+            continue
         try:
             records.append(_changed(context, row, asked))
-        except Refusal:
+        except Refusal as exc:
+            if exc.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                raise  # it passes, so these records are not to be left out
             counts["no_id" if row.id is None else "refused"] += 1
     if asked.dry_run:
         counts["changeable"] = len(records)
@@ -303,6 +310,7 @@ def bulk(context: ApiContext, asked: Bulk) -> BulkDone:
         matched=len(page.records),
         outcomes=+counts,
         next=page.next,
+        damaged=page.damaged,
         slices_elsewhere=page.slices_elsewhere,
     )
 
@@ -311,12 +319,16 @@ def _changed(context: ApiContext, row: Pending, asked: Bulk) -> NewRecord:
     """Return the record that changes a pending one of a list; raises ``Refusal``."""
     if row.id is None:
         raise Refusal(409, "it has no id")
+    if asked.operation == "fire" and row.recurs:
+        raise Refusal(409, "its next occurrence would match again, and be fired too")
     if asked.operation != _RESCHEDULE:
         return _control_record(row.topic, row.partition, row.id, asked.operation)
+    refuse_what_would_fail(context, row, asked)
+    if asked.dry_run:
+        return _again(row, asked)
     whole = [one for one in context.inquiry.find(row.id) if one.position == row.position]
     if not whole:
         raise Refusal(409, "it is not pending any more")
-    refuse_what_would_fail(context, row, asked)
     return _again(whole[0], asked)
 
 
@@ -359,7 +371,7 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: NewTime) ->
         f"it is due at {row.due_ms}, within {_SOON_MS} ms, and may be delivered before it is "
         "replaced": max(row.due_ms, row.next_ms) < now_ms + _SOON_MS,
         f"{due_ms} is {delay_ms} ms from now, and delivery.max_delay_ms is {limits.max_delay_ms}": (
-            delay_ms > limits.max_delay_ms and not limits.clamp
+            delay_ms > limits.max_delay_ms
         ),
         f"{due_ms} is past, and delivery.past_due is dead-letter": (
             is_past and limits.past_due == PAST_DUE_DEAD_LETTER

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from connectors.kafka.fate import Fate
 from delayservice.base.clock import SystemClock
 from delayservice.contract.entry import TOPIC_NAME
-from delayservice.contract.times import DUE_STOP_MS, read_instant_ms
+from delayservice.contract.times import DUE_STOP_MS, SECONDS_LIKE, SURELY_MS, read_instant_ms
 from delayservice.inspection.query import Pending, ShownBytes, ShownHeaders
 from delayservice.metrics.status import REASON_CHARS_MAX, SliceState
 from ha.members import Member
@@ -42,17 +42,21 @@ class Shown(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
 
+# Numbers above these, up to ``SURELY_MS``, are refused: they look like seconds.
+_EARLY: Final = {"type": "integer", "minimum": 0, "maximum": SECONDS_LIKE[0] - 1}
 # Point in time in a request: a number or a text.
 Instant = Annotated[
     int,
     BeforeValidator(_instant_ms),
     Field(ge=0, le=DUE_STOP_MS),
-    WithJsonSchema({"type": "integer", "minimum": 0}),
+    WithJsonSchema({"anyOf": [_EARLY, {"type": "integer", "minimum": SURELY_MS}]}),
 ]
 _NewTime = Annotated[
     Instant,
     Field(le=_MS_MAX),
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MS_MAX}),
+    WithJsonSchema(
+        {"anyOf": [_EARLY, {"type": "integer", "minimum": SURELY_MS, "maximum": _MS_MAX}]}
+    ),
 ]
 # Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
@@ -198,6 +202,8 @@ class Matching(Asked):
     """Pattern of target topics."""
     topic: str | None = Field(default=None, pattern=f"^{TOPIC_NAME}$")
     """Delay topic."""
+    recurring: bool = False
+    """Only recurring schedules."""
     from_: Instant = Field(default=0, alias="from")
     """First due time: epoch ms, RFC 3339, `now`, `+10m` or `-2h`."""
     to: Instant = DUE_STOP_MS
@@ -219,6 +225,7 @@ class Bulk(Matching, NewTime):
     operation: Literal["cancel", "fire", "reschedule"]
     dry_run: bool = False
     """Only count them."""
+    limit: Whole = Field(default=100, ge=1, le=10_000)
 
 
 class BulkDone(Shown):
@@ -226,13 +233,16 @@ class BulkDone(Shown):
 
     matched: int
     outcomes: dict[str, int]
-    """Numbers of records by outcome; also `no_id` and `refused`, which can't be changed, `unknown`:
-    written, not known yet; and `changeable` in a dry run.
+    """Numbers of records by outcome; also `no_id` and `refused`, which can't be changed;
+    `unchanged`, which have the new time; `unknown`: written, not known yet; and `changeable` in a
+    dry run.
     """
     next: str | None
     """`cursor` of the next request; null: this was the last one. It may be repeated from the start,
     as what is changed is not pending any more.
     """
+    damaged: int
+    """Number of ranges of due times that can't be read now."""
     slices_elsewhere: list[int]
     """Slices without a copy on this node: ask another node for these `slices`."""
 

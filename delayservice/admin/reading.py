@@ -83,6 +83,7 @@ def pending_page(context: ApiContext, asked: models.Matching) -> models.PendingP
         id=asked.id,
         target=asked.target,
         topic=asked.topic,
+        recurring=asked.recurring,
         slices=None if asked.slices is None else frozenset(asked.slices),
         limit=asked.limit,
         scan_max=SCAN_MAX,

@@ -24,6 +24,7 @@ EXIT_ERROR: Final = 1
 EXIT_FINDINGS: Final = 3
 EXIT_NOTHING: Final = 4
 EXIT_NOT_KNOWN: Final = 5
+EXIT_NOT_REACHED: Final = 6
 
 # Width of output without a terminal, in columns; 80 would cut the numbers of a table.
 _WIDTH_ELSEWHERE: Final = 120

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import typer
 
 from delayservice.commands.api import Api, ApiOptions
+from delayservice.commands.bulk import ChangeOptions, Selection, change_matching, warn_of_gaps
 from delayservice.commands.console import (
     EXIT_NOT_KNOWN,
     EXIT_NOTHING,
@@ -29,26 +30,23 @@ from delayservice.contract.entry import read_place
 
 _PAGE: Final = 1_000
 _CHANGED: Final = (
-    "Exit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending under the id, "
-    "5 written, outcome unknown."
+    "Example: [bold]delayservice record {} --id 'tenant7-*' --to +1d --dry-run[/]"
+    "\n\nWithout RECORD_ID, all records that match are changed, after a question. What is changed "
+    "does not match again, so a run that was stopped may be repeated."
+    "\n\nExit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending, "
+    "5 written, outcome unknown, 6 some records were not reached."
 )
 _COLUMNS: Final = ("due", "in", "target", "id", "record", "bytes", "")
 
-Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
+Id = Annotated[str | None, typer.Argument(help="The record's delay-id.")]
 
 app = typer.Typer(help="List, show and change pending records.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, slots=True)
-class ListOptions(ApiOptions):
-    from_ms: Moment | None = None
-    """Due at or after"""
-    to_ms: Moment | None = None
-    """Due before"""
-    target: Annotated[str | None, typer.Option("--target", "-t")] = None
-    """Target topic; * and ? stand for any."""
-    topic: str | None = None
-    """Delay topic."""
+class ListOptions(Selection):
+    PANEL: ClassVar = "List"
+
     limit: Annotated[int, typer.Option(min=1)] = 50
     """Maximum number, earliest first."""
     beyond_window: bool = False
@@ -58,13 +56,9 @@ class ListOptions(ApiOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeOptions(ApiOptions):
-    wait_ms: Duration = 5_000
-    """Longest wait for the outcome."""
-
-
-@dataclass(frozen=True, slots=True)
 class RescheduleOptions(ChangeOptions):
+    PANEL: ClassVar = "Change"
+
     at_ms: Moment | None = None
     """New due time"""
     after_ms: Duration | None = None
@@ -82,13 +76,7 @@ def list_records(*, options: ListOptions) -> None:
         backlog = api.get("/v1/pending/horizon")
         emit(backlog, lambda: _show_backlog(backlog), as_json=options.as_json)
         return
-    query = {
-        "from": options.from_ms,
-        "to": options.to_ms,
-        "target": options.target,
-        "topic": options.topic,
-        "beyond_window": options.beyond_window or None,
-    }
+    query = options.asked() | {"beyond_window": options.beyond_window or None}
     records = _records(api, query, options.limit)
     emit(records, partial(show_pending, records), as_json=options.as_json)
 
@@ -122,15 +110,7 @@ def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict
             cursor = page["next"]
             if cursor is None:
                 break
-    if damaged:
-        err.print(
-            f"{damaged:,} ranges of due times can't be read now, so their records are missing: "
-            "ask another node, or rebuild them (delayservice spark reconcile)",
-            style="yellow",
-        )
-    if page["slices_elsewhere"]:
-        numbers = ", ".join(map(str, page["slices_elsewhere"]))
-        err.print(f"this node keeps no copy of slices {numbers}: ask another", style="yellow")
+    warn_of_gaps(damaged, page["slices_elsewhere"])
     if cursor is not None:
         err.print(f"there may be more than {found:,}: raise --limit", style="dim")
 
@@ -213,6 +193,12 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, object]]:
             yield "cancelled or replaced by", f"offset {waits['marked_by']}"
         if waits["expires_ms"] is not None:
             yield "expires", instant(waits["expires_ms"])
+        for number, fire in enumerate(waits["fires"]):
+            note = f"  {fire['note']}" if fire["note"] else ""
+            yield (
+                "" if number else "next fires",
+                f"{fire['local']}  {from_now(fire['due_ms'])}{note}",
+            )
     yield "key", _text(record["key"], null="null")
     yield "value", _text(record["value"], null="null")
     for header in record["headers"]:
@@ -231,32 +217,39 @@ def _text(content: dict[str, str] | None, null: str = "") -> str:
     return content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"
 
 
-@app.command(epilog=_CHANGED)
+@app.command(epilog=_CHANGED.format("cancel"))
 @with_options
-def cancel(record_id: Id, *, options: ChangeOptions) -> None:
-    """Cancel the pending record of an id, and show the outcome."""
+def cancel(record_id: Id = None, *, options: ChangeOptions) -> None:
+    """Cancel the pending record of an id, or all that match, and show the outcome."""
     _change(options, "cancel", record_id)
 
 
-@app.command(epilog=_CHANGED)
+@app.command(epilog=_CHANGED.format("fire"))
 @with_options
-def fire(record_id: Id, *, options: ChangeOptions) -> None:
-    """Deliver the pending record of an id now, and show the outcome."""
+def fire(record_id: Id = None, *, options: ChangeOptions) -> None:
+    """Deliver the pending record of an id, or all that match, now, and show the outcome."""
     _change(options, "fire", record_id)
 
 
-@app.command(epilog=_CHANGED)
+@app.command(epilog=_CHANGED.format("reschedule --at +2d"))
 @with_options
-def reschedule(record_id: Id, *, options: RescheduleOptions) -> None:
-    """Change the due time of the pending record of an id."""
+def reschedule(record_id: Id = None, *, options: RescheduleOptions) -> None:
+    """Change the due time of the pending record of an id, or of all that match."""
     if (options.at_ms is None) == (options.after_ms is None):
         raise typer.BadParameter("give one of --at and --after")
     _change(options, "reschedule", record_id, at_ms=options.at_ms, after_ms=options.after_ms)
 
 
-def _change(options: ChangeOptions, verb: str, record_id: str, **more: int | None) -> None:
+def _change(
+    options: ChangeOptions, verb: str, record_id: str | None, **new_time: int | None
+) -> None:
+    if record_id is None:
+        change_matching(options, verb, **new_time)
+        return
+    if options.is_for_many:
+        raise typer.BadParameter("give the id of one record, or a selection and its options")
     api = options.connect()
-    body = {"id": record_id, "wait_ms": options.wait_ms, **more}
+    body = {"id": record_id, "wait_ms": options.wait_ms, **new_time}
     with err.status("waiting for the outcome"):
         done = api.send("POST", f"/v1/records/{verb}", body)
     outcome = done["outcome"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+from uuid import uuid4
 
 import typer
 
@@ -26,6 +27,7 @@ from delayservice.commands.options import (
     pairs,
     with_options,
 )
+from delayservice.contract import names
 
 if TYPE_CHECKING:
     from delayservice.commands.sending import Outgoing
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 # librdkafka is imported when the command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
+_TIMES: Final = {names.DELAY_AFTER, names.DELAY_AT, names.DELAY_EVERY, names.DELAY_CRON}
 EPILOG: Final = (
     "Examples: [bold]delayservice send hello --after 30s --target orders[/]"
     "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
@@ -66,7 +69,9 @@ class RecordOptions:
     target_key: str | None = None
     """Key of the output, if not --key."""
     record_id: Annotated[str | None, typer.Option("--id")] = None
-    """The delay-id."""
+    """The delay-id. Default: a new one."""
+    no_id: bool = False
+    """Without an id: it can't be cancelled."""
     cancel: bool = False
     """Cancel the record of --id."""
     fire: bool = False
@@ -94,11 +99,12 @@ class RecordOptions:
 
     def headers(self) -> Headers:
         from delayservice.base.errors import InvalidRequestError
-        from delayservice.contract import names
         from delayservice.contract.request import when_headers
 
         if self.cancel and self.fire:
             raise typer.BadParameter("give --cancel or --fire, not both")
+        if self.record_id and self.no_id:
+            raise typer.BadParameter("give --id or --no-id, not both")
         if (self.cancel or self.fire) and not self.record_id:
             raise typer.BadParameter("--cancel and --fire need --id: it says which record")
         partition = self.target_partition
@@ -132,13 +138,19 @@ class RecordOptions:
         from delayservice.commands import sending
 
         is_null = self.null or self.cancel or self.fire
+        headers, record_id = self.headers(), self.record_id
+        said = {name for name, _ in headers}
+        # Without a time, a null value with an id would be a cancel, and a level topic takes no id.
+        if not (self.no_id or names.DELAY_ID in said or said.isdisjoint(_TIMES)):
+            record_id = str(uuid4())
+            headers.append((names.DELAY_ID, record_id.encode()))
         return sending.Outgoing(
             topic=topic,
             key=None if self.key is None else self.key.encode(),
-            headers=self.headers(),
+            headers=headers,
             value=sending.read_value(value, self.value_file, null=is_null),
             partition=self.partition,
-            record_id=None if self.record_id is None else self.record_id.encode(),
+            record_id=None if record_id is None else record_id.encode(),
         )
 
 
@@ -151,8 +163,8 @@ def send(
 ) -> None:
     """Write one record to a delay topic and show its offset.
 
-    A record that will be dead-lettered is refused. The partition is chosen as by a Java producer:
-    by key, or by the id if it has one.
+    A record that will be dead-lettered is refused. Without --id it gets a random id, by which it
+    can be cancelled. The partition is chosen by the id, or else by the key as by a Java producer.
     """
     from delayservice.commands import sending
 
@@ -170,13 +182,16 @@ def send(
     due_ms = forecast.due_ms(place.offset, written_ms)
     due = None if due_ms is None else instant(due_ms, "T", zone="+00:00")
     result = {"outcome": outcome} if forecast.is_control else {"due_at": due}
+    record_id = None if record.record_id is None else record.record_id.decode()
 
     def show() -> None:
         out.print(plain(str(place)), style="bold green", end="", markup=False)
         unheard = "written, outcome unknown (--wait 5s waits for it)"
         done = outcome or unheard if forecast.is_control else f"due {due}" if due else "written"
-        out.print(f"  {done}")
+        name = "" if record_id is None or forecast.is_control else f"  id {record_id}"
+        say(out, f"  {done}{name}")
 
-    emit({**place._asdict(), "timestamp_ms": written_ms, **result}, show, as_json=common.as_json)
+    told = {**place._asdict(), "timestamp_ms": written_ms, "id": record_id, **result}
+    emit(told, show, as_json=common.as_json)
     if wait_ms is not None and outcome in (None, "not_pending"):
         raise typer.Exit(EXIT_NOT_KNOWN if outcome is None else EXIT_NOTHING)

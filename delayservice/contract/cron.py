@@ -18,6 +18,7 @@ from cronsim import CronSim, CronSimError
 
 from delayservice.contract.codes import CRON_INVALID, ZONE_INVALID, RecordRefusedError
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
 _DAY: Final = timedelta(days=1)
 # Largest number of results in each cache: most schedules share a few expressions and due times.
@@ -65,6 +66,21 @@ def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
         return None if found is None else int(found.timestamp()) * 1_000
     except (OverflowError, ValueError, OSError):  # beyond the calendar
         return None
+
+
+def local_time(zone: str, at_ms: int) -> datetime:
+    """Return the time of a zone's clock at ``at_ms``, epoch ms, with the zone's offset. Raise
+    ``RecordRefusedError`` if there is no such zone.
+    """
+    return (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(_zone(zone))
+
+
+def is_skipped(cron: str, zone: str, due_ms: int) -> bool:
+    """Return whether an occurrence of a cron expression, epoch ms, comes at the end of a gap,
+    because clocks skip its time.
+    """
+    local = local_time(zone, due_ms).replace(tzinfo=None)
+    return _after(cron, local - _SECOND) != local
 
 
 def _next_once(cron: str, zone: tzinfo, after: datetime) -> datetime | None:

@@ -14,7 +14,7 @@ occurrence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 import msgspec
@@ -99,6 +99,21 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
         recurrence, number=recurrence.number + 1, left=recurrence.left_after
     )
     return at_occurrence(payload, after, source, due_ms)
+
+
+def upcoming_ms(
+    recurrence: Recurrence, due_ms: int, expires_ms: int | None, cron_time: CronTime
+) -> Iterator[int]:
+    """Yield the due times, epoch ms, of the occurrences from the pending one on, which is due at
+    ``due_ms``. Raise ``RecordRefusedError`` if expression or zone is invalid.
+    """
+    left = recurrence.left
+    found_ms = due_ms if recurrence.number else first_ms(recurrence, due_ms, cron_time)
+    stop_ms = DUE_STOP_MS if expires_ms is None else expires_ms + 1
+    while found_ms is not None and found_ms < stop_ms and left != 0:
+        yield found_ms
+        left = None if left is None else left - 1
+        found_ms = _next_ms(recurrence, found_ms, found_ms, cron_time)
 
 
 def left_after(payload: Payload) -> Payload:

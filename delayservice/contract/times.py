@@ -30,7 +30,7 @@ of any larger value."""
 # Smallest number that is surely meant as epoch milliseconds, not as epoch seconds.
 SURELY_MS: Final = 100_000_000_000
 # 1970 to 1973 as milliseconds, but 1973 to 5138 as epoch seconds.
-_SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
+SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
 
 _DIGITS_MAX = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,6 +65,16 @@ _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
 # A shorter period of a recurring schedule is refused.
 EVERY_MS_MIN: Final = 1_000
 
+# As in crontab(5).
+_NICKNAMES: Final = {
+    b"@hourly": "0 * * * *",
+    b"@daily": "0 0 * * *",
+    b"@midnight": "0 0 * * *",
+    b"@weekly": "0 0 * * 0",
+    b"@monthly": "0 0 1 * *",
+    b"@yearly": "0 0 1 1 *",
+    b"@annually": "0 0 1 1 *",
+}
 _CRON = re.compile(rb"[0-9A-Za-z*/,#? -]{1,256}")
 _ZONE = re.compile(rb"[0-9A-Za-z_+/-]{1,64}")
 _TIMES_MAX: Final = 2**31
@@ -107,7 +117,7 @@ def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def check_is_ms(name: str, instant_ms: int) -> int:
-    if instant_ms in _SECONDS_LIKE:
+    if instant_ms in SECONDS_LIKE:
         raise RecordRefusedError(
             TIME_INVALID,
             f"{name} is {instant_ms}, which looks like seconds: epoch milliseconds are expected "
@@ -139,11 +149,15 @@ def parse_duration_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_cron(value: bytes | None) -> str:
-    """Return a cron expression, of which only characters and length are checked here."""
+    """Return a cron expression, of which only characters and length are checked here. A nickname is
+    returned as its five fields.
+    """
+    if value in _NICKNAMES:
+        return _NICKNAMES[value]
     if value is None or not _CRON.fullmatch(value):
         why = "is no cron expression of 256 characters at most"
         if value is not None and value.startswith(b"@"):
-            why = "has no nicknames such as @daily: write five fields, as in 0 0 * * *"
+            why = f"has no such nickname: write five fields, or {b', '.join(_NICKNAMES).decode()}"
         raise RecordRefusedError(CRON_INVALID, f"{names.DELAY_CRON} {why}")
     return value.decode()
 

@@ -101,6 +101,8 @@ def _wanted(lane: Lane, frame: Frame, asked: Search) -> Pending | None:
         return None
     if asked.target is not None and not _is_like(target, asked.target):
         return None
+    if asked.recurring and packed_recurrence(payload[6]) is None:
+        return None
     if asked.id is not None:
         record_id = payload[6][0] if payload[6] is not None else None
         if record_id is None or not _is_like(record_id.decode(errors="replace"), asked.id):
@@ -155,7 +157,8 @@ def pending_of(
         source=source.decode() if source else f"{topic}:{number}:{key[1]}",
         attempt=attempt,
         expires_ms=expires_ms,
-        recurs=packed_recurrence(meta) is not None,
+        recurs=(recurrence := packed_recurrence(meta)) is not None,
+        recurrence=recurrence if whole else None,
         marked_by=mark if mark != NO_MARK else None,
     )
 

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import base64
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, islice
 from math import fsum
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, computed_field
 from pydantic.dataclasses import dataclass
 
+from delayservice.contract.codes import RecordRefusedError
+from delayservice.contract.cron import cron_time, is_skipped, local_time
 from delayservice.contract.entry import OFFSET_MAX, PolledRecord
 from delayservice.contract.names import Header
+from delayservice.contract.recurrence import Recurrence, upcoming_ms
+from delayservice.contract.recurrence import decode as decode_recurrence
 from delayservice.engine.cursor import CountRange, Key
 
 # ``(key_ms, delay topic, partition, offset)``: the order of pending records across shards.
@@ -29,6 +34,7 @@ Position: TypeAlias = tuple[int, str, int, int]
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
+_FIRES: Final = 5
 # Times from now within which pending records are counted for metrics and the page.
 HORIZONS_MS: Final = (
     *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
@@ -47,6 +53,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str | None = None
     target: str | None = None
     topic: str | None = None
+    recurring: bool = False
     slices: frozenset[int] | None = None
     limit: int
     # Largest number of records that one shard reads from its store for the page.
@@ -105,6 +112,31 @@ class Content(BaseModel):
             return cls(encoding="base64", data=base64.b64encode(content).decode())
 
 
+class Fire(BaseModel):
+    """A coming occurrence of a recurring schedule."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    due_ms: int
+    local: str
+    """RFC 3339 in the schedule's time zone."""
+    note: str
+    """What a change of the clocks does to it; empty: nothing."""
+
+
+def _fires(rule: Recurrence, due_ms: int, expires_ms: int | None) -> Iterator[Fire]:
+    offset = None
+    for fire_ms in islice(upcoming_ms(rule, due_ms, expires_ms, cron_time), _FIRES):
+        local = local_time(rule.zone, fire_ms)
+        note = ""
+        if rule.cron and is_skipped(rule.cron, rule.zone, fire_ms - rule.shift_ms):
+            note = "moved: clocks skip its time"
+        elif offset not in (None, local.utcoffset()):
+            note = "clocks have changed since the one before"
+        offset = local.utcoffset()
+        yield Fire(due_ms=fire_ms, local=local.isoformat(" ", "milliseconds"), note=note)
+
+
 class NamedContent(BaseModel):
     """A header of a record."""
 
@@ -160,6 +192,21 @@ class Pending:
     """Absent in lists."""
     headers: Annotated[ShownHeaders, Field(default_factory=list)]
     """Its own headers, as they will be delivered. Absent in lists."""
+    recurrence: Annotated[bytes | None, Field(exclude=True)] = None
+    """Its encoded ``Recurrence``; None in lists."""
+
+    # Computed in the process that shows it: a search of the calendar would delay deliveries.
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated property
+    @property
+    def fires(self) -> list[Fire]:
+        """Its next occurrences, five at most. Empty in lists."""
+        found: list[Fire] = []
+        if self.recurrence is not None:
+            rule = decode_recurrence(self.recurrence)
+            # A zone that this node does not know, or the end of the calendar.
+            with suppress(RecordRefusedError, OverflowError):
+                found.extend(_fires(rule, self.due_ms, self.expires_ms))
+        return found
 
     @property
     def position(self) -> Position:

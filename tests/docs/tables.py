@@ -103,6 +103,7 @@ ASKS: Final = ("delayservice dlq replay --code target-unknown --from -2h",)
 """They ask a person; ``y`` is typed."""
 
 STATUSES: Final = {
+    "delayservice record cancel": {0, 4},  # nothing waits under such an id
     "delayservice status": {0, 3},  # not healthy right after a worker was killed
     "metrics '^delay_target_parked'": {0, 1},  # no line: none waits
 }

@@ -150,6 +150,55 @@ def test_all_that_match_are_changed_a_page_at_a_time(stand: Stand) -> None:
     assert api.get("/v1/pending", id="bulk *")["records"] == []
 
 
+def test_a_command_changes_all_that_match_and_nothing_twice(stand: Stand) -> None:
+    api, bench = stand.api, stand.bench
+    target, paused = bench.target("many"), bench.target("many_paused")
+    for number in range(6):
+        to = paused if number == 5 else target
+        headers = bench.to(to, HOUR_MS, ("delay-id", f"many [{number}]"))
+        bench.send(headers, partition=number % PARTITIONS)
+    bench.send(bench.to(target, HOUR_MS))
+    every = bench.to(target, HOUR_MS, ("delay-cron", "@yearly"), ("delay-id", "recurs"))
+    place = bench.send(every)
+    path = f"/v1/records/{bench.any}/{place[0]}/{place[1]}"
+    await_true(lambda: api.get(path)["state"] != "unread", "all are read")
+
+    def change(*arguments: str) -> tuple[int, dict[str, int], dict[str, Any]]:
+        result = api.command("record", *arguments, "--json")
+        told = json.loads(result.stdout)
+        return result.exit_code, told["outcomes"], told
+
+    many = ("--id", "many [[]?]", "--target", f"{target}*")
+    assert change("cancel", "--id", "many [?]", "--dry-run")[:2] == (0, {"changeable": 6})
+    assert change("cancel", *many, "--dry-run")[:2] == (4, {}), "[ is no pattern"
+    many = ("--id", "many *", "--target", f"{target}*")
+    for nothing in (["--id", "["], ["--id", "", "--target", target], [*many, "--to", "now"]):
+        assert change("cancel", *nothing, "--yes")[:2] == (4, {})
+    code, outcomes, moved = change("reschedule", *many, "--after", "30h", "--yes")
+    assert (code, outcomes) == (0, {"replaced": 6})
+    again = change("reschedule", *many, "--at", str(moved["at_ms"]), "--yes")
+    assert again[:2] == (0, {"unchanged": 6})
+    fire = change("fire", "--id", "*", "--target", target, "--recurring", "--yes")
+    assert fire[:2] == (0, {"refused": 1}), "its next occurrence would be fired, too"
+    pause = f"/v1/pauses/target/{paused}"
+    api.change("PUT", pause, {})
+    assert change("fire", "--target", paused, "--yes")[:2] == (0, {"fired": 1}), "it is held"
+    rolled_ms = max(api.get("/v1/records", id=f"many [{n}]")[0]["next_ms"] for n in range(5))
+    first = change("cancel", *many, "--from", str(rolled_ms + 1), "--limit", "2", "--yes")
+    assert first[:2] == (0, {"cancelled": 2})
+    all_of_them = ("cancel", "--target", f"{target}*", "--yes")
+    rest = Counter(change(*all_of_them, "--cursor", first[2]["cursor"])[1])
+    # The record of the paused target is put off each second, also to before the cursor.
+    assert rest + Counter(change(*all_of_them)[1]) == {"cancelled": 5, "no_id": 1}
+    api.change("DELETE", pause)
+    told = Counter(
+        one.header("delay-id")
+        for one in bench.read_all(bench.outcomes)
+        if one.header("delay-outcome") == "cancelled" and one.header("delay-settled-by")
+    )
+    assert {told[f"many [{number}]"] for number in range(6)} == {1}
+
+
 def test_a_reschedule_keeps_all_that_the_record_is(stand: Stand) -> None:
     bench = stand.bench
     headers = bench.to(

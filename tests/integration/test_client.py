@@ -98,13 +98,14 @@ def test_keys_and_ids_go_to_the_partitions_that_java_would_choose(
 def test_a_cancel_and_a_fire_are_answered(bench: Bench, client: DelayProducer) -> None:
     reader = OutcomeReader({"bootstrap.servers": bench.bootstrap}, bench.outcomes)
     target = bench.target("answered")
-    for name in ("cancelled", "fired"):
-        client.send(target, b"x", id=f"{target}-{name}", delay="1h")
+    made = client.send(target, b"x", make_id=True, delay="1h")
+    assert made is not None
+    assert client.send(target, b"x", id=f"{target}-fired", delay="1h") == f"{target}-fired"
     client.flush(30)
-    assert reader.cancel(client, f"{target}-cancelled", 30) == "cancelled"
-    assert reader.cancel(client, f"{target}-cancelled", 30) == "not_pending"
+    assert reader.cancel(client, made, 30) == "cancelled"
+    assert reader.cancel(client, made, 30) == "not_pending"
     assert reader.fire(client, f"{target}-fired", 30) == "fired"
-    assert reader.fire(client, f"{target}-cancelled", 0) is None
+    assert reader.fire(client, made, 0) is None
     nowhere = OutcomeReader({"bootstrap.servers": bench.bootstrap}, f"{bench.outcomes}_none")
     with pytest.raises(KafkaEdgeError, match=r"_none can't be used: .*did you mean"):
         nowhere.cancel(client, f"{target}-fired")

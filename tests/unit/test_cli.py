@@ -99,7 +99,15 @@ def test_an_error_is_one_line_and_debug_may_stand_anywhere() -> None:
         (["send", "--cancel"], "need --id"),
         (["send", "--cancel", "--fire", "--id", "a"], "not both"),
         (["send", "hello", "--after", "1s", "-t", "orders", "--wait", "5s"], "is for a cancel"),
+        (["send", "x", "--id", "a", "--no-id"], "not both"),
         (["record", "reschedule", "a"], "give one of --at and --after"),
+        (["record", "cancel", "a", "--target", "t"], "or a selection and its options"),
+        (["record", "cancel", "a", "--all"], "or a selection and its options"),
+        (["record", "cancel", "a", "--dry-run"], "or a selection and its options"),
+        (["record", "cancel", "--yes"], "every record would be changed"),
+        (["record", "fire", "--id", "", "--yes"], "every record would be changed"),
+        (["record", "cancel", "--id", "**", "--target", "*"], "every record would be changed"),
+        (["record", "cancel", "--id", "[", "--wait", "1s"], "add --yes, or --dry-run"),
         (["dlq", "list", "--code", "nonsense"], "target-denied"),
         (["dlq", "list", "--source", "a b"], "TOPIC[:PARTITION[:OFFSET]]"),
         (["dlq", "list", "--from", "2h"], "'2h' is no time"),
@@ -244,6 +252,23 @@ def test_options_of_send_become_headers(options: RecordOptions, headers: dict[st
     assert said == headers
 
 
+def test_a_record_with_a_time_gets_an_id_of_its_own() -> None:
+    made = {
+        sent.record_id
+        for sent in (RecordOptions(after_ms=1).record("t", "x") for _ in range(2))
+        if ("delay-id", sent.record_id) in sent.headers
+    }
+    assert len(made) == 2
+    for given in (
+        RecordOptions(after_ms=1, no_id=True),
+        RecordOptions(null=True),
+        RecordOptions(target="level topic"),
+        RecordOptions(after_ms=1, header=["delay-id=own"]),
+    ):
+        assert given.record("t", None if given.null else "x").record_id is None
+    assert RecordOptions(cron="@daily", record_id="own").record("t", "x").record_id == b"own"
+
+
 # --- commands that ask a running node, and what they print ----------------------------------------
 
 
@@ -347,6 +372,8 @@ class Producer:
         self._note = on_delivery
 
     def poll(self, _: float) -> None: ...
+
+    def list_topics(self, topic: str, timeout_s: float) -> None: ...
 
     def flush(self, _: float) -> int:
         if self._note is None or self._fate is None:

@@ -445,7 +445,7 @@ def test_a_record_waiting_for_its_home_says_so() -> None:
 
 
 def test_the_command_shows_what_waits_for_its_home() -> None:
-    record = asdict(WAITS) | {"id": None}
+    record = asdict(WAITS) | {"id": None, "fires": []}
     assert showing._cells(record)[-1] == "try 2, forwarded to its home partition"
     assert showing._cells({**record, "target": "orders"})[-1] == "try 2"
     lines = dict(showing._lines({**record, "key": None, "value": None}))

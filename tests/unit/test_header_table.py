@@ -150,7 +150,12 @@ TABLE: Final[dict[str, dict[bytes | None, Meaning]]] = {
     },
     "delay-cron": {
         b"0 9 * * MON-FRI": recurs(0, "0 9 * * MON-FRI", number=0),
-        **each("cron-invalid", None, b"", b"* * * * *" * 99, b"../../etc", b"@daily"),
+        b"@hourly": recurs(0, "0 * * * *", number=0),
+        **each(recurs(0, "0 0 * * *", number=0), b"@daily", b"@midnight"),
+        b"@weekly": recurs(0, "0 0 * * 0", number=0),
+        b"@monthly": recurs(0, "0 0 1 * *", number=0),
+        **each(recurs(0, "0 0 1 1 *", number=0), b"@yearly", b"@annually"),
+        **each("cron-invalid", None, b"", b"* * * * *" * 99, b"../../etc", b"@reboot", b"@Daily"),
     },
     "delay-timezone": {
         b"Europe/Berlin": recurs(0, "0 9 * * MON-FRI", "Europe/Berlin", number=0),
@@ -583,7 +588,7 @@ def test_the_detail_says_what_was_expected() -> None:
             "delay-at",
             b"1893456000",
         ): "looks like seconds: epoch milliseconds are expected (1893456000000)",
-        ("delay-cron", b"@daily"): "write five fields",
+        ("delay-cron", b"@reboot"): "write five fields, or @hourly, @daily",
         ("Delay-After", b"1"): "; Delay-After is not read, delay-after would be",
         ("delay_at", b"1"): "; delay_at is not read, delay-at would be",
     }

@@ -15,10 +15,13 @@ from delayservice.contract.codes import CRON_INVALID, RecordRefusedError
 from delayservice.contract.cron import cron_time
 from delayservice.contract.recurrence import Recurrence, encode, following, recurrence_of
 from delayservice.contract.requeue import CONTINUES, read_copy
+from delayservice.contract.times import parse_instant_ms
 from delayservice.engine import outcome
+from delayservice.engine.cursor import NO_MARK
 from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
 from delayservice.engine.undelivered import Verdicts
+from delayservice.inspection.looking import pending_of
 from tests.unit.known_targets import KnownTargets, some
 from tests.unit.lanes import routes_of
 
@@ -181,6 +184,44 @@ def test_a_cron_schedule_that_was_just_written_can_be_fired() -> None:
     assert copied(again)[2][5] == 3 * HOURLY_MS
     bad = some(by.fire(9, by.pending_occurrence(9, cron_record("bad")), NOW_MS, 11))
     assert bad[0] == outcome.DEAD_LETTERED
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "due", "fires"),
+    [
+        (
+            Recurrence(0, "30 2 * * *", "Europe/Berlin"),
+            "2027-03-27T02:30+01:00",
+            [
+                "2027-03-27 02:30:00.000+01:00 ",
+                "2027-03-28 03:00:00.000+02:00 moved: clocks skip its time",
+                "2027-03-29 02:30:00.000+02:00 ",
+                "2027-03-30 02:30:00.000+02:00 ",
+                "2027-03-31 02:30:00.000+02:00 ",
+            ],
+        ),
+        (
+            Recurrence(0, "30 2 * * *", "Europe/Berlin", left=2, number=0, shift_ms=1),
+            "2027-10-31T02:29+02:00",
+            [
+                "2027-10-31 02:30:00.001+02:00 ",
+                "2027-11-01 02:30:00.001+01:00 clocks have changed since the one before",
+            ],
+        ),
+        (Recurrence(HOURLY_MS), "2027-03-28T23:00Z", ["2027-03-28 23:00:00.000+00:00 "]),
+        (Recurrence(0, "0 0 30 2 *", number=0), "2027-03-28T23:00Z", []),
+        (Recurrence(0, "0 0 1 1 *", "No/Zone"), "2027-03-28T23:00Z", []),
+    ],
+)
+def test_the_next_fires_are_told_in_the_time_of_the_zone(
+    recurrence: Recurrence, due: str, fires: list[str]
+) -> None:
+    due_ms = parse_instant_ms("due", due.encode())
+    expires_ms = due_ms if recurrence.every_ms else None
+    shown = pending_of(
+        ("t", 0), (due_ms, 1), NO_MARK, payload(recurrence, due_ms, expires_ms), whole=True
+    )
+    assert [f"{one.local} {one.note}" for one in shown.fires] == fires
 
 
 # --- the calendar, and where clocks change --------------------------------------------------------

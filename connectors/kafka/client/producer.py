@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Unpack
+from uuid import uuid4
 
 from confluent_kafka import Producer
 
@@ -79,19 +80,21 @@ class DelayProducer(ProducerClient):
         *,
         key: Text | None = None,
         id: Text | None = None,  # noqa: A002  # the contract's word
+        make_id: bool = False,
         partition: int | None = None,
         target_key: TargetKey = None,
         headers: OwnHeaders = (),
         on_delivery: DeliveryCallback | None = None,
         **when: Unpack[When],
-    ) -> None:
-        """Write a record that is delivered to ``topic`` when it is due.
+    ) -> Text | None:
+        """Write a record that is delivered to ``topic`` when it is due; return its id.
 
         Args:
             topic: the target topic.
             value: delivered byte for byte.
             key: key of the record and of its output, the delivered record.
             id: name by which the record can be cancelled, fired or rescheduled.
+            make_id: make a random id if ``id`` is None.
             partition: partition of the target topic; None: chosen by the key of the output.
             target_key: another key for the output, or ``NO_KEY`` for none; None: ``key``.
             headers: headers to deliver with the record.
@@ -111,6 +114,8 @@ class DelayProducer(ProducerClient):
             *when_headers(**when),
             *target_headers(topic, partition, target_key),
         ]
+        if id is None and make_id:
+            id = str(uuid4())  # noqa: A001  # as above
         record_id = None if id is None else id_bytes(id, self._id_bytes_max)
         if record_id is not None:
             asked.append((names.DELAY_ID, record_id))
@@ -120,6 +125,7 @@ class DelayProducer(ProducerClient):
         self.producer.produce(
             self.delay_topic, value, key, place, on_delivery=on_delivery, headers=[*asked]
         )
+        return id
 
     def cancel(
         self,
