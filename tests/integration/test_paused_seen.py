@@ -30,7 +30,7 @@ def test_a_paused_delay_topic_stores_to_its_bound_and_the_rest_waits(bench: Benc
     service = bench.serve()
     paused, at_ms = Paused("topic", bench.any), now_ms()
     write(bench, paused, Pause(at_ms, "database move"))
-    row = {"kind": "topic", "name": bench.any, "at_ms": at_ms, "reason": "database move"}
+    row = {"kind": "topic", "name": bench.any, "at_ms": at_ms, "reason": "database move", "by": ""}
     await_true(lambda: bench.status(service)["paused"] == [row], "the pause is told")
     assert metrics_of(service, f'delay_paused_timestamp_seconds{{kind="topic",name="{bench.any}"}}')
     await_true(lambda: bench.status(service)["healthy"], "its clock is compared, all is well")
