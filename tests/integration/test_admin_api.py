@@ -17,7 +17,7 @@ from delayservice.admin.changing import WAITING_MAX
 from delayservice.cli import app
 from delayservice.contract.partitioner import partition_for
 from tests.integration.asked import TOKEN, Asked
-from tests.integration.bench import Bench, Place, await_true, now_ms
+from tests.integration.bench import Bench, Header, Place, await_true, now_ms
 from tests.integration.fuzz_api import fuzz
 
 pytestmark = pytest.mark.cluster
@@ -199,11 +199,10 @@ def test_a_command_changes_all_that_match_and_nothing_twice(stand: Stand) -> Non
     assert {told[f"many [{number}]"] for number in range(6)} == {1}
 
 
-def test_a_reschedule_keeps_all_that_the_record_is(stand: Stand) -> None:
+def test_a_reschedule_keeps_all_that_the_record_is_but_its_back_off(stand: Stand) -> None:
     bench = stand.bench
-    headers = bench.to(
-        stand.target, HOUR_MS, ("delay-id", b"\xffwhole"), ("own", b"1"), ("own", b"\x00\xff")
-    )
+    more: list[Header] = [("delay-id", b"\xffwhole"), ("own", b"1"), ("own", b"\x00\xff")]
+    headers = [("delay-backoff", "1h"), *bench.to(stand.target, HOUR_MS, *more)[1:]]
     bench.send(headers, key=b"\x00key", value=b"\xfe\xffvalue", partition=1)
     named = {"id": "/3dob2xl", "encoding": "base64"}
     await_true(lambda: stand.waits(**named), "it waits")
@@ -211,7 +210,7 @@ def test_a_reschedule_keeps_all_that_the_record_is(stand: Stand) -> None:
     assert stand.api.change("POST", "/v1/records/reschedule", asked)["outcome"] == "replaced"
     with bench.reader(stand.target) as reader:
         [one] = reader.await_match(lambda one: one.value == b"\xfe\xffvalue")
-    assert one.key == b"\x00key"
+    assert (one.key, one.header("delay-retries")) == (b"\x00key", None)
     assert [(n, v) for n, v in one.headers if n == "own"] == [("own", b"1"), ("own", b"\x00\xff")]
 
 

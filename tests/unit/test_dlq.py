@@ -131,6 +131,7 @@ def test_a_record_that_could_not_be_read_is_replayed_byte_for_byte() -> None:
     [
         ([("delay-at", b"soon")], None, b"k"),
         ([("delay-at", b"1"), ("delay-after", b"1")], None, b"k"),
+        ([("delay-backoff", b"1s"), ("delay-retries", b"1")], None, b"k"),
         ([("TIMER_DELAY_SEC", b"x"), ("DELAY", b"4")], None, b"k"),
         ([("schedule_target_epoch", b"x")], b"k", None),
         ([("scheduler-epoch", b"x")], b"k", None),
