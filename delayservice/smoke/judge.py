@@ -217,7 +217,8 @@ class Tally:
         kind = self._batch.kind(one.number)
         due_ms, moved_ms = one.time_ms, WINDOW_MS if kind is Kind.WINDOW else 0
         if kind in AFTER:
-            due_ms += self._loaded.appended_ms.get(one.number, 0)
+            appended_ms = self._loaded.appended_ms.get(one.number)
+            due_ms = one.due_ms if appended_ms is None else appended_ms + one.time_ms
         if min(one.produced_ms, one.seen_ms) < due_ms:
             self._note("early", one.place, one.number)
         if one.is_altered or not due_ms <= one.due_ms <= due_ms + moved_ms:

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeAlias
 
-from confluent_kafka import Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Producer
 
 from delayservice.base.errors import ClusterError
 from delayservice.base.tokens import with_tokens
@@ -208,7 +208,8 @@ class Loaded:
         n: number of acknowledged records, sent in ``seconds``.
         withdrawn: number of those that were cancelled or replaced.
         last_due_ms: last due time; a judge does not give up before.
-        appended_ms: append times of records whose due time follows from it, by number.
+        appended_ms: append times of records whose due time follows from it, by number, as far as
+            they are known.
         resent: repeated attempts of a client that counts them.
     """
 
@@ -319,5 +320,8 @@ class _Sender:
     def _note(self, number: int, error: object, message: Any) -> None:  # noqa: ANN401 (the client's)
         if error is not None:
             self._errors.append(str(error))
-        else:
-            self._loaded.appended_ms[number] = message.timestamp()[1]
+            return
+        # When a resent record was there already, the broker does not tell its append time.
+        kind, time_ms = message.timestamp()
+        if kind == TIMESTAMP_LOG_APPEND_TIME:
+            self._loaded.appended_ms[number] = time_ms

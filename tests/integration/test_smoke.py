@@ -18,7 +18,7 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import ClusterError
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import JudgePlan, Verdict, judge
-from delayservice.smoke.load import Batch, Loaded
+from delayservice.smoke.load import AFTER, Batch, Loaded, LoadPlan, load
 from tests.integration.bench import Bench, await_true
 from tests.integration.secured import Right, secure_cluster
 
@@ -104,6 +104,21 @@ def write(producer: Producer, topic: str, *numbers: int) -> None:
     for one in outputs(*numbers):
         producer.produce(topic, one.value(), one.key())
     assert producer.flush(30) == 0
+
+
+@pytest.mark.parametrize("stamp", ["LogAppendTime", "CreateTime"])
+def test_only_the_brokers_time_of_a_record_counts_as_its_append_time(
+    cluster: EmbeddedCluster, make_topic: MakeTopic, stamp: str
+) -> None:
+    batch = Batch(b"appended", 16, 40, 7, is_mixed=True)
+    topic = make_topic("stamped", config={"message.timestamp.type": stamp})
+    with Helper(
+        load, LoadPlan({"bootstrap.servers": cluster.bootstrap}, topic, ("t",), batch)
+    ) as by:
+        by.tell()
+        loaded = by.expect(Loaded)
+    known = [number for number in range(batch.n) if batch.kind(number) in AFTER]
+    assert sorted(loaded.appended_ms) == (known if stamp == "LogAppendTime" else [])
 
 
 def test_a_double_behind_an_open_transaction_is_awaited_and_seen(

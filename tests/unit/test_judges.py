@@ -243,6 +243,13 @@ def judged(records: list[Message], batch: Batch = BATCH, seen_s: float = SEEN_S)
     return tally.judged()
 
 
+def test_a_record_whose_append_time_is_unknown_may_be_due_at_any_time() -> None:
+    tally = Tally(BATCH, TARGETS)
+    tally.add(wanted(), SEEN_S)
+    tally.close(Loaded(BATCH.n, BATCH.n - BATCH.wanted))
+    assert wrong(tally.judged()) == {}
+
+
 def wrong(verdict: Verdict) -> dict[str, int]:
     right = ("sent", "delivered", "withdrawn")
     return {name: n for name, n in counts(verdict).items() if n and name not in right}
