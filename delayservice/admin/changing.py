@@ -37,7 +37,7 @@ from delayservice.contract import dead_letters, names
 from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
 from delayservice.contract.dead_letters import NO_SOURCE
 from delayservice.contract.entry import NewRecord, RecordPlace
-from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, STRIPPED
+from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, own_headers
 from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
@@ -391,7 +391,7 @@ def _again(row: Pending, asked: NewTime) -> NewRecord:
         if asked.at_ms is not None
         else (names.DELAY_AFTER, b"%d" % (asked.after_ms or 0))
     )
-    own = [header for header in row.headers if header[0] not in STRIPPED]  # without a back-off
+    own = own_headers(row.headers)  # without a back-off
     headers: list[Header] = [*own, time, (names.DELAY_TARGET_TOPIC, row.target.encode())]
     for name, number in (
         (names.DELAY_TARGET_PARTITION, row.target_partition),

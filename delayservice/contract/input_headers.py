@@ -211,3 +211,8 @@ STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}
 RESERVED: Final = STRIPPED | names.HOME_NAMES
 """Names of headers that a producer may not set as headers of its own: they would be removed, or the
 record be taken for a forgery."""
+
+
+def own_headers(headers: Headers) -> Headers:
+    """Return the headers of a user's record that are delivered, in order."""
+    return [header for header in headers if header[0] not in STRIPPED]

@@ -12,6 +12,7 @@ from delayservice.contract.backoff import backoff_of
 from delayservice.contract.codec import Meta, Payload
 from delayservice.contract.codes import printable
 from delayservice.contract.entry import Headers, Original
+from delayservice.contract.input_headers import own_headers
 from delayservice.contract.names import (
     DELAY_AT,
     DELAY_ATTEMPT,
@@ -25,7 +26,6 @@ from delayservice.contract.names import (
     DELAY_SOURCE,
     DELAY_TARGET_PARTITION,
     DELAY_TARGET_TOPIC,
-    INPUT,
     Header,
 )
 from delayservice.contract.recurrence import recurrence_of
@@ -120,8 +120,7 @@ def to_input_headers(payload: Payload) -> Original:
         asked = [*headers, (DELAY_AT, b"%d" % due_ms)]
     else:
         failed = backoff._replace(retries=backoff.retries - 1)
-        own = [header for header in headers if header[0] not in INPUT]
-        asked = [*own, *failed.asked(), due_header(due_ms)]
+        asked = [*own_headers(headers), *failed.asked(), due_header(due_ms)]
     asked.append((DELAY_TARGET_TOPIC, target.encode()))
     recurrence = recurrence_of(meta)
     if recurrence is not None:

@@ -58,8 +58,8 @@ from delayservice.contract.input_headers import (
     INPUT,
     KNOWN,
     SCHEDULE_OP,
-    STRIPPED,
     Draft,
+    own_headers,
 )
 from delayservice.contract.names import DELAY_AFTER, DELAY_AT, DELAY_ID, DELAY_TARGET_TOPIC, Header
 from delayservice.contract.partitioner import partition_for
@@ -171,7 +171,7 @@ class UserRecords:
         offset, _, written_ms, source = origin
         start_ms = 0
         if draft["backoffs"]:
-            raise _two_times(names.DELAY_BACKOFF, "a recurrence")
+            raise _beside_backoff("a recurrence")
         if draft["times"]:
             start_ms = self._bounded_due_ms(self._due_ms(draft, written_ms), written_ms)
         shift_ms = self._jitter_ms(draft, offset)
@@ -199,7 +199,7 @@ class UserRecords:
         meta: Meta | None = None
         if identity is not None or expires_ms is not None:
             meta = (identity, source, 1, expires_ms)
-        own = [header for header in headers if header[0] not in STRIPPED]
+        own = own_headers(headers)
         target = self._target(draft)
         backoff = _backoff(draft)
         if backoff is not None:
@@ -270,7 +270,7 @@ class UserRecords:
         backoff = _backoff(draft)
         if backoff is not None:
             if draft["times"]:
-                raise _two_times(names.DELAY_BACKOFF, draft["times"][0][0])
+                raise _beside_backoff(draft["times"][0][0])
             return self._written_ms(timestamp_ms) + backoff.delay_ms()
         if not draft["times"]:
             raise RecordRefusedError(
@@ -370,13 +370,14 @@ def _expires_ms(draft: Draft) -> int | None:
 
 
 def _backoff(draft: Draft) -> Backoff | None:
-    if draft["backoffs"]:
-        _agreed(draft["backoffs"], TIME_AMBIGUOUS)
+    if not draft["backoffs"]:
+        return None
+    _agreed(draft["backoffs"], TIME_AMBIGUOUS)
     return backoff_of([*draft["backoffs"], *draft["retries"]])
 
 
-def _two_times(name: str, other: str) -> RecordRefusedError:
-    return RecordRefusedError(TIME_AMBIGUOUS, f"both {name} and {other} say when")
+def _beside_backoff(other: str) -> RecordRefusedError:
+    return RecordRefusedError(TIME_AMBIGUOUS, f"both {names.DELAY_BACKOFF} and {other} say when")
 
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:

@@ -42,6 +42,14 @@ class SliceOwnership:
     handed_over_ms: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Kill:
+    # at_ms: time of the signal; dead_ms: end of the node's last process.
+    at_ms: float
+    dead_ms: float
+    slices: tuple[int, ...]
+
+
 def ownerships(events: Sequence[SliceEvent]) -> list[SliceOwnership]:
     let_go = {
         (one.slice_no, one.node_id, one.epoch): one.at_ms
@@ -262,6 +270,17 @@ class NodeGroup:
             return all(now[n].epoch > tenure.epoch for n, tenure in before.items())
 
         self.await_true(are_followed, f"others have taken over {sorted(before)}", resting)
+
+    def kill_owner(self, slice_no: int) -> Kill:
+        # The node is started again as soon as others own what it had.
+        node = self.owner(slice_no)
+        before = self.owned_by(node)
+        at_ms = time.time() * 1_000
+        node.kill()
+        dead_ms = time.time() * 1_000
+        self.await_successors(before, [node])
+        node.start()
+        return Kill(at_ms, dead_ms, tuple(before))
 
     def await_true(
         self,

@@ -121,11 +121,7 @@ def test_every_kind_of_record_has_one_outcome_though_nodes_are_killed(
         with kinds.written():
             for kill in (1, 2):  # the second victim, as a rule, has its store from the first kill
                 await_true(lambda n=kill: len(kinds.levels) > n * VICTIMS / 2, "some are written")  # type: ignore[misc]
-                victim = group.owner(0)
-                owned = group.owned_by(victim)
-                victim.kill()
-                group.await_successors(owned, [victim])
-                victim.start()
+                group.kill_owner(0)
         kinds.await_all()
         for node in group.nodes.values():
             await_true(partial(is_ready, node.service), "it can be stopped in good order", 60)

@@ -57,11 +57,7 @@ def test_pending_records_outlive_the_death_of_their_owner_and_its_return(
             for node in group.nodes.values():
                 await_true(lambda: holds(node, PENDING), "a node holds all", stored_s)  # noqa: B023
             group.await_calm(6)
-            killed = group.owner(0)
-            before = group.owned_by(killed)
-            killed.kill()
-            group.await_successors(before, [killed])
-            killed.start()
+            group.kill_owner(0)
             group.await_home()
             assert now_ms() < due_ms
             judging.tell(loaded)

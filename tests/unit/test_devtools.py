@@ -23,7 +23,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from delay_devtools import jars
-from delay_devtools.bench.failover import Kill, pause_ms, waited_ms
+from delay_devtools.bench.failover import pause_ms, waited_ms
 from delay_devtools.bench.figures import Figures, Measured, is_good, report
 from delay_devtools.bench.options import Options
 from delay_devtools.bench.peers import run, servers
@@ -36,7 +36,7 @@ from delay_devtools.drill.operators import DEFECTS, SOUND
 from delay_devtools.drill.run import KINDS
 from delay_devtools.drill.stories import STORIES
 from delay_devtools.jars import KAFKA_LOCKS, Jar, ensure_jars, parse_lock, read_lock
-from delay_devtools.nodes import SliceEvent, hand_overs, owners, ownerships, slice_events_of
+from delay_devtools.nodes import Kill, SliceEvent, hand_overs, owners, ownerships, slice_events_of
 from delay_devtools.servers import find_java
 from delayservice.base import faults
 from delayservice.base.errors import ClusterError, DelayServiceError, SettingsError

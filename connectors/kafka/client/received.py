@@ -11,8 +11,7 @@ from typing import Final, Protocol, TypeAlias, cast
 from confluent_kafka import Message
 
 from delayservice.base.errors import InvalidRequestError
-from delayservice.contract import names
-from delayservice.contract.input_headers import STRIPPED
+from delayservice.contract import input_headers, names
 
 RETRY_SOURCE: Final = "retry-source"
 """Name of the header in which ``RetryLadder`` keeps the identity (``source_of``) of a record."""
@@ -33,7 +32,7 @@ def last_header(headers: Received, name: str) -> bytes | None:
 
 def own_headers(message: Message) -> Received:
     """Return a record's headers without those that the delay service adds or reads, in order."""
-    return [header for header in all_headers(message) if header[0] not in STRIPPED]
+    return input_headers.own_headers(all_headers(message))
 
 
 def source_of(message: Message) -> str:

@@ -61,7 +61,7 @@ from delayservice.contract.codec import packed_recurrence
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.entry import Headers, Original, PolledRecord
 from delayservice.contract.home import Group, taken_along
-from delayservice.contract.input_headers import STRIPPED
+from delayservice.contract.input_headers import own_headers
 from delayservice.contract.requeue import CONTINUES, Claim
 
 
@@ -325,7 +325,7 @@ class OutputReader:
             by = _number(told, names.DELAY_FIRED_BY)
             facts = OutputFacts(origin, by=by, is_mirror=_is_mirror(headers, told))
             return due_ms, content_hash(key, value, own), facts
-        own = [header for header in headers if header[0] not in STRIPPED]
+        own = own_headers(headers)
         whole = _written(headers)
         asked = dict(whole)
         due_ms, backoff = _number(asked, names.DELAY_AT), backoff_of(whole)

@@ -13,12 +13,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from delay_devtools.bench.figures import Figures, Measured
 from delay_devtools.bench.stand import Stand
-from delay_devtools.nodes import NodeGroup, hand_overs
+from delay_devtools.nodes import Kill, NodeGroup, hand_overs
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import Arrival, lateness
@@ -34,14 +34,6 @@ _PAUSE_S_MAX: Final = 1.0
 # Time for which records are still sent after the last trial, in s, so that the deliveries that
 # follow it are measured.
 _SETTLED_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    # at_ms: time of the signal; dead_ms: end of the node's last process.
-    at_ms: float
-    dead_ms: float
-    slices: tuple[int, ...]
 
 
 def failover(stand: Stand) -> Measured:
@@ -92,22 +84,11 @@ def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[Kill]:
     kills = []
     for trial in range(options.repetitions):
         time.sleep(rng.uniform(0, _PAUSE_S_MAX))
-        kills.append(_kill(group, trial % options.partitions))
+        kills.append(group.kill_owner(trial % options.partitions))
+        group.await_home()
         bar(trial + 1)
     time.sleep(_SETTLED_S)
     return kills
-
-
-def _kill(group: NodeGroup, slice_no: int) -> Kill:
-    node = group.owner(slice_no)
-    before = group.owned_by(node)
-    at_ms = time.time() * 1_000
-    node.kill()
-    dead_ms = time.time() * 1_000
-    group.await_successors(before, [node])
-    node.start()
-    group.await_home()
-    return Kill(at_ms, dead_ms, tuple(before))
 
 
 # --- figures -------------------------------------------------------------------------------------
