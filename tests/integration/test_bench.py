@@ -41,9 +41,14 @@ def judged(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def bench_topics(cluster: EmbeddedCluster) -> list[str]:
+def await_no_topics(cluster: EmbeddedCluster) -> None:
+    """Wait until the broker lists none: it learns of a deletion after its confirmation."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    return [name for name in admin.list_topics(timeout=10).topics if name.startswith("bench_")]
+
+    def is_clean() -> bool:
+        return not any(name.startswith("bench_") for name in admin.list_topics(timeout=10).topics)
+
+    await_true(is_clean, "the bench's topics are deleted")
 
 
 def test_whole_measures_the_service_and_the_limit(cluster: EmbeddedCluster) -> None:
@@ -52,13 +57,13 @@ def test_whole_measures_the_service_and_the_limit(cluster: EmbeddedCluster) -> N
     for name in ("rate_per_s", "passthrough_per_s", "ratio", "rss_mib_peak", "lateness_ms_max"):
         assert found[name] > 0, name
     assert found["records_per_transaction"] > 1
-    assert bench_topics(cluster) == []
+    await_no_topics(cluster)
 
 
 def test_steady_judges_every_record(cluster: EmbeddedCluster) -> None:
     words = ("--seconds", "2", "--rate", "500", "--delay-ms", "100", "300")
     found = bench(cluster, "steady", *words, "--set", "delivery.mode=at_least_once", "--full")
-    assert bench_topics(cluster) == []
+    await_no_topics(cluster)
     assert found["cpu_us_per_message"] > 0
     assert found["n"] == 1_000
     assert found["lateness_ms_p50"] <= found["lateness_ms_p99"] <= found["lateness_ms_max"]
@@ -114,7 +119,7 @@ def test_a_bench_that_is_told_to_stop_leaves_nothing_behind(cluster: EmbeddedClu
     assert process.stderr is not None
     assert b"Traceback" not in process.stderr.read()
     await_true(lambda: not any(map(_is_alive, started)), "everything that was started has ended")
-    assert bench_topics(cluster) == []
+    await_no_topics(cluster)
 
 
 def _words_of(process: psutil.Process) -> str:

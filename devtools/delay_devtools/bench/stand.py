@@ -198,6 +198,7 @@ class Stand:
         self._folder = folder
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
+        self._targets: list[str] = []
         settings = settings_of(options, servers.bootstrap)
         self.is_exactly_once = settings.delivery.mode == "exactly_once"
         self.session_timeout_s = float(settings.zookeeper.session_timeout_s)
@@ -224,7 +225,9 @@ class Stand:
         sets = names.sets(self.options.partitions)
         settings = settings_of(self.options, self._bootstrap, *sets)
         replication = settings.topics.replication_factor
-        new = [NewTopic(names.target(t), self.options.partitions, replication) for t in targets]
+        made = [names.target(target) for target in targets]
+        new = [NewTopic(name, self.options.partitions, replication) for name in made]
+        self._targets += made
         try:
             TopicKeeper(self._admin, settings).prepare()
             for future in self._admin.create_topics(new).values():
@@ -240,8 +243,10 @@ class Stand:
         # What can't be deleted from the user's cluster is left there.
         with suppress(KafkaException):
             found = self._admin.list_topics(timeout=_ASK_TIMEOUT_S).topics
-            own = [name for name in found if name.startswith(f"bench_{self._run}_")]
-            for future in self._admin.delete_topics(own).values() if own else ():
+            own = {name for name in found if name.startswith(f"bench_{self._run}_")}
+            # A broker may not list yet what was made a moment ago: the targets are made last.
+            own.update(self._targets)
+            for future in self._admin.delete_topics(list(own)).values() if own else ():
                 with suppress(KafkaException, TimeoutError):
                     future.result(_TIMEOUT_S)
 
