@@ -72,6 +72,8 @@ class RecordOptions:
     """The delay-id. Default: a new one."""
     no_id: bool = False
     """Without an id: it can't be cancelled."""
+    if_absent: bool = False
+    """Only if none of --id is pending then."""
     cancel: bool = False
     """Cancel the record of --id."""
     fire: bool = False
@@ -107,12 +109,15 @@ class RecordOptions:
             raise typer.BadParameter("give --id or --no-id, not both")
         if (self.cancel or self.fire) and not self.record_id:
             raise typer.BadParameter("--cancel and --fire need --id: it says which record")
+        if self.if_absent and (not self.record_id or self.cancel or self.fire):
+            raise typer.BadParameter("--if-absent is for a record with --id that is delivered")
         partition = self.target_partition
         named = {
             names.DELAY_TARGET_TOPIC: self.target,
             names.DELAY_TARGET_PARTITION: None if partition is None else str(partition),
             names.DELAY_TARGET_KEY: self.target_key,
             names.DELAY_ID: self.record_id,
+            names.DELAY_IF: "absent" if self.if_absent else None,
             names.DELAY_OP: "cancel" if self.cancel else "fire" if self.fire else None,
         }
         try:
@@ -188,6 +193,8 @@ def send(
         out.print(plain(str(place)), style="bold green", end="", markup=False)
         unheard = "written, outcome unknown (--wait 5s waits for it)"
         done = outcome or unheard if forecast.is_control else f"due {due}" if due else "written"
+        if asked.if_absent:
+            done += " unless a record of its id is pending"
         name = "" if record_id is None or forecast.is_control else f"  id {record_id}"
         say(out, f"  {done}{name}")
 

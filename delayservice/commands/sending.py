@@ -32,10 +32,10 @@ from delayservice.contract.entry import (
     CANCEL,
     FIRE,
     INVALID,
-    SCHEDULE,
     Entry,
     Headers,
     NewRecord,
+    scheduled,
 )
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
@@ -121,13 +121,14 @@ class Forecast:
 
     def doubt(self, now_ms: int) -> Doubt | None:
         """Return why the record will not be delivered; None: no reason is known."""
-        _, kind, _, _, payload, refusal = self._entry(0, now_ms)
-        if kind == INVALID:
-            code, detail = refusal[:2]
+        entry = self._entry(0, now_ms)
+        if entry[1] == INVALID:
+            code, detail = entry[5][:2]
             unless = _UNLESS.get(code, "") if self._rules is None else ""
             why = f"it will be dead-lettered ({code}): {detail}{unless}"
             return Doubt(why, is_certain=not unless)
-        if kind != SCHEDULE:
+        payload = scheduled(entry)
+        if payload is None:
             return None
         try:
             _first_ms(payload, now_ms)
@@ -157,8 +158,8 @@ class Forecast:
 
     def due_ms(self, offset: int, written_ms: int) -> int | None:
         """Return when the written record is due, epoch ms; None: never, or that is not known."""
-        _, kind, _, _, payload, _ = self._entry(offset, written_ms)
-        if kind != SCHEDULE:
+        payload = scheduled(self._entry(offset, written_ms))
+        if payload is None:
             return None
         try:
             return _first_ms(payload, written_ms)

@@ -21,6 +21,8 @@ FIRE = 4
 CONTROL_EXPIRED = 5
 # A user's valid record whose id has its home in another partition, to which it is sent.
 HOMEBOUND = 6
+# A user's record that is scheduled when H passes it if no record of its id is pending then.
+ABSENT = 7
 
 OFFSET_MAX = 2**63 - 1
 
@@ -78,6 +80,7 @@ COPY             time in its header   bytes or None  ``Payload``   base
 CANCEL           0                    bytes          ``Original``  source or None
 FIRE             0                    bytes          ``Original``  source or None
 HOMEBOUND        0                    bytes          ``Original``  ``Foreign``
+ABSENT           0                    bytes          ``Original``  ``Payload``
 INVALID          0                    None           ``Original``  ``Refusal``
 CONTROL_EXPIRED  0                    None           ``Original``  None
 ===============  ===================  =============  ============  ==============
@@ -98,6 +101,13 @@ the due time."""
 # by protocol, yet a broker accepts any bytes. confluent-kafka 2.16.1 raises ``SystemError`` for a
 # name that is not UTF-8, and cuts a name at a zero byte.
 UNREADABLE: Headers = [("", None)]
+
+
+def scheduled(entry: Entry) -> Any:  # noqa: ANN401  # see above
+    """Return the ``Payload`` of a user's record that is to be delivered; None: another kind."""
+    _, kind, _, _, payload, extra = entry
+    return payload if kind == SCHEDULE else extra if kind == ABSENT else None
+
 
 # (offset, append time in epoch ms, key, value, headers) as a consumer received it.
 PolledRecord: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]

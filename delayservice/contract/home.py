@@ -24,7 +24,7 @@ import msgspec
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
-from delayservice.contract.entry import CANCEL, FIRE, SCHEDULE, Original
+from delayservice.contract.entry import ABSENT, CANCEL, FIRE, SCHEDULE, Original
 from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, SCHEDULE_OP
 from delayservice.contract.names import DELAY_HOME, DELAY_HOME_MAC, DELAY_ID, DELAY_OP, Header
 from delayservice.contract.signing import Signer
@@ -34,7 +34,7 @@ ENVELOPE_VERSION: Final = 1
 # Its record was settled when it began to wait inside a later record of its id.
 SETTLES_NOTHING: Final = -1
 
-_OPS: Final = {SCHEDULE: SCHEDULE_OP, CANCEL: CANCEL_OP, FIRE: FIRE_OP}
+_OPS: Final = {SCHEDULE: SCHEDULE_OP, ABSENT: "absent", CANCEL: CANCEL_OP, FIRE: FIRE_OP}
 _KINDS: Final = {name: kind for kind, name in _OPS.items()}
 _SIGNER: Final = Signer(b"delay-home 1", DELAY_HOME, DELAY_HOME_MAC)
 
@@ -66,8 +66,9 @@ class Arrived(NamedTuple):
 
 class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields of the header ``delay-home`` of an envelope, or of a record that waits for its home.
-    ``op`` is ``schedule``, ``cancel`` or ``fire``; ``written`` is in epoch ms. A waiting record has
-    no ``shard``, ``settles`` an earlier waiting record, and contains ``carried``.
+    ``op`` is ``schedule``, ``absent``, ``cancel`` or ``fire``; ``written`` is in epoch ms. A
+    waiting record has no ``shard``, ``settles`` an earlier waiting record, and contains
+    ``carried``.
     """
 
     v: int
@@ -87,7 +88,7 @@ def homebound(
     kind: int, record_id: bytes, source: bytes, written_ms: int, original: Original
 ) -> Sent:
     """Return a user's record as it is sent home. A cancel or fire keeps only operation and id."""
-    if kind != SCHEDULE:
+    if kind not in (SCHEDULE, ABSENT):
         original = (None, None, [(DELAY_OP, _OPS[kind].encode()), (DELAY_ID, record_id)])
     return Sent(kind, source, written_ms, original)
 

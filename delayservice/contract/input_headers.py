@@ -102,6 +102,7 @@ INPUT: Final[Mapping[str, InputHeader]] = {
     names.DELAY_TIMES: InputHeader("counts"),
     names.DELAY_BACKOFF: InputHeader("backoffs"),
     names.DELAY_RETRIES: InputHeader("retries"),
+    names.DELAY_IF: InputHeader("conditions"),
     **dict.fromkeys(names.OUTPUT, InputHeader()),
     names.DELAY_BY: InputHeader(),
     "TIMER_DELAY_SEC": InputHeader("times", _after_count(1_000)),
@@ -174,6 +175,15 @@ class Draft:
         return any(self[group] for group in _RECURRING)
 
     @property
+    def is_if_absent(self) -> bool:
+        for name, text in self["conditions"]:
+            if text != b"absent":
+                raise RecordRefusedError(
+                    OP_INVALID, f"{name} is {_shown(text)!r}: absent is expected"
+                )
+        return bool(self["conditions"])
+
+    @property
     def mentions_delivery(self) -> bool:
         return any(self[group] for group in _DELIVERY) or self.recurs
 
@@ -193,8 +203,12 @@ class Draft:
         return found | {CANCEL_OP} if self["recalls"] or is_cancel or is_null else found
 
 
+def _shown(value: bytes | None) -> str:
+    return "" if value is None else value[:64].decode("ascii", "replace")
+
+
 def _operation(value: bytes | None) -> str:
-    text = "" if value is None else value[:64].decode("ascii", "replace")
+    text = _shown(value)
     if text not in (CANCEL_OP, FIRE_OP, SCHEDULE_OP):
         raise RecordRefusedError(
             OP_INVALID, f"{names.DELAY_OP} is {text!r}: schedule, cancel or fire is expected"

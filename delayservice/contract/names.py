@@ -28,6 +28,7 @@ DELAY_TIMES = "delay-times"
 DELAY_TIMEZONE = "delay-timezone"
 DELAY_BACKOFF = "delay-backoff"
 DELAY_RETRIES = "delay-retries"
+DELAY_IF = "delay-if"
 
 DELAY_DUE_AT = "delay-due-at"
 DELAY_SOURCE = "delay-source"
@@ -72,6 +73,7 @@ INPUT = frozenset(
         DELAY_TIMEZONE,
         DELAY_BACKOFF,
         DELAY_RETRIES,
+        DELAY_IF,
     }
 )
 

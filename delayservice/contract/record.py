@@ -37,6 +37,7 @@ from delayservice.contract.contracts import (
     Contracts,
 )
 from delayservice.contract.entry import (
+    ABSENT,
     CANCEL,
     COPY,
     FIRE,
@@ -145,9 +146,20 @@ class UserRecords:
             return self._level_record(origin, draft, headers)
         identity = self._identity(draft)
         operation = _operation(draft, identity)
+        is_if_absent = draft.is_if_absent
+        if is_if_absent and (operation != SCHEDULE_OP or identity is None):
+            raise RecordRefusedError(
+                OP_INVALID, f"{names.DELAY_IF} is for a schedule with {names.DELAY_ID}"
+            )
         if operation != SCHEDULE_OP:
             identity = key if not known else identity
             return self._control(origin, operation, identity, original)
+        entry = self._schedule(origin, draft, identity, headers)
+        return (origin.offset, ABSENT, 0, identity, original, entry[4]) if is_if_absent else entry
+
+    def _schedule(
+        self, origin: Origin, draft: Draft, identity: bytes | None, headers: Headers
+    ) -> Entry:
         if draft.recurs:
             return self._recurring(origin, draft, identity, headers)
         due_ms = self._due_ms(draft, origin.written_ms)
@@ -207,7 +219,8 @@ class UserRecords:
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
     def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
-        if draft.operations() or draft.ids or draft.key_is_id or draft.recurs:
+        is_of_id = draft.ids or draft.key_is_id or draft["conditions"]
+        if is_of_id or draft.operations() or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
             )

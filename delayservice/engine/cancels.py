@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from delayservice.contract.codec import Payload
 from delayservice.contract.entry import (
+    ABSENT,
     CANCEL,
     CONTROL_EXPIRED,
     COPY,
@@ -29,11 +30,17 @@ from delayservice.contract.home import SETTLES_NOTHING, Group, waiting_group
 from delayservice.contract.recurrence import recurs
 from delayservice.engine import outcome
 from delayservice.engine.cursor import NO_MARK, Key
+from delayservice.engine.marking import Scans
 from delayservice.engine.outcome import Output
 from delayservice.engine.settle import Settler
 from delayservice.engine.to_home import ToHome, WaitingForHome
 
-_OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
+_OUTCOMES: Final = {
+    SCHEDULE: outcome.REPLACED,
+    CANCEL: outcome.CANCELLED,
+    FIRE: outcome.FIRED,
+    ABSENT: outcome.KEPT,
+}
 
 # Reads the pending record at a key, because another one fires it; None: it is read from the log
 # meanwhile, and what fires it waits.
@@ -43,10 +50,12 @@ PendingAt: TypeAlias = Callable[[Key], Payload | None]
 class OffsetAdvance:
     """State of an owner's pass over a shard's records: which pending records each one settles.
 
-    ``victims`` are by the offset of the user record that settles them. ``canceller_of`` holds, by a
+    ``victims`` are by the offset of the user record that settles them, or of the ``ABSENT`` one
+    that is not scheduled while they are pending. ``canceller_of`` holds, by a
     requeued record's offset, that of the first user record of its id in ``[base, offset)``, or
     ``NO_MARK``. ``in_flight`` has the bases of the requeued records in flight, by id. Those of the
-    open transaction are among them: all is forgotten if that is aborted.
+    open transaction are among them: all is forgotten if that is aborted. ``undecided`` has the
+    offsets of the ``ABSENT`` records that H has not passed, by id.
     """
 
     def __init__(self, settler: Settler) -> None:
@@ -57,6 +66,7 @@ class OffsetAdvance:
         self.victims: dict[int, dict[Key, None]] = {}
         self.canceller_of: dict[int, int] = {}
         self.in_flight: dict[bytes, set[int]] = {}
+        self.undecided: dict[bytes, set[int]] = {}
         self.reads = 0
 
     def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
@@ -74,10 +84,26 @@ class OffsetAdvance:
         self.victims.clear()
         self.canceller_of.clear()
         self.in_flight.clear()
+        self.undecided.clear()
 
     def mark(self, marks: Iterable[tuple[int, Key]]) -> None:
         for offset, key in marks:
             self.victims.setdefault(offset, {})[key] = None
+
+    def note_absent(self, named: Iterable[tuple[bytes, Entry]], cancellers: Scans) -> None:
+        """Note the ``ABSENT`` records among those just read, and to which of them, read before, a
+        requeued record is pending. ``cancellers`` are by the offset of the requeued one.
+        """
+        for record_id, (offset, kind, key_ms, _, _, _) in named:
+            if kind == ABSENT:
+                self.undecided.setdefault(record_id, set()).add(offset)
+            elif kind == COPY:
+                x = cancellers[offset]
+                self.mark(
+                    (absent, (key_ms, offset))
+                    for absent in self.undecided.get(record_id, ())
+                    if absent < offset and not 0 <= x < absent
+                )
 
     def came_back(self, record_id: bytes, base: int) -> None:
         """Note that the requeued record with this id and base was read back from the log."""
@@ -91,6 +117,14 @@ class OffsetAdvance:
         for entry in passed:
             self.victims.pop(entry[0], None)
             self.canceller_of.pop(entry[0], None)
+            if entry[1] == ABSENT and entry[3] is not None:
+                self._decided(entry[3], entry[0])
+
+    def _decided(self, record_id: bytes, offset: int) -> None:
+        absent = self.undecided.get(record_id, set())
+        absent.discard(offset)
+        if not absent:
+            self.undecided.pop(record_id, None)
 
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
         """Add the outputs of the next record that H passes, and of its victims; return False if
@@ -100,7 +134,8 @@ class OffsetAdvance:
         if kind == INVALID:
             return _took([self._settler.undelivered.dead_letter(offset, payload, *extra)], outputs)
         if kind == CONTROL_EXPIRED:
-            return _took_all(self._spared(offset, k, now_ms), outputs)
+            victims = self._pending_victims(offset, k)
+            return _took_all([self._spared(offset, victims, now_ms)], outputs)
         settled: list[Output] | None = []
         if record_id is not None and kind != COPY:
             if self._awaits_copy(record_id, offset):
@@ -121,15 +156,16 @@ class OffsetAdvance:
 
     # With the mark of an expired control they would count as settled. Key time 0: requeued unless
     # due.
-    def _spared(self, offset: int, k: Key, now_ms: int) -> list[list[Output] | None]:
-        victims = self._pending_victims(offset, k)
+    def _spared(self, offset: int, victims: Sequence[Key], now_ms: int) -> list[Output] | None:
         contents = [content for one in victims if (content := self._content(one)) is not None]
         if len(contents) < len(victims):
-            return [None]
-        return [
+            return None
+        outputs: list[Output] = []
+        parts = [
             self.settle(victim[1], 0, content, now_ms, offset + 1)
             for victim, content in zip(victims, contents, strict=True)
         ]
+        return outputs if _took_all(parts, outputs) else None
 
     # The own outcome of a cancel or fire comes last. None: the record waits.
     def _act_at_home(
@@ -140,12 +176,24 @@ class OffsetAdvance:
         if kind == SCHEDULE:
             source = self._settler.provenance.elsewhere(payload[6])
             return self._settle_victims(entry, record_id, source, victims, now_ms)
+        if kind == ABSENT:
+            return self._schedule_if_absent(entry, record_id, victims, now_ms)
         own = _OUTCOMES[kind] if victims else outcome.NOT_PENDING
         said = self._settler.undelivered.control(own, offset, record_id, source)
         if said is None:
             return None
         told = self._settle_victims(entry, record_id, source, victims, now_ms)
         return None if told is None else [*told, said]
+
+    # Key time 0: requeued unless due. What is pending already stays as it is.
+    def _schedule_if_absent(
+        self, entry: Entry, record_id: bytes, pending: Sequence[Key], now_ms: int
+    ) -> list[Output] | None:
+        offset, _, _, _, _, payload = entry
+        if not pending:
+            return self.settle(offset, 0, payload, now_ms, offset + 1)
+        source = self._settler.provenance.elsewhere(payload[6])
+        return _one(self._settler.undelivered.control(outcome.KEPT, offset, record_id, source))
 
     # A cancel or fire that settled a victim here, or that the delay topic refuses, is not sent.
     def _send_home(
@@ -242,6 +290,8 @@ class OffsetAdvance:
         kind = extra[0] if kind == HOMEBOUND else kind
         if kind == FIRE:
             return self._fire_victims(offset, victims, now_ms)
+        if kind == ABSENT:
+            return self._spared(offset, victims, now_ms)
         told = [
             self._settler.undelivered.cancelled(
                 _OUTCOMES[kind], victim[1], record_id, offset, source

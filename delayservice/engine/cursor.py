@@ -52,14 +52,18 @@ Named: TypeAlias = tuple[bytes, int, int, Group]
 # (id, key_ms, offset, mark): the user record at ``mark`` settles the one at this key.
 Mark: TypeAlias = tuple[bytes, int, int, int]
 
+# (seen_by, key_ms, offset): the ``ABSENT`` record at ``seen_by`` found the one at this key pending.
+Sighting: TypeAlias = tuple[int, int, int]
+
 # (start_ms, stop_ms, count): records in a stretch of time, epoch ms, ``stop_ms`` exclusive.
 CountRange: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(slots=True)
 class Additions:
-    """Records, ids and marks that a store must append, each list in the order of offsets."""
+    """What a store must append, each list in the order of offsets."""
 
     frames: list[Frame] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    sightings: list[Sighting] = field(default_factory=list)

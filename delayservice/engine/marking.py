@@ -1,19 +1,19 @@
 """Computes what a store must add for source records, equally on owners and replicas.
 
 Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record with
-an id **marks** the latest unmarked earlier record of that id with its own offset. No record is
-deleted here. The *base* of a requeued record is the first offset at which a record of its id
-cancels it.
+an id **marks** the latest unmarked earlier record of that id with its own offset; an ``ABSENT`` one
+only notes it, as a **sighting**. No record is deleted here. The *base* of a requeued record is the
+first offset at which a record of its id cancels it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from delayservice.contract.codec import encode_payload
-from delayservice.contract.entry import COPY, INVALID, Entry
+from delayservice.contract.entry import ABSENT, COPY, INVALID, Entry
 from delayservice.engine.census import group_of
 from delayservice.engine.cursor import NO_MARK, Additions, Key, Named
 from delayservice.engine.requeuer import was_tried
@@ -38,11 +38,14 @@ class CopyScan(NamedTuple):
     base: int
 
 
+_NEVER_SETTLE: Final = frozenset({COPY, INVALID, ABSENT})
+
+
 def is_user_record(entry: Entry) -> bool:
     """Return whether a decoded record is a user's valid one, which may settle earlier ones of
     its id.
     """
-    return entry[1] != COPY and entry[1] != INVALID
+    return entry[1] not in _NEVER_SETTLE
 
 
 def bearing_ids(entries: Iterable[Entry]) -> list[tuple[bytes, Entry]]:
@@ -81,7 +84,9 @@ def additions(
         if kind <= COPY and (key_ms, offset) > committed_key:
             group = group_of(key_ms, payload[0], payload[5], is_parked=was_tried(payload))
             named = record_id, key_ms, offset, group
-        if kind != COPY:
+        if kind == ABSENT:
+            names.absent(record_id, offset)
+        elif kind != COPY:
             names.user(record_id, offset, named)
         elif named is not None:
             names.copy(named, scans[offset])
@@ -99,16 +104,23 @@ class _Names:
         """Mark the id's latest unmarked record with ``offset``; ``named``, if the record at that
         offset is pending, takes its place.
         """
-        victim = (
-            self._overlay[record_id]
-            if record_id in self._overlay
-            else self._latest_unmarked(record_id, offset)
-        )
+        victim = self._latest(record_id, offset)
         if victim is not None:
             self._added.marks.append((record_id, *victim, offset))
         if named is not None:
             self._added.named.append(named)
         self._overlay[record_id] = None if named is None else named[1:3]
+
+    def absent(self, record_id: bytes, offset: int) -> None:
+        """Note which record of its id the one at ``offset`` found pending."""
+        found = self._latest(record_id, offset)
+        if found is not None:
+            self._added.sightings.append((offset, *found))
+
+    def _latest(self, record_id: bytes, offset: int) -> Key | None:
+        if record_id in self._overlay:
+            return self._overlay[record_id]
+        return self._latest_unmarked(record_id, offset)
 
     def copy(self, named: Named, x: int) -> None:
         """Add a requeued record's id; ``x`` marks it, or it is the latest unmarked one if ``x`` is

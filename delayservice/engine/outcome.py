@@ -28,6 +28,8 @@ RECURRED: Final = 9
 PACED: Final = 10
 # The record is sent to the home partition of its id; ``due_ms`` of its output is the append time.
 FORWARDED: Final = 11
+# The record was to be scheduled only if none of its id was pending, and one was.
+KEPT: Final = 12
 
 # Their outputs go to a delay topic, as requeued records.
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
@@ -46,6 +48,7 @@ OUTCOME_NAMES: Final = (
     "recurred",
     "paced",
     "forwarded",
+    "kept",
 )
 
 # Partition -1: chosen by the output's key.

@@ -22,7 +22,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from delayservice.contract.codec import decode_payload
-from delayservice.contract.entry import CONTROL_EXPIRED, COPY, FIRE, SCHEDULE, Entry, Original
+from delayservice.contract.entry import (
+    CONTROL_EXPIRED,
+    COPY,
+    FIRE,
+    SCHEDULE,
+    Entry,
+    Original,
+)
 from delayservice.engine.cancels import OffsetAdvance, PendingAt
 from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import (
@@ -105,11 +112,17 @@ class Shard:
         self.read = offset
 
     def take_over(
-        self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
+        self,
+        cursor: Cursor,
+        marked: Iterable[tuple[int, Key]],
+        end: int,
+        log_start: int = 0,
+        sighted: Iterable[tuple[int, Key]] = (),
     ) -> None:
         """Become the owner from ``cursor`` on (rule 7), both read after the old owner was
         fenced. H skips the offsets below ``log_start``; what a record there was to cancel,
-        replace or fire is delivered. ``marked``: marks that H has not passed yet. ``end``: L.
+        replace or fire is delivered. ``marked``, ``sighted``: marks and sightings that H has not
+        passed yet. ``end``: L.
         """
         self._forget_walk()
         self.owned = True
@@ -122,6 +135,7 @@ class Shard:
         self.walk.mark(marked)
         expired = sorted(mark for mark in self.walk.victims if mark < log_start)
         self._queue += [(mark, CONTROL_EXPIRED, 0, None, _NO_CONTENT, None) for mark in expired]
+        self.walk.mark(sighted)
 
     def _forget_walk(self) -> None:
         self.walk.forget()
@@ -192,21 +206,24 @@ class Shard:
         stored at once. ``entries`` may be empty: transaction markers have offsets. ``scanned``:
         results of ``scans_needed``.
         """
-        scans = self._resolve(entries, scanned)
+        named = bearing_ids(entries)
+        scans = self._resolve(named, scanned)
         added = Additions()
         if stop > self.stored:
             fresh = entries if start >= self.stored else [e for e in entries if e[0] >= self.stored]
             added = additions(fresh, self.committed.key, latest_unmarked, scans)
         if self.owned:
+            here = self.committed.offset
+            self.walk.note_absent([one for one in named if one[1][0] >= here], scans)
             self._queue_for_walk(start, entries, stop, scans, added)
         self.stored = max(self.stored, stop)
         if not self.owned:
             self.read = self.stored
         return added
 
-    def _resolve(self, entries: Sequence[Entry], scanned: Scans) -> dict[int, int]:
+    def _resolve(self, named: Sequence[tuple[bytes, Entry]], scanned: Scans) -> dict[int, int]:
         scans: dict[int, int] = {}
-        for record_id, (offset, kind, _, _, _, base) in bearing_ids(entries):
+        for record_id, (offset, kind, _, _, _, base) in named:
             if kind != COPY:
                 continue
             known = self._names.first(record_id, base, offset)
@@ -220,6 +237,7 @@ class Shard:
         walk, here = self.walk, self.committed.offset
         # A mark below H was passed already: the store is filled again.
         walk.mark((mark, (key_ms, o)) for _, key_ms, o, mark in added.marks if mark >= here)
+        walk.mark((by, (key_ms, o)) for by, key_ms, o in added.sightings if by >= here)
         if scans:  # in flight: hit when H passes x, wherever its key lies (rule 14)
             xs = [(scans.get(entry[0], NO_MARK), (entry[2], entry[0])) for entry in entries]
             walk.mark((x, key) for x, key in xs if x >= here)

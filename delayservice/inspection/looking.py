@@ -14,7 +14,15 @@ from typing import Final
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
-from delayservice.contract.entry import COPY, HOMEBOUND, INVALID, OFFSET_MAX, SCHEDULE, Entry
+from delayservice.contract.entry import (
+    COPY,
+    HOMEBOUND,
+    INVALID,
+    OFFSET_MAX,
+    SCHEDULE,
+    Entry,
+    scheduled,
+)
 from delayservice.contract.home import Sent
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.census import MINUTE_MS
@@ -184,8 +192,8 @@ def locate(lane: Lane, asked: Locate) -> RecordStatus:
 
 
 def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
-    # What is not stored: a cancel, a fire, an invalid record, or one to be sent to the home of its
-    # id.
+    # What is not stored: a cancel, a fire, an invalid record, one to be sent to the home of its id,
+    # or one that is scheduled only if none of its id is pending.
     is_passed = entry[0] < lane.shard.committed.offset
     if entry[1] == INVALID:
         code, detail = entry[5][:2]
@@ -197,14 +205,20 @@ def _locate_other(lane: Lane, entry: Entry) -> RecordStatus:
             return RecordStatus(state="pending", detail=f"it is about to be sent {home}")
         source = b"%s:%d:%d" % (lane.topic.encode(), lane.partition, entry[0])
         sent = Sent(kind, source, written_ms, entry[4])
-        offset, kind, key_ms, _, payload, _ = lane.reader.read_arrived(entry[0], written_ms, sent)
-        row = None
-        if kind == SCHEDULE:
-            row = pending_of(lane.place, (key_ms, offset), NO_MARK, payload, whole=True)
+        row = _asked_for(lane, lane.reader.read_arrived(entry[0], written_ms, sent))
         return RecordStatus(state="settled", detail=f"{_SENT} {home}", record=row)
+    row = _asked_for(lane, entry)
     if is_passed:
-        return RecordStatus(state="settled", detail=_SETTLED)
-    return RecordStatus(state="control", detail="it is about to take effect")
+        return RecordStatus(state="settled", detail=_SETTLED, record=row)
+    return RecordStatus(state="control", detail="it is about to take effect", record=row)
+
+
+def _asked_for(lane: Lane, entry: Entry) -> Pending | None:
+    payload = scheduled(entry)
+    if payload is None:
+        return None
+    key = (entry[2] or payload[5], entry[0])
+    return pending_of(lane.place, key, NO_MARK, payload, whole=True)
 
 
 def _waits(row: Pending) -> str:

@@ -105,6 +105,7 @@ def log_found(state: LoopState, event: LogFound) -> None:
         state.log_ends.moved.discard(lane)
         return
     if lane.shard.owned:
+        ownership.retire(state, found[0])  # it was asked before this node took the slice over
         state.deferred.append(event)
         return
     state.log_ends.moved.discard(lane)

@@ -247,7 +247,8 @@ class Lane:
         if proof.is_unproved:
             self._fetch.position = NOWHERE  # forces a seek, with which the client checks it
         marked = self.store.marked_from(cursor.offset)
-        self.shard.take_over(cursor, marked, bounds.end, bounds.start)
+        sighted = self.store.sighted_from(cursor.offset)
+        self.shard.take_over(cursor, marked, bounds.end, bounds.start, sighted)
         self._read_on()
 
     def _take_window_over(
@@ -444,8 +445,8 @@ class Lane:
     def _keep(self, run: PolledBatch, entries: list[Entry], scanned: Scans) -> None:
         shard, store = self.shard, self.store
         added = shard.ingest(run.start, entries, run.stop, scanned, store.latest_unmarked)
-        if added.frames or added.marks or shard.stored == run.stop:
-            store.append(added.frames, added.named, added.marks, shard.stored)
+        if added.frames or added.marks or added.sightings or shard.stored == run.stop:
+            store.append(added.frames, added.named, added.marks, shard.stored, added.sightings)
         if run.rows:
             self._growth.note(*run.rows[0][:2])
             self._growth.note(*run.rows[-1][:2])

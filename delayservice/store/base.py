@@ -10,6 +10,7 @@ tuples, because millions of them are handled (``bench whole``)::
     Frame   (key_ms, offset, mark, payload)   a pending record; mark -1: not marked
     Named   (id, key_ms, offset, group)       a record that has a delay-id
     Mark    (id, key_ms, offset, mark)        the record with this key is settled by offset ``mark``
+    Sighting  (seen_by, key_ms, offset)       offset ``seen_by`` found this key's record pending
     Group   (target, due hour, is parked)     what ``engine.census`` counts together
 
 ``docs/glossary.md`` explains key, mark, K, H and S. A key is ``(key_ms, offset)``; all times are
@@ -25,9 +26,28 @@ from typing import Final, Protocol
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.census import Census
-from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Group, Key, Mark, Named
+from delayservice.engine.cursor import (
+    NO_MARK,
+    Cursor,
+    Frame,
+    Group,
+    Key,
+    Mark,
+    Named,
+    Sighting,
+)
 
-__all__ = ["NO_MARK", "DeliveryStore", "Frame", "Group", "Mark", "Named", "Store", "StoreView"]
+__all__ = [
+    "NO_MARK",
+    "DeliveryStore",
+    "Frame",
+    "Group",
+    "Mark",
+    "Named",
+    "Sighting",
+    "Store",
+    "StoreView",
+]
 
 _SCAN_ROWS: Final = 1_000
 
@@ -122,6 +142,7 @@ class DeliveryStore(Protocol):
         named: Sequence[Named],
         marks: Sequence[Mark],
         stop_offset: int,
+        sightings: Sequence[Sighting] = (),
     ) -> None:
         """Add the records and marks that the log holds from S, inclusive, to ``stop_offset``,
         exclusive (the new S), in offset order. Reads see them at once; a later sync makes them
@@ -129,7 +150,8 @@ class DeliveryStore(Protocol):
         content.
 
         ``named`` are those records in ``frames`` that have an id; ``marks`` are of each record that
-        is cancelled, replaced or fired. A record is marked once.
+        is cancelled, replaced or fired. A record is marked once. ``sightings`` of a record do not
+        change it.
 
         Raises:
             StoreError: the disk is full or fails.
@@ -167,6 +189,11 @@ class DeliveryStore(Protocol):
         """Return ``(mark, key)`` of every stored record whose mark (source offset of its canceller)
         is ``mark`` or above, ascending; records that were pruned may be among them. ``mark`` must
         not be below H of any earlier ``prune``.
+        """
+
+    def sighted_from(self, seen_by: int) -> list[tuple[int, Key]]:
+        """Return ``(seen_by, key)`` of every sighting from this source offset on, ascending; the
+        same holds as for ``marked_from``.
         """
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:

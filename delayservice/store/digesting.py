@@ -19,7 +19,7 @@ from delayservice.engine.census import Census
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.replicas.digest import ShardDigest
 from delayservice.replicas.digest_rows import Unreadable
-from delayservice.store.base import Frame, Group, Mark, Named, Scanner, Store
+from delayservice.store.base import Frame, Group, Mark, Named, Scanner, Sighting, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ class DigestingStore:
         self.set_label, self.sync = inner.set_label, inner.sync
         self.read_due, self.next_due_ms = inner.read_due, inner.next_due_ms
         self.latest_unmarked, self.group_of = inner.latest_unmarked, inner.group_of
-        self.marked_from = inner.marked_from
+        self.marked_from, self.sighted_from = inner.marked_from, inner.sighted_from
         self.scanner, self.stats = inner.scanner, inner.stats
         self._scanner: Scanner | None = None
         self._scan_after: Key = (0, 0)
@@ -133,9 +133,10 @@ class DigestingStore:
         named: Sequence[Named],
         marks: Sequence[Mark],
         stop_offset: int,
+        sightings: Sequence[Sighting] = (),
     ) -> None:
         cancelled = [] if not marks else self._cancelled(named, marks)
-        self.inner.append(frames, named, marks, stop_offset)
+        self.inner.append(frames, named, marks, stop_offset, sightings)
         self.digest.store(frames, named, marks, stop_offset)
         self._count(self.census, frames, cancelled)
         if self.is_scanning:  # the scan will read what is above

@@ -14,6 +14,7 @@ that number (u32)::
     'n' id                              -> key_ms i64, offset i64, group    the id's current record
     'd' key_ms i64, offset i64          -> id                       the same, in key order
     'm' mark i64, key_ms i64, offset i64 -> group and id           marks that H has not passed
+    'm' seen by i64, key_ms i64, offset i64 -> nothing             the same of sightings
     's'                                 -> stop offset i64          S of the last sync
     'w'                                 -> stop offset i64, rows i64    S, and number of rows 'n',
                                                                     'd', 'm', at the last write
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
     from rocksdict import Rdict
 
-    from delayservice.store.base import Mark, Named
+    from delayservice.store.base import Mark, Named, Sighting
 
 
 _PRUNE_ROWS_MAX = 4_000
@@ -78,16 +79,24 @@ _WRITTEN_ROW = Struct(">qq")
 _KEY = Struct(">qq")
 _DUE = Struct(">cqq")
 _MARKED = Struct(">cqqq")
+_SIGHTED = b""
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_group = msgspec.msgpack.Decoder(Group).decode
 _unpack_held = msgspec.msgpack.Decoder(tuple[Group, bytes]).decode
 
 
-def come_again(named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> bool:
+def come_again(
+    named: Sequence[Named],
+    marks: Sequence[Mark],
+    sightings: Sequence[Sighting],
+    stop_offset: int,
+) -> bool:
     """Return whether the log held the first of them below ``stop_offset``. A mark is as new as its
     canceller, or as its record if that was requeued after the canceller.
     """
     if named and named[0][2] < stop_offset:
+        return True
+    if sightings and sightings[0][0] < stop_offset:
         return True
     return bool(marks) and max(marks[0][2:]) < stop_offset
 
@@ -115,7 +124,13 @@ class IdRows:
         _, key_ms, offset = _DUE.unpack_from(due, len(self._prefix))
         return key_ms, offset
 
-    def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> int:
+    def put(
+        self,
+        batch: WriteBatch,
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        sightings: Sequence[Sighting],
+    ) -> int:
         """Add rows to ``batch``, and return how many rows there are more after it. A marked record
         is no longer the current record of its id.
         """
@@ -123,7 +138,9 @@ class IdRows:
         marked = {offset for _, _, offset, _ in marks}
         newest = {one[0]: one for one in named if one[2] not in marked}
         added = {offset: group for _, _, offset, group in named}
-        rows = len(marks)
+        rows = len(marks) + len(sightings)
+        for sighting in sightings:
+            put(self._marked(*sighting), _SIGHTED)
         for record_id, key_ms, offset, mark in marks:
             is_current = self._stands_for(record_id) == (key_ms, offset)
             group = added.get(offset) or (self.group_of(record_id) if is_current else None)
@@ -168,14 +185,20 @@ class IdRows:
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
         """Return ``(mark, key)`` of records with marks in ``[mark, stop_offset)``, ascending."""
+        return [self._mark_of(row) for row, value in self._marks(mark, stop_offset) if value]
+
+    def sighted_from(self, seen_by: int, stop_offset: int) -> list[tuple[int, Key]]:
+        """Return ``(seen_by, key)`` of the sightings in ``[seen_by, stop_offset)``, ascending."""
+        return [self._mark_of(row) for row, value in self._marks(seen_by, stop_offset) if not value]
+
+    def _marks(self, mark: int, stop_offset: int) -> list[tuple[bytes, bytes]]:
         start = self._marked(max(mark, 0), 0, 0)
         stop = self._marked(max(stop_offset, 0), 0, 0)
-        found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))
-        return [(mark, key) for key, mark in found]
+        return read_rows(self._database, start, stop, sys.maxsize)
 
-    def _mark_of(self, row: bytes) -> tuple[Key, int]:
+    def _mark_of(self, row: bytes) -> tuple[int, Key]:
         _, mark, key_ms, offset = _MARKED.unpack_from(row, len(self._prefix))
-        return (key_ms, offset), mark
+        return mark, (key_ms, offset)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> int:
         """Delete rows of records with key times below ``key_ms``, and marks below the source offset
@@ -213,11 +236,11 @@ class IdRows:
                 batch.delete(row)
                 rows -= 1
         for row, value in all_rows(self._database, self._prefix + b"m", self._names):
-            (key_ms, offset), mark = self._mark_of(row)
+            mark, (key_ms, offset) = self._mark_of(row)
             if stop_offset <= max(mark, offset):
                 batch.delete(row)
                 rows -= 1
-                if offset < stop_offset:
+                if offset < stop_offset and value != _SIGHTED:
                     group, record_id = _unpack_held(value)
                     batch.put(self._names + record_id, _KEY.pack(key_ms, offset) + _pack(group))
                     batch.put(self._due(key_ms, offset), record_id)
@@ -407,13 +430,19 @@ class IdIndex:
         self._database.write(batch)
         self._written, self._count = written, count
 
-    def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
+    def append(
+        self,
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        stop_offset: int,
+        sightings: Sequence[Sighting] = (),
+    ) -> None:
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)
         with self._database.guard("read"):
-            count = self._count + self._rows.put(batch, named, marks)
-        is_again = come_again(named, marks, self._written)
+            count = self._count + self._rows.put(batch, named, marks, sightings)
+        is_again = come_again(named, marks, sightings, self._written)
         self._write(batch, stop_offset, count)
         if is_again:  # their rows were there already
             with self._database.guard("read"):
@@ -437,6 +466,12 @@ class IdIndex:
             return []
         with self._database.guard("read"):
             return self._rows.marked_from(mark, stop_offset)
+
+    def sighted_from(self, seen_by: int, stop_offset: int) -> list[tuple[int, Key]]:
+        if self._rows is None:
+            return []
+        with self._database.guard("read"):
+            return self._rows.sighted_from(seen_by, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
         # A crash undoes marks with offsets from the durable horizon on, so they are kept.

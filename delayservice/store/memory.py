@@ -14,6 +14,7 @@ from delayservice.store.base import (
     Mark,
     Named,
     Scanner,
+    Sighting,
     Store,
     StoreStats,
 )
@@ -32,6 +33,7 @@ class MemoryStore(Store):
         self._order: list[Key] = []
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
+        self._sightings: set[tuple[int, Key]] = set()
         self._stands_for: dict[bytes, Key] = {}
         self._names: dict[Key, tuple[bytes, Group]] = {}
         self._bytes = 0
@@ -57,6 +59,7 @@ class MemoryStore(Store):
         named: Sequence[Named],
         marks: Sequence[Mark],
         stop_offset: int,
+        sightings: Sequence[Sighting] = (),
     ) -> None:
         for frame in frames:
             self._put(frame)
@@ -70,6 +73,7 @@ class MemoryStore(Store):
         for record_id, key_ms, offset, _ in marks:
             if self._stands_for.get(record_id) == (key_ms, offset):
                 del self._stands_for[record_id]
+        self._sightings |= {(seen_by, (key_ms, offset)) for seen_by, key_ms, offset in sightings}
         self._stop_offset = stop_offset
 
     def _put(self, frame: Frame) -> None:
@@ -120,9 +124,13 @@ class MemoryStore(Store):
         first = max(mark, self._passed_offset)
         return sorted((found, key) for key, found in self._marks.items() if found >= first)
 
+    def sighted_from(self, seen_by: int) -> list[tuple[int, Key]]:
+        return sorted(one for one in self._sightings if one[0] >= seen_by)
+
     def prune(self, cursor: Cursor) -> None:
         k, h = cursor
         self._passed_offset = min(h, self._stop_offset)
+        self._sightings = set(self.sighted_from(self._passed_offset))
         passed = self._order[: self._position_after(k)]
         kept = [key for key in passed if key[0] == k[0] and key[1] >= h]
         self._order[: len(passed)] = kept

@@ -38,6 +38,7 @@ from delayservice.store.base import (
     Mark,
     Named,
     Scanner,
+    Sighting,
     StoreStats,
 )
 from delayservice.store.files import Files
@@ -304,6 +305,7 @@ class RocksStore(ShardStore[RocksShard]):
         named: Sequence[Named],
         marks: Sequence[Mark],
         stop_offset: int,
+        sightings: Sequence[Sighting] = (),
     ) -> None:
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -316,14 +318,14 @@ class RocksStore(ShardStore[RocksShard]):
             if (key_ms, offset) > self._pruned:
                 batch.put(self._pack_key(key_ms, offset) + _MARK_SUFFIX, _I64.pack(mark))
                 rows += 1
-        if named or marks:
+        if named or marks or sightings:
             with self._rocks.guard("read"):
-                rows += self._ids.put(batch, named, marks)
+                rows += self._ids.put(batch, named, marks, sightings)
         self._add(len(frames), rows)
         known_offset = self._shard.stop_offset
         self._rocks.write(self._shard, batch, stop_offset)
         is_again = bool(frames) and frames[0][1] < known_offset
-        if is_again or come_again(named, marks, known_offset):
+        if is_again or come_again(named, marks, sightings, known_offset):
             self._count_again()
 
     def _count_again(self) -> None:
@@ -429,6 +431,10 @@ class RocksStore(ShardStore[RocksShard]):
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._shard.stop_offset)
+
+    def sighted_from(self, seen_by: int) -> list[tuple[int, Key]]:
+        with self._rocks.guard("read"):
+            return self._ids.sighted_from(seen_by, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.store.base import Mark, Named
+from delayservice.store.base import Mark, Named, Sighting
 from delayservice.store.files import Files
 from delayservice.store.ids import IdDatabase, IdIndex
 from delayservice.store.wheel import WheelOptions
@@ -48,7 +48,13 @@ class NoIds(IdDatabase):
 
 
 class NoIndex(IdIndex):
-    def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
+    def append(
+        self,
+        named: Sequence[Named],
+        marks: Sequence[Mark],
+        stop_offset: int,
+        sightings: Sequence[Sighting] = (),
+    ) -> None:
         pass
 
 

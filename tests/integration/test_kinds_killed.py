@@ -20,8 +20,10 @@ pytestmark = pytest.mark.slow
 PARTITIONS = 4
 LEVELS_MS = (500, 1_000)
 VICTIMS = 600
+TRIES = 10
 SERIES = 20
 TIMES = 5
+IF_ABSENT = ("delay-if", "absent")
 SETS = (
     f"delivery.id_partitions={PARTITIONS}",
     "wheel.slots=60",
@@ -34,14 +36,17 @@ bench = benches(partitions=PARTITIONS, sets=SETS)
 
 
 class Kinds:
-    """Ids that are cancelled and fired, partly away from home, series, and records of levels."""
+    """Ids that are cancelled, fired, and scheduled if absent, partly away from home, series, and
+    records of levels.
+    """
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.victims = [f"victim {number}" for number in range(VICTIMS)]
         self.series = [f"series {number}" for number in range(SERIES)]
-        self.controlled, self.recurring, self.leveled = map(
-            bench.target, ("ids", "series", "levels")
+        self.once = [f"once {number}" for number in range(VICTIMS // TRIES)]
+        self.controlled, self.recurring, self.leveled, self.throttled = map(
+            bench.target, ("ids", "series", "levels", "once")
         )
         self.levels: dict[bytes, int] = {}
 
@@ -59,11 +64,15 @@ class Kinds:
             )
 
     def write(self) -> None:
-        """Cancel or fire each victim, at one pace, with two records of a level beside it."""
+        """Cancel or fire each victim, at one pace, with two records of a level and a try to
+        schedule one once beside it.
+        """
         pace = threading.Event()
         for number, name in enumerate(self.victims):
             op = FIRE if number % 2 else CANCEL
             self.bench.send_later([named(name), op], partition=(number // 7) % PARTITIONS)
+            once = self.bench.to(self.throttled, YEAR_MS, named(self.once[number // TRIES]))
+            self.bench.send_later([*once, IF_ABSENT], partition=number % PARTITIONS)
             for level, delay_ms in enumerate(LEVELS_MS, 1):
                 value = b"%d-%d" % (level, number)
                 self.bench.send_later(
@@ -88,6 +97,9 @@ class Kinds:
 
     def await_all(self) -> None:
         await_fences(self.bench)
+        for name in self.once:
+            self.bench.send_later([named(name), FIRE], partition=0)
+        await_fences(self.bench)
         self.bench.read(self.leveled, len(self.levels), 90)
         self.bench.read(self.recurring, SERIES * TIMES, 90)
 
@@ -96,8 +108,11 @@ class Kinds:
         found = outcomes_by_id(self.bench)
         assert [n for n in self.victims[::2] if found.get(n) != Counter(cancelled=2)] == []
         assert [n for n in self.victims[1::2] if found.get(n) != Counter(fired=1)] == []
-        fired = Counter(one.header("delay-id") for one in self.bench.read_all(self.controlled))
-        assert fired == Counter(self.victims[1::2])
+        kept = Counter(kept=TRIES - 1, fired=1)
+        assert {name: found.get(name) for name in self.once if found.get(name) != kept} == {}
+        fired = self.bench.read_all(self.controlled) + self.bench.read_all(self.throttled)
+        names = Counter(one.header("delay-id") for one in fired)
+        assert names == Counter(self.victims[1::2] + self.once)
         occurrences = Counter(
             (one.header("delay-id"), (one.header("delay-source") or "").partition("#")[2])
             for one in self.bench.read_all(self.recurring)

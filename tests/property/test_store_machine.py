@@ -38,7 +38,8 @@ labels = st.sampled_from([b"", b"one", b"\0" * 20, bytes(range(256)) * 40])
 
 @dataclass
 class Shard:
-    """A store and the whole truth: ``log`` and ``marks`` by offset, S, and the cursor.
+    """A store and the whole truth: ``log``, ``marks`` and ``sightings`` by offset, S, and the
+    cursor.
 
     ``pairs`` are S and label as they were together since the last sync.
     """
@@ -46,6 +47,7 @@ class Shard:
     store: Store
     log: dict[int, tuple[Frame, bytes | None]] = field(default_factory=dict)
     marks: dict[int, tuple[bytes, Key]] = field(default_factory=dict)
+    sightings: dict[int, Key] = field(default_factory=dict)
     next: int = 0
     stop: int = 0
     cursor: Cursor = START
@@ -65,6 +67,13 @@ class Shard:
         self.marks[self.next] = (record_id, victim)
         return True
 
+    def see(self, record_id: bytes | None) -> bool:
+        """Let the next offset find the record of this id pending, if there is one."""
+        found = self.unmarked(record_id, self.next) if record_id else None
+        if found is not None:
+            self.sightings[self.next] = found
+        return found is not None
+
     def feed(self, start: int, stop: int) -> None:
         offsets = range(start, stop)
         taken = [self.log[o] for o in offsets if o in self.log]
@@ -73,7 +82,8 @@ class Shard:
         marks: list[Mark] = [
             (self.marks[o][0], *self.marks[o][1], o) for o in offsets if o in self.marks
         ]
-        self.store.append(frames, named, marks, stop)
+        seen = [(o, *self.sightings[o]) for o in offsets if o in self.sightings]
+        self.store.append(frames, named, marks, stop, seen)
         self.stop = stop
         self.pairs.append((stop, self.store.label))
 
@@ -121,6 +131,8 @@ class Shard:
         marks = [(m, key) for m, (_, key) in sorted(self.marks.items()) if floor <= m < stop]
         found = self.store.marked_from(floor)
         assert [e for e in found if e[1] in kept] == [e for e in marks if e[1] in kept]
+        seen = [(o, key) for o, key in sorted(self.sightings.items()) if floor <= o < stop]
+        assert self.store.sighted_from(floor) == seen
         for record_id in IDS:
             expected = self.unmarked(record_id, stop)
             latest = self.store.latest_unmarked(record_id, stop)
@@ -152,10 +164,17 @@ class StoreMachine(RuleBasedStateMachine):
             shard.store.close()
 
     @rule(
-        number=numbers, records=st.lists(record, max_size=30), cancel=st.sampled_from([None, *IDS])
+        number=numbers,
+        records=st.lists(record, max_size=30),
+        absent=st.sampled_from([None, *IDS]),
+        cancel=st.sampled_from([None, *IDS]),
     )
     def append(
-        self, number: int, records: list[tuple[int, bytes | None, bytes]], cancel: bytes | None
+        self,
+        number: int,
+        records: list[tuple[int, bytes | None, bytes]],
+        absent: bytes | None,
+        cancel: bytes | None,
     ) -> None:
         shard = self.shards[number]
         for due_ms, record_id, payload in records:
@@ -163,6 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
             key_ms = shard.cursor.key[0] + 1 + due_ms
             shard.log[shard.next] = ((key_ms, shard.next, NO_MARK, payload), record_id)
             shard.next += 1
+        shard.next += shard.see(absent)
         shard.next += shard.mark(cancel)
         shard.feed(shard.stop, shard.next)
 

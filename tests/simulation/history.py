@@ -8,6 +8,8 @@ from delayservice.contract.entry import Headers
 from delayservice.engine.ports import Place
 
 SCHEDULE, CANCEL, FIRE, INVALID, COPY = "schedule", "cancel", "fire", "invalid", "copy"
+ABSENT = "absent"
+"""A schedule that is dropped if a record of its id is pending."""
 TOLERANCE_MS = 120
 """How far a clock may be off before nothing is settled by it."""
 DENIED = "secrets"
@@ -59,7 +61,7 @@ class Wish:
 
     def sent_home(self) -> tuple[bytes | None, bytes | None, Headers]:
         """Key, value and headers as they go home: of a cancel or fire only what it asks for."""
-        if self.op == SCHEDULE:
+        if self.op in (SCHEDULE, ABSENT):
             return self.key, self.value, self.headers()
         return None, None, [("delay-op", self.op.encode()), ("delay-id", self.record_id)]
 
@@ -71,7 +73,9 @@ class Wish:
     def headers(self) -> Headers:
         """Own headers around the service's, as producers do."""
         asked: Headers = []
-        if self.op == SCHEDULE:
+        if self.op == ABSENT:
+            asked.append(("delay-if", b"absent"))
+        if self.op in (SCHEDULE, ABSENT):
             if self.after_ms:
                 asked.append(("delay-after", b"%d" % self.after_ms))
             elif self.due_ms and not self.level_ms:
@@ -252,9 +256,13 @@ class ShardHistory:
         return record.op == COPY and record.base < self.log_start <= record.offset
 
     def is_freed(self, record: Placed) -> bool:
-        """Whether H has skipped what was to settle a record: it is delivered in its time."""
+        """Whether H has skipped what was to settle a record, or that found it pending away from
+        its home: it is delivered in its time.
+        """
         by, (first, stop) = self.canceller_of(record), self.unwalked
-        return by is not None and first <= by < stop
+        if by is None:
+            return False
+        return first <= by < stop or (self.placed[by].wish.op == ABSENT and not record.group)
 
     def since_of_next(self, record: Placed) -> int:
         """``since`` of the record that goes on from one: its canceller, if that has expired. If
@@ -302,7 +310,7 @@ class ShardHistory:
         return next(iter(self._named_after(record)), None)
 
     def _named_after(self, record: Placed) -> list[int]:
-        if record.wish.record_id is None or record.op in (CANCEL, FIRE, INVALID):
+        if record.wish.record_id is None or record.op in (CANCEL, FIRE, INVALID, ABSENT):
             return []
         if self.home_of(record) is not None:
             return []
@@ -313,5 +321,6 @@ class ShardHistory:
             and (other.outcome != "lost" or other.offset < self.read_to)
             and other.is_users
             and other.wish.op != INVALID
+            and (other.wish.op != ABSENT or self.home_of(other) is not None)
             and other.wish.record_id == record.wish.record_id
         )

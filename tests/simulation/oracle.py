@@ -23,6 +23,7 @@ from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.engine.ports import Place
 from tests.simulation.calendar import BAD, instants_after
 from tests.simulation.history import (
+    ABSENT,
     CANCEL,
     COPY,
     DENIED,
@@ -49,7 +50,17 @@ EARLY_MS_MAX = 2 * TOLERANCE_MS + 2
 """By the world's clock: a clock may be off by the tolerance when it is compared, and leave what it
 was by as much again before it is stopped.
 """
-FINAL = ("delivered", "dead", "cancelled", "replaced", "expired", "not_pending", "fired", "lost")
+FINAL = (
+    "delivered",
+    "dead",
+    "cancelled",
+    "replaced",
+    "expired",
+    "not_pending",
+    "fired",
+    "lost",
+    "kept",
+)
 CONTINUES = -1
 """``settles`` of a copy that is the next occurrence of what was delivered; of what was carried home
 or refused beside another record."""
@@ -281,6 +292,8 @@ class Oracle:
                 self._settle_seen(shard)
                 self._check_settled(shard)
                 self._check_controls(shard)
+                copied = {one.offset for one in transaction.records if one.place == place}
+                self._check_absent(shard, copied)
         self._carry_on()
 
     def _shard(self, place: Place) -> ShardHistory:
@@ -459,7 +472,7 @@ class Oracle:
         if outcome == "replaced":
             is_right = bool(record.group) and record.wish.op == SCHEDULE
         else:
-            done = {CANCEL: "cancelled", FIRE: "fired"}.get(record.wish.op, "")
+            done = {CANCEL: "cancelled", FIRE: "fired", ABSENT: "kept"}.get(record.wish.op, "")
             is_right = outcome == "dead" or (outcome == done and not record.group)
         _require(is_right, f"{where}: {record.wish.op} is {outcome} away from home")
 
@@ -570,6 +583,9 @@ class Oracle:
             again.was_fired = settled.was_fired or settled.by >= 0
             return again
         is_armed = bool(settled.wish.cron) and not settled.number
+        if is_armed and settled.op == ABSENT:  # by a clock that is behind it is not due yet
+            settled.is_put_off = b"#" not in base64.b64decode(fields["source"])
+            is_armed = not settled.is_put_off
         is_held = (shard.place, settled.offset) in self.held
         is_rolled = not (is_armed or is_held or "turn" in fields)
         is_freed = is_rolled and shard.is_freed(settled)
@@ -772,6 +788,50 @@ class Oracle:
                     f"was {honest}"
                 )
 
+    def _check_absent(self, shard: ShardHistory, copied: Collection[int]) -> None:
+        """An absent record is kept out if a record of its id is pending when H passes it, and only
+        then. ``copied``: offsets of copies that this transaction makes.
+        """
+        if shard.log_start or self._past.get(shard.place):
+            return  # nobody knows for certain what was pending
+        for absent in shard.placed.values():
+            is_here = absent.op == ABSENT and shard.home_of(absent) is None
+            if not is_here or absent.in_commit != self.commits:
+                continue
+            others = [
+                self._was_pending(shard, record, absent)
+                for record in shard.placed.values()
+                if record.wish.record_id == absent.wish.record_id
+                and record.offset not in copied
+                and record.wish.record_id not in shard.doubled_ids
+            ]
+            where = f"{shard.name} offset {absent.offset}"
+            if absent.outcome == "kept":
+                is_honest = any(other is not False for other in others)
+                is_honest = is_honest or absent.wish.record_id in shard.doubled_ids
+                _require(is_honest, f"{where}: kept, and nothing of its id was pending")
+            else:
+                found = any(other is True for other in others)
+                _require(not found, f"{where}: {absent.outcome}, although its id was pending")
+
+    def _was_pending(self, shard: ShardHistory, record: Placed, absent: Placed) -> bool | None:
+        """Whether a record was pending when H passed an absent one of its id; None: perhaps."""
+        is_earlier = record.op == COPY or record.offset < absent.offset
+        is_delayed = record.op in (SCHEDULE, COPY)
+        is_delayed = is_delayed or (record.op == ABSENT and record.outcome == "copied")
+        if not (is_earlier and is_delayed):
+            return False
+        if record.group or shard.home_of(record) is not None:
+            return None  # on its way home
+        by = shard.canceller_of(record)
+        is_hit = by is not None and by < absent.offset
+        if record.outcome and record.in_commit != self.commits:
+            return False
+        if record.outcome == "copied":
+            return True
+        is_sure = not record.outcome or record.outcome in ("cancelled", "replaced")
+        return not is_hit if is_sure or record.by >= 0 else None
+
     @property
     def is_drained(self) -> bool:
         """Whether nothing is pending."""
@@ -849,7 +909,8 @@ def _carried(one: list[Any]) -> tuple[bytes | None, bytes | None, list[Any], dic
     kind, source, written, (*body, headers) = one
     key, value = (None if b is None else base64.b64decode(b) for b in body)
     named = [(name, None if b is None else base64.b64decode(b)) for name, b in headers]
-    op = {entry.SCHEDULE: "schedule", entry.CANCEL: "cancel", entry.FIRE: "fire"}[kind]
+    ops = {entry.SCHEDULE: "schedule", entry.CANCEL: "cancel", entry.FIRE: "fire"}
+    op = (ops | {entry.ABSENT: ABSENT})[kind]
     return key, value, named, {"op": op, "source": source, "written": written}
 
 
@@ -903,7 +964,7 @@ def _before_end(wish: Wish, dues: set[int | None]) -> set[int | None]:
 
 def _check_delivery(shard: ShardHistory, record: Placed, written: Written, where: str) -> None:
     wish = record.wish
-    _require(record.op in (SCHEDULE, COPY), f"{where}: delivered a {record.op}")
+    _require(record.op in (SCHEDULE, COPY, ABSENT), f"{where}: delivered a {record.op}")
     _require(
         not wish.recurs or record.number > 0, f"{where}: delivered before its first occurrence"
     )
@@ -957,7 +1018,7 @@ def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, wh
     _require(written.value == value, f"{where}: value {written.value!r}")
     kept = [header for header in written.headers if header in own]
     _require(kept == own, f"{where}: own headers {written.headers}")
-    if wish.op == SCHEDULE:
+    if wish.op in (SCHEDULE, ABSENT):
         again = all(header in written.headers for header in wish.recurrence(record.left))
         _require(again, f"{where}: recurrence in {written.headers}")
     return code
@@ -976,9 +1037,10 @@ def _check_told(shard: ShardHistory, record: Placed, written: Written, where: st
         told = by.source(shard.place).partition("#")[0] if by.is_at_home else ""
         said = _text(headers.get("delay-settled-by-source"))
         _require(said == told, f"{where}: settled by {said}, was {told or 'here'}")
-    elif record.op in (CANCEL, FIRE):
+    elif record.op in (CANCEL, FIRE, ABSENT):
         source = _text(headers.get("delay-source"))
-        _require(source == record.source(shard.place), f"{where}: told of {source}")
+        is_right = source == record.source(shard.place).partition("#")[0]
+        _require(is_right, f"{where}: told of {source}")
 
 
 def _check_victim(shard: ShardHistory, record: Placed, where: str) -> None:

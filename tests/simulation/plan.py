@@ -119,6 +119,8 @@ class Plan:
     """Targets and delay topics are paused and resumed."""
     slots_fail: bool = False
     lanes_change: bool = False
+    absent: float = 0.0
+    """Share of schedules with an id that are dropped if a record of that id is pending."""
     denied: float = 0.0
     """Share of records with a target that no node allows, and odds that a node is started with
     settings that do not allow ``FICKLE`` either."""
@@ -308,7 +310,8 @@ def draw_plan(seed: int) -> Plan:
     plan, kind = usual_plan(seed), Random(f"loss {seed}").randrange(KINDS_PER_SEED)
     ranges = (SEEDS_OF_OUTAGE, SEEDS_OF_HOMES, SEEDS_OF_ELECTIONS)
     is_free = not any(seed % SEEDS in seeds for seeds in ranges)
-    return replace(plan, **KINDS[kind]) if is_free and kind < len(KINDS) else plan
+    plan = replace(plan, **KINDS[kind]) if is_free and kind < len(KINDS) else plan
+    return replace(plan, absent=Random(f"absent {seed}").choice((0.0, 0.0, 0.3, 0.7)))
 
 
 def usual_plan(seed: int) -> Plan:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from delayservice.base.errors import SlotDamagedError
-from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Group, Key, Mark, Named
+from delayservice.engine.cursor import NO_MARK, Cursor, Frame, Group, Key, Mark, Named, Sighting
 from delayservice.store.base import Scanner, Store, StoreStats
 from tests.simulation.history import ViolationError
 
@@ -35,6 +35,7 @@ class SimStore(Store):
         self._marks: dict[int, tuple[int, int]] = {}
         self._named: dict[bytes, dict[int, int]] = {}
         self._groups: dict[int, Group] = {}
+        self._sightings: list[tuple[int, Key]] = []
         self._pruned: dict[int, tuple[int, bytes]] = {}
         self._lost_slots: list[tuple[int, int]] = []
         self._stop_offset = 0
@@ -65,6 +66,7 @@ class SimStore(Store):
             del self._frames[offset]
         for offset in [o for o, m in self._marks.items() if m[0] >= horizon and rng.random() < 0.5]:
             del self._marks[offset]
+        self._sightings = [s for s in self._sightings if s[0] < horizon or rng.random() < 0.5]
         for names in self._named.values():
             for offset in [o for o in names if o >= horizon and rng.random() < 0.5]:
                 del names[offset]
@@ -77,6 +79,7 @@ class SimStore(Store):
         self._frames.clear()
         self._marks.clear()
         self._named.clear()
+        self._sightings.clear()
         self._pruned.clear()
         self._lost_slots.clear()
         self._stop_offset = self._durable_offset = 0
@@ -104,6 +107,7 @@ class SimStore(Store):
         named: Sequence[Named],
         marks: Sequence[Mark],
         stop_offset: int,
+        sightings: Sequence[Sighting] = (),
     ) -> None:
         """A crash may come before and after."""
         self._point("before append")
@@ -124,6 +128,7 @@ class SimStore(Store):
             self._groups[offset] = group
         for _, key_ms, offset, mark in marks:
             self._marks[offset] = (mark, key_ms)
+        self._sightings += [(by, (key_ms, offset)) for by, key_ms, offset in sightings]
         self._stop_offset = stop_offset
         if self._rng.random() < 0.3:
             self.sync()
@@ -138,6 +143,9 @@ class SimStore(Store):
         self._marks = {
             o: m for o, m in marks.items() if not self._stop_offset <= m[0] < stop_offset
         }
+        self._sightings = [
+            s for s in self._sightings if not self._stop_offset <= s[0] < stop_offset
+        ]
         come = set(range(self._stop_offset, stop_offset)) - again
         for offset in self._frames.keys() & come:
             del self._frames[offset]
@@ -149,6 +157,7 @@ class SimStore(Store):
         stop = self._stop_offset
         self._frames = {o: f for o, f in self._frames.items() if o < stop}
         self._marks = {o: m for o, m in self._marks.items() if m[0] < stop}
+        self._sightings = [one for one in self._sightings if one[0] < stop]
         for record_id, names in self._named.items():
             self._named[record_id] = {o: key_ms for o, key_ms in names.items() if o < stop}
 
@@ -245,6 +254,9 @@ class SimStore(Store):
             for offset, (found, key_ms) in self._marks.items()
             if mark <= found < self._stop_offset and offset < self._stop_offset and offset in kept
         )
+
+    def sighted_from(self, seen_by: int) -> list[tuple[int, Key]]:
+        return [one for one in self._sightings if seen_by <= one[0] < self._stop_offset]
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002
         return Scanner(self._read)

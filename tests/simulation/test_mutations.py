@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import election_mutations, mutations
+from tests.simulation import absent_mutations, election_mutations, mutations
 from tests.simulation.home_mutations import WITH_HOMES
 from tests.simulation.mutating import Mutation, mistakes_in
 from tests.simulation.plan import (
@@ -175,13 +175,16 @@ ON_A_BROKER = {"to_lso"}
 CAUGHT_BY = Path(__file__).with_name("caught_by.json")
 """The first seed whose schedule caught each mistake. It is tried first, which saves the schedules
 before it; ``python -m tests.simulation.test_mutations`` writes it anew."""
-EVERY = [*mistakes_in(mutations), *mistakes_in(election_mutations), *WITH_HOMES]
+WITH_ABSENT = mistakes_in(absent_mutations)
+EVERY = [*mistakes_in(mutations), *mistakes_in(election_mutations), *WITH_HOMES, *WITH_ABSENT]
 
 
 def plan_of(mutation: Mutation, seed: int) -> Plan:
     if mutation in WITH_HOMES:
         return with_homes(seed, usual_plan(seed), WITH_HOMES[mutation])
     is_elected = mutation.__module__ == election_mutations.__name__
+    if mutation in WITH_ABSENT:
+        return replace(usual_plan(seed), wrong_secret=0.0, absent=0.6)
     bent = ELECTIONS_AND_TROUBLE if is_elected else BENT.get(mutation.__name__, {})
     return replace(usual_plan(seed), **{"wrong_secret": 0.0} | bent)
 

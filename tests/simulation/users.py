@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from delayservice.engine.ports import Place
 from tests.simulation.calendar import BAD, NEVER
 from tests.simulation.history import (
+    ABSENT,
     CANCEL,
     DENIED,
     FICKLE,
@@ -96,7 +97,11 @@ class Users:
             op = CANCEL if kind < 0.24 else FIRE
             return Wish(op, record_id, key=b"k%d" % number, value=rng.choice((None, b"bye")))
         wish = self._once(number, record_id)
-        return self._again(wish) if rng.random() < self._world.plan.recurring else wish
+        if rng.random() < self._world.plan.recurring:
+            wish = self._again(wish)
+        if record_id is not None and self._world.flip(self._world.plan.absent):
+            wish = replace(wish, op=ABSENT)
+        return wish
 
     def _with_homes(self, place: Place, wish: Wish) -> Wish:
         """What else users do where ids find home: they name a delay, write records that hardly fit,

@@ -19,7 +19,16 @@ from connectors.spark.schedule.check import RowRules, ScheduleCheck
 from delayservice.contract import names
 from delayservice.contract.codes import EXPLANATIONS, OP_INVALID
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE, Entry, Headers
+from delayservice.contract.entry import (
+    ABSENT,
+    CANCEL,
+    FIRE,
+    INVALID,
+    SCHEDULE,
+    Entry,
+    Headers,
+    scheduled,
+)
 from delayservice.contract.input_headers import INPUT
 from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
 from delayservice.contract.record import RecordReader
@@ -31,6 +40,7 @@ TARGET = ("delay-target-topic", b"orders")
 SOON = ("delay-after", b"5000")
 CRON = ("delay-cron", b"0 9 * * MON-FRI")
 EVERY = ("delay-every", b"5000")
+IF_ABSENT = ("delay-if", b"absent")
 ONE_AND_FIVE = ("delay-backoff", b"1s,5s")
 
 # Facts that an entry must have, or the code of the dead letter.
@@ -177,6 +187,10 @@ TABLE: Final[dict[str, dict[bytes | None, Meaning]]] = {
         **each(after(1_000), None, b"", b"0", b"-1", b"x", b"\xd9\xa3"),
         **each("retries-exhausted", b"2", LONG),
     },
+    "delay-if": {
+        b"absent": after_and(5_000, kind=ABSENT, id=b"i", own=[]),
+        **each("op-invalid", None, b"", b"present", b"Absent", b"\xff", b"x" * 100),
+    },
     "TIMER_DELAY_SEC": {b"5": after(5_000), **NO_NUMBER},
     "TIMER_DELAY_MS": {b"5": after(5), **NO_NUMBER},
     "TIMER_DELIVER_MS": {b"1700000000005": after(5), b"1893456000": at(1_893_456_000), **NO_NUMBER},
@@ -227,6 +241,7 @@ BESIDE: Final[dict[str, Headers]] = {
     "delay-times": [TARGET, EVERY],
     "delay-backoff": [TARGET],
     "delay-retries": [TARGET, ONE_AND_FIVE],
+    "delay-if": [TARGET, SOON, AN_ID],
 }
 
 LEVEL: Final = {"level_ms": 5_000}
@@ -340,6 +355,12 @@ COMBINATIONS: Final = [
     Row([], "time-missing", key=None, value=None),
     Row([], "time-missing", key=b"", value=None),
     Row([], "header-too-large", key=b"k" * 513, value=None),
+    Row([TARGET, SOON, IF_ABSENT], "op-invalid"),
+    Row([TARGET, AN_ID, IF_ABSENT], "time-missing"),
+    Row([("delay-op", b"cancel"), AN_ID, IF_ABSENT], "op-invalid"),
+    Row([AN_ID, IF_ABSENT], "op-invalid", value=None),
+    Row([TARGET, EVERY, AN_ID, IF_ABSENT], {"kind": ABSENT, "source": b"delay_topic_any:3:7#1"}),
+    Row([*ETF1, IF_ABSENT], after_and(5_000, kind=ABSENT, id=b"key")),
     # Other systems
     Row(
         [TARGET, ("TIMER_DELAY_SEC", b"5"), ("UNIQ_KEY", b"7F")],
@@ -402,6 +423,7 @@ COMBINATIONS: Final = [
             [("delay-op", b"fire")],
             [("scheduler-epoch", b"5")],
             [EVERY],
+            [IF_ABSENT],
         )
     ],
     Row([TARGET, SOON], "time-ambiguous", LEVEL),
@@ -421,12 +443,13 @@ ROWS: Final = [
 
 
 def facts_of(entry: Entry) -> Meaning:
-    _, kind, key_ms, identity, body, refusal = entry
+    _, kind, key_ms, identity, _, refusal = entry
     if kind == INVALID:
         assert refusal[0] in EXPLANATIONS
         assert refusal[1]
         return str(refusal[0])
-    if kind != SCHEDULE:
+    body = scheduled(entry)
+    if body is None:
         return {"kind": kind, "id": identity}
     target, partition, key, value, own, due_ms, meta = body
     assert identity == (meta[0] if meta else None)
@@ -511,6 +534,7 @@ ARGUMENTS: Final = {
     "delay-target-partition": "partition",
     "delay-target-key": "target_key",
     "delay-id": "id",
+    "delay-if": "if_absent",
 }
 # The client takes a window in any unit, and writes times as numbers, of which the service takes
 # those before 1974 for seconds. It does not know the topic's longest delay and header.
@@ -545,6 +569,8 @@ def asked(row: Row) -> dict[str, Any] | None:
     if OTHERWISE_IN_CLIENT & said.items() or row.meaning == "delay-too-long":
         return None
     if row.timestamp_ms != T or any(value == b"" for value in said.values()):
+        return None
+    if said.get("delay-if", b"absent") != b"absent":
         return None
     if any(value is None for name, value in said.items() if name != "delay-target-key"):
         return None

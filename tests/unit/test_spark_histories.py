@@ -226,6 +226,92 @@ def fire_says_fired_and_the_record_came_in_its_own_time(w: World) -> None:
     w.outcome(T + 10_010, "fired", fire)
 
 
+# --- records that are scheduled if none of their id is pending -----------------------------------
+
+IF_ABSENT = ("delay-if", b"absent")
+
+
+def tried_again(w: World, outcome: str = "", *, op: bytes = b"") -> int:
+    """A record of an id, perhaps something that settles it, and one that is to be kept out."""
+    record = w.source(T, T + HOUR, NAMED)
+    if op:
+        control = w.control(T + 500, ID, op)
+        w.outcome(T + 510, "cancelled", record, control)
+        w.outcome(T + 510, "cancelled", control)
+    else:
+        w.delivery(T + HOUR, record, T + HOUR, NAMED)
+    absent = w.source(T + 1_000, T + 2 * HOUR, NAMED, IF_ABSENT)
+    if outcome:
+        w.outcome(T + 1_010, outcome, absent)
+    return absent
+
+
+def scheduled_after_all(w: World, absent: int) -> None:
+    copy = w.requeue(T + 1_010, absent, T + 2 * HOUR, base=absent + 1, name=ID)
+    origin = f"{w.delay}:0:{absent}"
+    w.delivery(T + 2 * HOUR, copy, T + 2 * HOUR, NAMED, origin=origin)
+
+
+@case()
+def kept_out_by_a_pending_record(w: World) -> None:
+    tried_again(w, "kept")
+
+
+@case(at_ms=3 * HOUR)
+def scheduled_behind_a_cancel(w: World) -> None:
+    scheduled_after_all(w, tried_again(w, op=b"cancel"))
+
+
+@case()
+def scheduled_then_cancelled(w: World) -> None:
+    absent = w.source(T, T + HOUR, NAMED, IF_ABSENT)
+    copy = w.requeue(T + 10, absent, T + HOUR, base=1, name=ID)
+    control = w.control(T + 2_000, ID, b"cancel")
+    w.outcome(T + 2_010, "cancelled", copy, control)
+    w.outcome(T + 2_010, "cancelled", control)
+
+
+def requeued_around(w: World) -> int:
+    """A record that is requeued behind one that is to be kept out."""
+    record = w.source(T, T + HOUR, NAMED)
+    absent = w.source(T + 5_000, T + 2 * HOUR, NAMED, IF_ABSENT)
+    copy = w.requeue(T + 5_001, record, T + HOUR, base=1, name=ID)
+    w.delivery(T + HOUR, copy, T + HOUR, NAMED, origin=f"{w.delay}:0:0")
+    return absent
+
+
+@case()
+def kept_out_by_a_requeued_record(w: World) -> None:
+    w.outcome(T + 10_000, "kept", requeued_around(w))
+
+
+@case(("wrong_outcome", 1), at_ms=3 * HOUR)
+def scheduled_beside_a_requeued_record(w: World) -> None:
+    absent = requeued_around(w)
+    copy = w.requeue(T + 10_000, absent, T + 2 * HOUR, base=2, name=ID)
+    w.delivery(T + 2 * HOUR, copy, T + 2 * HOUR, NAMED, origin=f"{w.delay}:0:1")
+
+
+@case(("wrong_outcome", 1), at_ms=3 * HOUR)
+def scheduled_beside_a_pending_record(w: World) -> None:
+    scheduled_after_all(w, tried_again(w))
+
+
+@case(("wrong_outcome", 2))
+def kept_out_though_what_was_pending_had_been_cancelled(w: World) -> None:
+    tried_again(w, "kept", op=b"cancel")
+
+
+@case(("wrong_outcome", 1))
+def it_cancelled_what_it_found(w: World) -> None:
+    tried_again(w, "cancelled")
+
+
+@case(("lost", 1))
+def neither_scheduled_nor_kept_out(w: World) -> None:
+    tried_again(w)
+
+
 # --- reschedules ---------------------------------------------------------------------------------
 
 

@@ -81,6 +81,7 @@ class DelayProducer(ProducerClient):
         key: Text | None = None,
         id: Text | None = None,  # noqa: A002  # the contract's word
         make_id: bool = False,
+        if_absent: bool = False,
         partition: int | None = None,
         target_key: TargetKey = None,
         headers: OwnHeaders = (),
@@ -95,6 +96,7 @@ class DelayProducer(ProducerClient):
             key: key of the record and of its output, the delivered record.
             id: name by which the record can be cancelled, fired or rescheduled.
             make_id: make a random id if ``id`` is None.
+            if_absent: drop the record if one of its id is pending then (outcome ``kept``).
             partition: partition of the target topic; None: chosen by the key of the output.
             target_key: another key for the output, or ``NO_KEY`` for none; None: ``key``.
             headers: headers to deliver with the record.
@@ -119,6 +121,8 @@ class DelayProducer(ProducerClient):
         record_id = None if id is None else id_bytes(id, self._id_bytes_max)
         if record_id is not None:
             asked.append((names.DELAY_ID, record_id))
+        if if_absent:
+            asked.append((names.DELAY_IF, b"absent"))
         self._check.check(key, value, asked)
         self._places.check()
         place = ANY_PARTITION if record_id is None else self._places.now(record_id)

@@ -57,7 +57,7 @@ from connectors.spark.ledger.facts import (
     SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, against_origin
-from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, SCHEDULE
+from delayservice.contract.entry import ABSENT, CANCEL, FIRE, HOMEBOUND, SCHEDULE
 
 _COUNTED: Final = {
     DELIVERED: "delivered",
@@ -131,7 +131,7 @@ def _judge(
 def _details(group: Group, source: SourceRow) -> Remembered | None:
     # A record that recurs or goes to its home may get further outputs.
     facts = source.facts
-    if facts.kind != HOMEBOUND and not (facts.recur and facts.kind == SCHEDULE):
+    if facts.kind != HOMEBOUND and not (facts.recur and facts.kind in (SCHEDULE, ABSENT)):
         return None
     begun = max((_number(one) for one in group.successors), default=0)
     is_home = bool(group.arrivals) or any(one.role == FORWARDED for one in group.settling)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from connectors.spark.ledger.facts import FOREIGN, NEVER_MS, OutputRow, SourceRow
+from connectors.spark.ledger.facts import DELIVERABLE, FOREIGN, NEVER_MS, OutputRow, SourceRow
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract.contracts import Contracts
-from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE
+from delayservice.contract.entry import CANCEL, FIRE
 from delayservice.engine.cursor import Cursor
 
 OPEN: Final = "behind_open_transaction"
@@ -129,7 +129,7 @@ class Rules:
         own = self.shards[source.shard]
         if own.is_open:
             return OPEN
-        is_delayed = facts.kind in (SCHEDULE, COPY)
+        is_delayed = facts.kind in DELIVERABLE
         reasons = []
         if facts.kind not in (CANCEL, FIRE):
             reasons.append(self._hidden(self.dead_letter, source, since_ms))

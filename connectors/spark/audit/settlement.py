@@ -51,7 +51,7 @@ from delayservice.contract.codes import (
     TOO_LARGE,
     ZONE_INVALID,
 )
-from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
+from delayservice.contract.entry import ABSENT, CANCEL, FIRE, HOMEBOUND, INVALID
 
 # Reason not to judge a record: Java reads its header names differently from the service.
 HEADERS_UNREADABLE: Final = "headers_unreadable"
@@ -74,8 +74,8 @@ _AT_DELIVERY: Final = frozenset(
 )
 # Codes of dead letters that a record may get while it is sent to its home.
 _ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED})
-# Outcome of a control record that acted on a record, by its kind.
-_DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
+# Outcome of a record that found one of its id pending, by its kind.
+_DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired", ABSENT: "kept"}
 
 
 def problems(
@@ -213,7 +213,10 @@ def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
         return
     if told.is_bare and told.says_bare:
         return
-    if facts.kind == HOMEBOUND and facts.acts != SCHEDULE:  # a control record goes without content
+    if facts.kind == HOMEBOUND and facts.acts in (
+        CANCEL,
+        FIRE,
+    ):  # a control record goes without content
         return
     is_as_written = facts.kind in (INVALID, *FOREIGN)
     held = told.whole_hash if is_as_written else output.content

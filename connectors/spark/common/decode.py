@@ -32,11 +32,11 @@ from delayservice.contract.entry import (
     FIRE,
     INVALID,
     OFFSET_MAX,
-    SCHEDULE,
     UNREADABLE,
     Entry,
     Headers,
     PolledRecord,
+    scheduled,
 )
 from delayservice.contract.home import Arrived, Group, read_claimed_envelope
 from delayservice.contract.home import waiting_group as group_of
@@ -224,8 +224,8 @@ def _are_sensible(group: Group) -> bool:
 
 def _came_from(entry: Entry, source: bytes) -> bool:
     # The reader takes a record out of an envelope only if the signature is valid.
-    _, kind, _, _, payload, extra = entry
-    if kind == SCHEDULE:
+    payload, kind, extra = scheduled(entry), entry[1], entry[5]
+    if payload is not None:
         meta = payload[6]
         return meta is not None and (meta[1] or b"").partition(b"#")[0] == source
     return source in extra if kind == INVALID else kind in (CANCEL, FIRE) and extra == source

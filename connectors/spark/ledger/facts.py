@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
+from delayservice.contract.entry import ABSENT, CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 SOURCE: Final = 0
 DELIVERED: Final = 1
@@ -188,6 +188,8 @@ WAITING: Final = 100
 _DELAYED: Final = frozenset({SCHEDULE, COPY})
 # Kinds of source records that a canceller, a later record of their id, may settle.
 PENDING: Final = _DELAYED | {WAITING}
+# Kinds of records that their target may get.
+DELIVERABLE: Final = _DELAYED | {ABSENT}
 # Kinds of source records that must be sent to their home in another partition.
 FOREIGN: Final = frozenset({HOMEBOUND, WAITING})
 
@@ -199,6 +201,7 @@ KIND_NAMES: Final[Mapping[int, str]] = {
     INVALID: "a record that breaks the contract",
     HOMEBOUND: "a record whose id is at home in another partition",
     WAITING: "a copy that waits for its home",
+    ABSENT: "a record that is scheduled if none of its id is pending",
 }
 
 KIND_WORDS: Final[Mapping[int, str]] = {
@@ -209,6 +212,7 @@ KIND_WORDS: Final[Mapping[int, str]] = {
     INVALID: "invalid",
     HOMEBOUND: "homebound",
     WAITING: "waiting",
+    ABSENT: "absent",
 }
 """Names of kinds of source records, as users see them; ``KIND_NAMES`` are for sentences."""
 
@@ -227,17 +231,18 @@ class Settlement(NamedTuple):
 
 
 SETTLEMENTS: Final[Mapping[str, Settlement]] = {
-    "delivered": Settlement(DELIVERED, _DELAYED, None, "delivered"),
-    "dead_lettered": Settlement(LETTER, _DELAYED | FOREIGN | {INVALID}, None, "dead-lettered"),
-    "requeued": Settlement(COPIED, _DELAYED | FOREIGN, None, "requeued"),
+    "delivered": Settlement(DELIVERED, DELIVERABLE, None, "delivered"),
+    "dead_lettered": Settlement(LETTER, DELIVERABLE | FOREIGN | {INVALID}, None, "dead-lettered"),
+    "requeued": Settlement(COPIED, DELIVERABLE | FOREIGN, None, "requeued"),
     "forwarded": Settlement(FORWARDED, FOREIGN, None, "sent home"),
-    "expired": Settlement(OUTCOME, _DELAYED, None, "expired"),
+    "expired": Settlement(OUTCOME, DELIVERABLE, None, "expired"),
     "cancelled": Settlement(OUTCOME, _DELAYED | {CANCEL, HOMEBOUND}, CANCEL, "cancelled"),
     "replaced": Settlement(OUTCOME, _DELAYED | {WAITING}, SCHEDULE, "replaced"),
     "fired": Settlement(OUTCOME, frozenset({FIRE, HOMEBOUND}), None, "fired"),
     "not_pending": Settlement(
         OUTCOME, frozenset({CANCEL, FIRE}), None, "given the outcome not_pending"
     ),
+    "kept": Settlement(OUTCOME, frozenset({ABSENT, HOMEBOUND}), None, "kept out"),
 }
 """Kinds of settlements by name. Names of those with the role ``OUTCOME`` are the values of the
 header ``delay-outcome``."""

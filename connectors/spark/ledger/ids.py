@@ -26,7 +26,7 @@ from connectors.spark.ledger.facts import (
     OutputRow,
     SourceRow,
 )
-from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
+from delayservice.contract.entry import ABSENT, CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 from delayservice.contract.recurrence import Recurrence, decode
 
 # Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
@@ -50,8 +50,8 @@ class Line(NamedTuple):
         by: source offset of the canceller that the output names; -1: it names no canceller.
         copy_base: for a record that was requeued: base of the new record; -1: the new record is in
             another shard, or the record was not requeued.
-        acts: effect on other records of its id: SCHEDULE, CANCEL or FIRE; for a record that waits
-            to be sent to its home, the effect that it will have there.
+        acts: effect on other records of its id: SCHEDULE, CANCEL, FIRE or ABSENT (none); for a
+            record that waits to be sent to its home, the effect that it will have there.
         source: place where it was written before it came to its home; empty: it was written here.
         by_source: place where the canceller was first written, as the output names it; empty: the
             output names no other place than the canceller's own.
@@ -73,6 +73,8 @@ class Line(NamedTuple):
     is_home: bool = False
 
 
+_SETTLES_NOTHING: Final = frozenset({COPY, WAITING, ABSENT})
+
 Wrong: TypeAlias = tuple[int, str]
 """Index of a ``Line`` whose settlement is wrong, and the reason."""
 
@@ -93,7 +95,7 @@ class IdHistory:
         self._lines = lines
         self._is_lost = is_lost
         self._known_from = known_from
-        self._users = [n for n, line in enumerate(lines) if line.kind not in (COPY, WAITING)]
+        self._users = [n for n, line in enumerate(lines) if line.kind not in _SETTLES_NOTHING]
         self._offsets = [lines[n].offset for n in self._users]
 
     def canceller(self, base: int) -> Line | None:
@@ -126,6 +128,34 @@ class IdHistory:
             if why is not None or not line.settlement or line.by not in (NONE, canceller.offset):
                 doubtful.add(canceller.offset)
         yield from self._wrong_controls(victims, doubtful)
+        yield from self._wrong_absent()
+
+    def _wrong_absent(self) -> Iterator[Wrong]:
+        for number, absent in enumerate(self._lines):
+            if absent.kind != ABSENT or not absent.settlement:
+                continue
+            others = [one for one in self._lines if self._may_keep_out(one, absent)]
+            if absent.settlement != "kept":
+                since_ms = absent.at_ms + ORDER_MS
+                kept_by = next((one for one in others if one.at_ms > since_ms), None)
+                if kept_by is not None:
+                    what = f"{KIND_NAMES[kept_by.kind]} at offset {kept_by.offset}"
+                    verb = SETTLEMENTS[absent.settlement].verb
+                    yield number, f"it was {verb} while {what} was pending"
+            elif self._known_from == 0 and not any(
+                not one.settlement or one.at_ms + ORDER_MS >= absent.written_ms for one in others
+            ):
+                yield number, "its outcome is kept, and no record of its id was pending"
+
+    # Whether it was pending when H passed the absent one, if it was not settled before.
+    def _may_keep_out(self, line: Line, absent: Line) -> bool:
+        is_before = line.offset < absent.offset
+        if line.kind == COPY:
+            is_early = line.written_ms + ORDER_MS < absent.at_ms
+            is_before = is_before or (line.base <= absent.offset and is_early)
+        canceller = self.canceller(line.base)
+        is_hit = canceller is not None and canceller.offset < absent.offset
+        return line.kind in (SCHEDULE, COPY) and is_before and not is_hit
 
     def _wrong_controls(
         self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
@@ -195,7 +225,7 @@ def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> s
     # H had passed the canceller before the record was settled at its own time.
     verb = SETTLEMENTS[line.settlement].verb
     what = _what(canceller)
-    if canceller.acts == FIRE and line.kind != WAITING and _may_be_fired(line, canceller):
+    if canceller.acts in (FIRE, ABSENT) and line.kind != WAITING and _may_be_fired(line, canceller):
         return None
     if line.settlement == "requeued" and line.copy_base > canceller.offset:
         return f"it was {verb} after H had passed {what}, which had settled it"

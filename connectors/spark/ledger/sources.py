@@ -37,6 +37,7 @@ from connectors.spark.ledger.rows import (
 )
 from delayservice.contract.codec import Payload, packed_recurrence
 from delayservice.contract.entry import (
+    ABSENT,
     CANCEL,
     COPY,
     FIRE,
@@ -118,13 +119,15 @@ class SourceReader:
 
     def _facts(self, shard: int, topic: str, entry: Entry, *, is_verified: bool) -> SourceFacts:
         _, kind, _, record_id, payload, extra = entry
+        if kind == ABSENT:
+            payload = extra
         if kind == INVALID:
             origin = b"" if len(extra) == _CODE_AND_DETAIL else extra[-1]
             return SourceFacts(kind, code=extra[0], origin=_text(origin), is_verified=is_verified)
         if kind == HOMEBOUND:
             acts, first_ms, _ = extra
             return SourceFacts(kind, record_id, acts=acts, first_ms=first_ms)
-        if kind not in (SCHEDULE, COPY):
+        if kind not in (SCHEDULE, COPY, ABSENT):
             return SourceFacts(kind, record_id, origin=_text(extra or b""), is_verified=is_verified)
         group = _waiting(entry, topic)
         if group is not None:
@@ -198,7 +201,7 @@ def _described(entry: Entry, topic: str) -> Payload:
     group = _waiting(entry, topic)
     if group is not None:
         return (topic, payload[1], *group[-1].original, 0, None)
-    if kind <= COPY:
-        return payload  # type: ignore[no-any-return]  # as ``Entry`` says
+    if kind in (SCHEDULE, COPY, ABSENT):
+        return extra if kind == ABSENT else payload  # type: ignore[no-any-return]  # as ``Entry``
     key, value, headers = entry[4]
     return ("", -1, key, value, headers, 0, None)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from connectors.spark.common.sink import records_of
 from delayservice.contract.codes import OP_INVALID, TARGET_DENIED, TARGET_UNKNOWN, TOO_LARGE
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import INVALID, SCHEDULE, Entry, PolledRecord, Refusal
+from delayservice.contract.entry import INVALID, Entry, PolledRecord, Refusal, scheduled
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
 
@@ -95,11 +95,11 @@ class ScheduleCheck:
         return next((one for one in found if one is not None), None)
 
     def _refusal_of(self, entry: Entry) -> Refusal | None:
-        _, kind, _, _, payload, extra = entry
-        if kind == INVALID:
-            code, detail = extra[:2]
+        if entry[1] == INVALID:
+            code, detail = entry[5][:2]
             return code, detail
-        if kind != SCHEDULE:
+        payload = scheduled(entry)
+        if payload is None:
             return OP_INVALID, "the record would not schedule anything"
         target, partition = payload[0], payload[1]
         allowlist = self._rules.allowlist

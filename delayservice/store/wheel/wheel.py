@@ -19,7 +19,7 @@ import structlog
 from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import START_KEY, Cursor, Group, Key
-from delayservice.store.base import Frame, Mark, Named, Scanner, StoreStats
+from delayservice.store.base import Frame, Mark, Named, Scanner, Sighting, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.ids import IdDatabase
 from delayservice.store.shards import ShardStore, WorkerShards
@@ -412,12 +412,13 @@ class WheelStore(ShardStore[SlotShard]):
         named: Sequence[Named],
         marks: Sequence[Mark],
         stop_offset: int,
+        sightings: Sequence[Sighting] = (),
     ) -> None:
         # Flush or sync first, so that a failure of the disk leaves the store as it was.
         shard = self._shard
         self._wheel.make_room()
-        if named or marks:
-            shard.ids.append(named, marks, stop_offset)
+        if named or marks or sightings:
+            shard.ids.append(named, marks, stop_offset, sightings)
         self._slots.take(shard, frames)
         if marks:
             rows = [(key_ms, offset, mark, MARK_ONLY) for _, key_ms, offset, mark in marks]
@@ -566,6 +567,9 @@ class WheelStore(ShardStore[SlotShard]):
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         return self._shard.ids.marked_from(mark, self._shard.stop_offset)
+
+    def sighted_from(self, seen_by: int) -> list[tuple[int, Key]]:
+        return self._shard.ids.sighted_from(seen_by, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
