@@ -311,7 +311,11 @@ class DurableMachine(StoreMachine):
             assert (store.stop_offset, store.label) in shard.pairs
             found: list[Frame] = []
             for part in read(store):
-                assert not isinstance(part, Damage), part
+                if isinstance(part, Damage):
+                    # A crash may come between the deletion of a file that K has passed and the next
+                    # manifest. The next prune forgets it; the reader does not know K.
+                    assert part.stop_ms <= shard.cursor.key[0], part
+                    continue
                 found += [f for f in part if f[:2] > shard.cursor.key]
             assert shard.unsettled(found) == shard.held(store.stop_offset)
 
