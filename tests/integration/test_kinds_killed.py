@@ -23,7 +23,6 @@ VICTIMS = 600
 SERIES = 20
 TIMES = 5
 SETS = (
-    f"delivery.id_partitions={PARTITIONS}",
     "wheel.slots=60",
     "wheel.slot_ms=1s",
     "delivery.roll_window_ms=5s",

@@ -144,11 +144,11 @@ def test_a_wanted_contract_that_is_to_begin_is_not_put_off() -> None:
 def test_one_shard_of_a_topic_counts_its_partitions_once(
     known: int | None, first: int | None, partitions: int, number: int | None
 ) -> None:
-    of_both = [
-        None if count is None else Contracts([(0, A), (5, replace(B, id_partitions=count))])
-        for count in (known, first)
-    ]
-    assert home_partitions(*of_both, partitions) == number
+    assert home_partitions(with_homes(known), with_homes(first), partitions) == number
+
+
+def with_homes(number: int | None) -> Contracts | None:
+    return None if number is None else Contracts([(0, A), (5, replace(B, id_partitions=number))])
 
 
 def test_a_log_without_records_needs_no_contract_but_the_wanted() -> None:
