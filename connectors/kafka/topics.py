@@ -319,7 +319,7 @@ class TopicKeeper:
             )
 
     def _home_risks(self, name: str, partitions: int) -> Iterable[str]:
-        homes = self._settings.delivery.id_partitions
+        homes = self._settings.delivery.id_partitions or 0
         if homes > partitions and name not in self._levels:
             yield (
                 f"it has {partitions} partitions, and ids are at home in {homes} "

@@ -32,7 +32,7 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
         id_bytes_max=int(settings.delivery.id_bytes_max),
         default_target=settings.targets_for(topic).default_target,
         level_ms=level_ms,
-        id_partitions=0 if level_ms else settings.delivery.id_partitions,
+        id_partitions=0 if level_ms else settings.delivery.id_partitions or 0,
     )
 
 

@@ -76,10 +76,10 @@ class Delivery(Section):
     """Longest value of a `delay-*` header; a longer one: dead letter."""
     id_bytes_max: HeaderBytes = ByteSize(512)
     """Longest `delay-id`; a longer one: dead letter."""
-    id_partitions: int = Field(default=0, ge=0)
-    """Partitions over which ids are spread, so that a cancel from any client finds its record. Set
-    it once, to the partitions of the delay topics. 0: a record and its cancel must be sent to the
-    same partition.
+    id_partitions: int | None = Field(default=None, ge=0)
+    """Partitions over which ids are spread, so that a cancel from any client finds its record.
+    Default: those that a delay topic has when it is first served. 0: a record and its cancel must
+    be sent to the same partition.
     """
     roll_window_ms: DurationMs = Field(default=0, ge=0, le=366 * DAY_MS)
     """Records due later than this are appended to their delay topic again, before retention deletes

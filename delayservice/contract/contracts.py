@@ -221,6 +221,25 @@ class Contracts:
         return cls(_entry_from_json(item) for item in data)
 
 
+def home_partitions(
+    known: Contracts | None, first: Contracts | None, partitions: int
+) -> int | None:
+    """Return over how many partitions a shard spreads ids if settings don't say it; None: it has to
+    wait until that is known. All shards of a topic need the same number, but partitions may be
+    added before some are served first: so only the one of partition 0 counts them.
+
+    Args:
+        known: contracts by which the shard was served last; None: it was never served.
+        first: those of the topic's partition 0, as committed; None: it was never served.
+        partitions: present partitions of the topic if this is the shard of partition 0, else 0.
+    """
+    if known is not None and known.id_partitions:
+        return known.id_partitions
+    if first is not None:
+        return first.id_partitions
+    return 0 if known is not None else partitions or None
+
+
 def _unknown(version: int) -> ContractError:
     return ContractError(
         f"contract version {version} is unknown to this version of the service, which reads 1 to "

@@ -224,6 +224,9 @@ class Checkpoints(Protocol):
     def take_updated(self) -> Collection[int]:
         """Return the slices with a newer checkpoint, or a foreign record, since the last call."""
 
+    def follow(self, slice_no: int) -> None:
+        """Request a search for a slice's newest checkpoint. Does not block."""
+
     def read_back(self, slice_no: int) -> ReadBack | None:
         """Return a slice's newest checkpoint, the same object until there is a newer one."""
 

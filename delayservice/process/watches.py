@@ -148,6 +148,9 @@ class TopicWatcher:
     def served(self) -> list[ServedTopic]:
         return [topic for topic in self.topics if not topic.problems]
 
+    def partitions_of(self, name: str) -> int:
+        return sum(topic.partitions for topic in self.topics if topic.name == name)
+
     @property
     def age_s(self) -> float:
         return self._monotonic_s() - self._looked_s

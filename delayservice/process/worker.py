@@ -434,6 +434,9 @@ class Worker:
             observer=observer,
             routes=self._routes,
             contract_of=partial(contract_for, settings),
+            partitions_of=(
+                self._topics.partitions_of if settings.delivery.id_partitions is None else None
+            ),
             limits=limits_of(self._settings),
             flow_rules=lambda: flow_rules(settings, self._slices_there),
             disk_level=lambda: self._disk.level,

@@ -82,6 +82,7 @@ class Edges:
     ``writing`` is only for calls of the sink that block, and ``reading`` for logs that are read
     again, so that other calls do not wait for them. Without a trusted ``clock_watch`` nothing
     is delivered. ``contract_of`` takes delay topic and newest allowed contract version.
+    ``partitions_of`` a delay topic: how many it has now; None: settings say where ids live.
     ``copies_of`` takes a slice; None: digests are off. Within the context of ``pausing`` other
     threads may read the lanes. ``is_held``: an operator paused the delay topic.
     """
@@ -101,6 +102,7 @@ class Edges:
     routes: Routes
     limits: Limits
     contract_of: Callable[[str, int], Contract]
+    partitions_of: Callable[[str], int] | None = None
     flow_rules: Callable[[], FlowRules] = FlowRules
     disk_level: Callable[[], DiskLevel] = lambda: DiskLevel.ROOM
     copies_of: Callable[[int], CopyKeeper | None] = lambda _: None

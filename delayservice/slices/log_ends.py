@@ -32,10 +32,11 @@ def is_short(slice_: Slice, lane: Lane, bounds: Bounds, stored: int) -> bool:
 def await_end(state: LoopState, lane: Lane) -> None:
     """Query the end of a lane's log after a pause, if the lane awaits an offset."""
     if lane.awaited_end:
-        _ask_later(state, lane)
+        ask_later(state, lane)
 
 
-def _ask_later(state: LoopState, lane: Lane) -> None:
+def ask_later(state: LoopState, lane: Lane) -> None:
+    """Query the end of a lane's log after a pause."""
     log_ends = state.log_ends
     if not log_ends.waiting:
         log_ends.ask_after_s = state.clock.monotonic_s() + state.edges.limits.rest_s
@@ -86,10 +87,10 @@ def judged(state: LoopState, found: LogEndsFound) -> Iterator[tuple[Slice, Lane,
             continue
         its, stored = bounds.get(lane.place), query.stored[lane.place]
         if its is None:
-            _ask_later(state, lane)
+            ask_later(state, lane)
         elif _is_too_short(query, slice_, lane, its) and not was_short:
             log_ends.short.add(lane)
-            _ask_later(state, lane)
+            ask_later(state, lane)
         elif not lane.shard.owned or _is_too_short(query, slice_, lane, its):
             yield slice_, lane, its, stored
         else:

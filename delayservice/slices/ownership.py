@@ -7,14 +7,16 @@ with the worker's next commit.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import structlog
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
-from delayservice.contract.contracts import Contract
+from delayservice.contract.contracts import Contract, Contracts, home_partitions
+from delayservice.engine.checkpoint import decode_checkpoint
 from delayservice.engine.ports import Bounds, Role
 from delayservice.slices import log_ends
 from delayservice.slices.commit import abort, discard
@@ -254,7 +256,8 @@ def _take(state: LoopState, slice_: Slice, taken: Taken, stored: Mapping[Lane, i
             _take_lane(state, slice_, lane, bounds, stored[lane])
     if missing or short:
         log_ends.ask(state, [*missing, *short], short)
-    state.transaction.changing.add(slice_.number)
+    if not slice_.not_taken or slice_.not_taken.keys() < slice_.lanes.keys():
+        state.transaction.changing.add(slice_.number)
 
 
 def join(state: LoopState, slice_: Slice, lanes: list[Lane]) -> None:
@@ -277,36 +280,88 @@ def log_ends_found(state: LoopState, event: LogEndsFound) -> None:
             why = f"it ended at {bounds.end}, and {lane.awaited_end} is waited for"
             log_moved(state, slice_, lane, why, is_truncated=lane.shard.stored > bounds.end)
             continue
-        _take_lane(state, slice_, lane, bounds, stored)
-        state.transaction.changing.add(slice_.number)
-        slice_.move(Step.JOIN)
+        if _take_lane(state, slice_, lane, bounds, stored):
+            state.transaction.changing.add(slice_.number)
+            slice_.move(Step.JOIN)
 
 
 # Records that were stored after ``bounds`` were queried, with S at ``stored_before``, may lie above
-# ``bounds.end``, unless they were read of an earlier leader: then the log was truncated.
+# ``bounds.end``, unless they were read of an earlier leader: then the log was truncated. False: it
+# has to wait until it is known where ids have their home.
 def _take_lane(
     state: LoopState, slice_: Slice, lane: Lane, bounds: Bounds, stored_before: int
-) -> None:
+) -> bool:
     if stored_before <= bounds.end and lane.is_read_by(bounds.leader_epoch):
         bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
     known, edges = slice_.known_of(lane.topic), state.edges
-    if known is not None and known.topic_id == lane.topic_id:
-        slice_.stated.setdefault(lane.topic, known.contracts)
+    stated = known.contracts if known is not None and known.topic_id == lane.topic_id else None
     version_max = edges.gate.contract_version()
     if known is not None:  # nodes that do not know it can't follow the slice in any case
         version_max = max(version_max, known.contracts.newest_version)
-    wanted = _with_homes(state, lane, edges.contract_of(lane.topic, version_max))
+    wanted = _with_homes(state, lane, edges.contract_of(lane.topic, version_max), stated)
+    if wanted is None:
+        why = f"{lane.topic}:{lane.partition} is served as soon as partition 0 of this topic is"
+        slice_.not_taken[lane.topic] = why if lane.topic in slice_.not_taken else ""
+        log_ends.ask_later(state, lane)
+        return False
+    slice_.not_taken.pop(lane.topic, None)
+    if stated is not None:
+        slice_.stated.setdefault(lane.topic, stated)
     take_over_lane(lane, known, bounds, wanted, state.clock.wall_ms())
     log_ends.await_end(state, lane)
     state.transaction.touched.add(slice_.number)
     state.agenda.look_again(lane)
+    return True
 
 
-# The number of home partitions stays: pending ids would not be found any more.
-def _with_homes(state: LoopState, lane: Lane, wanted: Contract) -> Contract:
+def find_homes(state: LoopState) -> None:
+    """Take over shards that wait for partition 0 of their topic, if its checkpoint has come."""
+    waiting = state.log_ends.waiting
+    found = [lane for lane in waiting if _is_not_taken(state, lane) and _first(state, lane)]
+    for lane in found:
+        del waiting[lane]
+    if found:
+        log_ends.ask(state, found)
+
+
+def _is_not_taken(state: LoopState, lane: Lane) -> bool:
+    slice_ = state.slices.get(lane.partition)
+    return slice_ is not None and lane.topic in slice_.not_taken
+
+
+# The contracts of partition 0, as they were read back: in the place of those that are not committed
+# yet, another owner may commit others.
+def _first(state: LoopState, lane: Lane) -> Contracts | None:
+    read_back = state.edges.checkpoints.read_back(0)
+    if read_back is None:
+        state.edges.checkpoints.follow(0)
+        return None
+    with suppress(KafkaEdgeError):  # the take-over of slice 0 reports the error
+        shard = _decoded(read_back.data).shards.get(lane.topic)
+        if shard is not None and shard.topic_id == lane.topic_id:
+            return shard.contracts
+    return None
+
+
+# Thousands of lanes may ask in one turn.
+_decoded = lru_cache(1)(decode_checkpoint)
+
+
+# The number of home partitions stays: pending ids would not be found any more. None: it is not
+# known yet. ``known``: contracts of the last checkpoint; None: the shard was never served.
+def _with_homes(
+    state: LoopState, lane: Lane, wanted: Contract, known: Contracts | None
+) -> Contract | None:
+    if wanted.level_ms:
+        return wanted
+    if state.edges.partitions_of is not None:
+        partitions = 0 if lane.partition else state.edges.partitions_of(lane.topic)
+        first = None if known and known.id_partitions else _first(state, lane)
+        number = home_partitions(known, first, partitions)
+        return None if number is None else replace(wanted, id_partitions=number)
     lanes = [s.lanes[lane.topic] for s in state.slices.values() if lane.topic in s.lanes]
     count = max(one.contracts.id_partitions for one in [lane, *lanes])
-    if count in (0, wanted.id_partitions) or wanted.level_ms:
+    if count in (0, wanted.id_partitions):
         return wanted
     _log.error(
         "id_partitions_kept",

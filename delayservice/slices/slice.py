@@ -107,7 +107,8 @@ class Slice:
     ``epoch`` numbers this node's ownership, ``turn`` this process's newest claim over all slices,
     ``claim`` is its offset; -1: none. Claims of ``fenced`` writers may be deleted once this owner's
     first checkpoint is committed. ``damaged_logs``: by delay topic, the offset of a damaged batch
-    at which reading stands still, and a text.
+    at which reading stands still, and a text. ``not_taken``: by delay topic, why this owner has not
+    taken over its shard yet; empty until it has been asked twice.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Slice:
         self.setbacks = 0
         self.trouble = ""
         self.damaged_logs: dict[str, tuple[int, str]] = {}
+        self.not_taken: dict[str, str] = {}
         # Contracts of the newest committed checkpoint by delay topic, kept until the next commit,
         # which may add contracts.
         self.stated: dict[str, Contracts] = {}
@@ -158,7 +160,8 @@ class Slice:
 
     @property
     def alarm(self) -> str:
-        return self.trouble or "; ".join(why for _, why in self.damaged_logs.values())
+        damaged = [why for _, why in self.damaged_logs.values()]
+        return self.trouble or "; ".join(filter(None, [*damaged, *self.not_taken.values()]))
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
         """Return the lag of this node's copies, seconds; 0 on the owner, infinite if unknown."""
@@ -230,6 +233,7 @@ class Slice:
         self.move(Step.STEP_DOWN)
         self.flow.abort()
         self.uncommitted.clear()
+        self.not_taken.clear()
         for topic, lane in self.lanes.items():
             if lane.shard.owned:
                 if topic in self.stated:
@@ -245,6 +249,7 @@ class Slice:
         """Close and remove a lane; new checkpoints of the slice keep its cursor."""
         lane = self.lanes.pop(topic)
         self.damaged_logs.pop(topic, None)
+        self.not_taken.pop(topic, None)
         if lane.shard.owned:
             self._unserved[topic] = lane.checkpoint()
         lane.close()

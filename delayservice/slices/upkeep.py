@@ -34,7 +34,10 @@ def tend(state: LoopState) -> None:
 
 def _follow_checkpoints(state: LoopState) -> None:
     upkeep = state.upkeep
-    upkeep.updated.update(state.edges.checkpoints.take_updated())
+    news = state.edges.checkpoints.take_updated()
+    if 0 in news:
+        ownership.find_homes(state)
+    upkeep.updated.update(news)
     now_s = state.clock.monotonic_s()
     if not upkeep.updated or now_s - upkeep.followed_s < state.edges.limits.follow_s:
         return

@@ -165,7 +165,6 @@ def _configure(bootstrap: str, folder: Path) -> World:
         f'kafka.bootstrap = "{bootstrap}"',
         f"topics.partitions = {PARTITIONS}",
         f'targets.default.allow = ["{TARGET}*"]',
-        f"delivery.id_partitions = {PARTITIONS}",
         f'metrics.listen = "{metrics}"',
         f'admin.listen = "{page}"',
     )

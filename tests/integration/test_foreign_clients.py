@@ -22,7 +22,6 @@ from delay_devtools.servers import find_java
 from tests.integration.bench import Bench, Header, benches, outcomes_by_id
 from tests.integration.foreign_programs import class_path, fetch, need, run
 from tests.integration.test_homes import (
-    HOMES,
     PARTITIONS,
     YEAR_MS,
     await_fences,
@@ -40,7 +39,7 @@ IDS: Final = 5
 """Of each pair of clients."""
 
 
-bench = benches(partitions=PARTITIONS, sets=[HOMES])
+bench = benches(partitions=PARTITIONS)
 
 
 @pytest.fixture

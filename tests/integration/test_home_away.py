@@ -24,38 +24,39 @@ def ids_at(home: int, fate: str, count: int = 10) -> list[str]:
 
 
 def test_records_for_a_home_without_leader_wait_in_order(tmp_path: Path) -> None:
-    with EmbeddedCluster(brokers=3, zookeepers=0) as cluster:
-        sets = (f"delivery.id_partitions={PARTITIONS}",)
-        with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as bench:
-            # Each partition on a broker of its own, without replicas.
-            bench.placed(bench.any, [[1], [2], [3]], message_timestamp_type="LogAppendTime")
-            target = bench.placed(bench.target_name("orders"), [[1, 2, 3]])
-            service = bench.serve()
-            cluster.stop_broker(3, kill=True)
-            ids = {name: fate for fate in OPS for name in ids_at(AWAY, fate)}
-            soon = ids_at(AWAY, "delivered")
-            for number, name in enumerate([*ids, *soon]):
-                delay_ms = YEAR_MS if name in ids else 100
-                headers = bench.to(target, delay_ms, ("delay-id", name))
-                bench.send(headers, partition=number % AWAY)
-            plain = [now_ms() + n for n in range(10)]
-            for uid in plain:  # behind what waits
-                bench.send(bench.to(target, 100), key=b"%d" % uid, partition=uid % AWAY)
-            keys = {b"%d" % uid for uid in plain}
-            bench.await_match(target, lambda one: one.key in keys, len(keys))
-            for number, (name, fate) in enumerate(ids.items()):
-                bench.send([("delay-id", name), OPS[fate]], partition=number % AWAY)
-            assert outcomes_by_id(bench) == {}, "nothing is decided away from home"
-            cluster.start_broker(3)
-            await_true(
-                lambda: outcomes_by_id(bench).keys() >= ids.keys(),
-                "all controls had their effect",
-                90,
-            )
-            once = sorted([*ids_at(AWAY, "fired"), *soon])
-            bench.await_match(target, lambda one: one.header("delay-id"), len(once))
-            expected = {"cancelled": Counter(cancelled=2), "fired": Counter(fired=1)}
-            assert outcomes_by_id(bench) == {name: expected[fate] for name, fate in ids.items()}
-            seen = [one.header("delay-id") for one in bench.read_all(target)]
-            assert sorted(name for name in seen if name) == once
-            assert service.stop() == 0
+    with (
+        EmbeddedCluster(brokers=3, zookeepers=0) as cluster,
+        Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS) as bench,
+    ):
+        # Each partition on a broker of its own, without replicas.
+        bench.placed(bench.any, [[1], [2], [3]], message_timestamp_type="LogAppendTime")
+        target = bench.placed(bench.target_name("orders"), [[1, 2, 3]])
+        service = bench.serve()
+        cluster.stop_broker(3, kill=True)
+        ids = {name: fate for fate in OPS for name in ids_at(AWAY, fate)}
+        soon = ids_at(AWAY, "delivered")
+        for number, name in enumerate([*ids, *soon]):
+            delay_ms = YEAR_MS if name in ids else 100
+            headers = bench.to(target, delay_ms, ("delay-id", name))
+            bench.send(headers, partition=number % AWAY)
+        plain = [now_ms() + n for n in range(10)]
+        for uid in plain:  # behind what waits
+            bench.send(bench.to(target, 100), key=b"%d" % uid, partition=uid % AWAY)
+        keys = {b"%d" % uid for uid in plain}
+        bench.await_match(target, lambda one: one.key in keys, len(keys))
+        for number, (name, fate) in enumerate(ids.items()):
+            bench.send([("delay-id", name), OPS[fate]], partition=number % AWAY)
+        assert outcomes_by_id(bench) == {}, "nothing is decided away from home"
+        cluster.start_broker(3)
+        await_true(
+            lambda: outcomes_by_id(bench).keys() >= ids.keys(),
+            "all controls had their effect",
+            90,
+        )
+        once = sorted([*ids_at(AWAY, "fired"), *soon])
+        bench.await_match(target, lambda one: one.header("delay-id"), len(once))
+        expected = {"cancelled": Counter(cancelled=2), "fired": Counter(fired=1)}
+        assert outcomes_by_id(bench) == {name: expected[fate] for name, fate in ids.items()}
+        seen = [one.header("delay-id") for one in bench.read_all(target)]
+        assert sorted(name for name in seen if name) == once
+        assert service.stop() == 0

@@ -25,7 +25,6 @@ SERIES = 20
 TIMES = 5
 IF_ABSENT = ("delay-if", "absent")
 SETS = (
-    f"delivery.id_partitions={PARTITIONS}",
     "wheel.slots=60",
     "wheel.slot_ms=1s",
     "delivery.roll_window_ms=5s",

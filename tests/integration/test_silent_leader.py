@@ -35,7 +35,8 @@ def cluster() -> Iterator[EmbeddedCluster]:
 @pytest.fixture
 def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
     """Only shard 0 lives on the broker that will fall silent."""
-    sets = ("topics.replication_factor=2", "node.workers=1", "node.store=wheel")
+    sets = ["topics.replication_factor=2", "node.workers=1", "node.store=wheel"]
+    sets += ["delivery.id_partitions=0"]
     with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as running:
         timed = {"message_timestamp_type": "LogAppendTime"}
         running.placed("__transaction_state", [SOUND] * 4, cleanup_policy="compact", **timed)

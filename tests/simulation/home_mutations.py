@@ -21,6 +21,7 @@ from delayservice.engine.cancels import OffsetAdvance
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
 from delayservice.engine.to_home import ToHome
+from delayservice.slices import ownership
 from tests.simulation.mutating import Mutation, mistake, rewritten, together
 from tests.simulation.plan import (
     HOMES,
@@ -98,6 +99,12 @@ def home_by_current_count() -> AbstractContextManager[Any]:
     """The number of homes follows the settings of whoever takes over."""
     right = "self.id_partitions or contract.id_partitions"
     return rewritten(Contracts, "extended", right, "contract.id_partitions")
+
+
+def home_is_counted_by_every_shard() -> AbstractContextManager[Any]:
+    """A shard that is served first counts the partitions itself."""
+    right = "0 if lane.partition else state.edges.partitions_of"
+    return rewritten(ownership, "_with_homes", right, "state.edges.partitions_of")
 
 
 def home_counts_as_late() -> AbstractContextManager[Any]:
@@ -217,6 +224,7 @@ WITH_HOMES: dict[Mutation, dict[str, Any]] = {
     delay_from_copy: HOMES,
     key_by_due_time: HOMES,
     home_by_current_count: HOMES_ADDED,
+    home_is_counted_by_every_shard: HOMES_ADDED,
     home_counts_as_late: HOMES,
     home_keeps_first_base: HOMES,
     home_read_by_its_contract: HOMES_LATE,

@@ -292,6 +292,9 @@ class Node:
             observer=SimObserver(),
             routes=self._routes(),
             contract_of=self._contract_of,
+            partitions_of=(
+                self._partitions_of if plan.counted and self.id_partitions == plan.homes else None
+            ),
             limits=Limits(
                 poll_records=plan.poll_records,
                 transaction_records=plan.transaction_records,
@@ -338,6 +341,11 @@ class Node:
             max_delay_ms=MAX_DELAY_MS,
             level_ms=LEVELS_MS.get(topic, 0),
         )
+
+    def _partitions_of(self, topic: str) -> int:
+        """As many as at first until they have been counted: a schedule has one number."""
+        is_counted = any(said[3] for said in self.world.oracle.shards[topic, 0].contracts)
+        return self.world.log.topics[topic].partitions if is_counted else self.world.plan.homes
 
     def _routes(self) -> Routes:
         window_ms = self._roll_window_ms

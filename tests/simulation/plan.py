@@ -132,6 +132,9 @@ class Plan:
     """Nodes know no homes before they are started anew: the next contract version adds them."""
     partitions: int = 0
     """Of each delay topic at first, if some are added later."""
+    counted: bool = False
+    """Settings don't say in how many partitions ids are at home: in those that there are at first.
+    """
     other_homes: float = 0.0
     """Odds that a node is started with another number of them, which must not count any more."""
     away: float = 0.0
@@ -300,6 +303,8 @@ def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
     window_ms = rng.choice((NO_ROLL_MS, NO_ROLL_MS, 60, 150))
     drawn: dict[str, Any] = {"stuck": stuck, "homes": homes, "ids": rng.choice((1, 1, 2, 4))}
     drawn |= {"roll_window_ms": window_ms, "far": 0.0 if window_ms == NO_ROLL_MS else plan.far}
+    if kind is HOMES_ADDED and homes == kind["partitions"]:
+        drawn["counted"] = Random(f"counted {seed}").random() < 0.5
     if plan.load:  # each try to go home is one more record to read: one a poll would not keep up
         drawn["poll_records"] = max(plan.poll_records, 5)
     return replace(plan, **kind | drawn)

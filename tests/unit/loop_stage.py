@@ -248,6 +248,8 @@ class Tailed:
         news, self._writer.news = self._writer.news, set()
         return news
 
+    def follow(self, slice_no: int) -> None: ...
+
     def read_back(self, slice_no: int) -> ReadBack | None:
         return self._writer.checkpoints.get(slice_no)
 

@@ -437,7 +437,6 @@ def test_the_command_of_the_page_installs_a_cluster(tmp_path: Path) -> None:
     objects = read(helm("template", "--kube-version", KUBERNETES, *words))
     settings = settings_of(objects, tmp_path)
     assert settings.placement.replicas == 3
-    assert settings.delivery.id_partitions == settings.topics.partitions
     pod, image = pod_of(objects), services()["delay-1"].facts["image"]
     assert pod["containers"][0]["image"] == f"registry.example.com/{image}"
     assert pod["terminationGracePeriodSeconds"] > STOP_TIMEOUT_S + 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from delayservice.contract.contracts import (
     Contract,
     ContractError,
     Contracts,
+    home_partitions,
 )
 
 A, B, C = (Contract(max_delay_ms=ms) for ms in (1, 2, 3))
@@ -124,6 +126,29 @@ def test_a_wanted_contract_that_is_to_begin_is_not_put_off() -> None:
     assert contracts.extended(12, B, 9) == contracts
     assert contracts.extended(10, B, 5) == contracts
     assert contracts.extended(10, B, 2).entries() == ((0, A), (12, B)), "it rests by now"
+
+
+@pytest.mark.parametrize(
+    ("known", "first", "partitions", "number"),
+    [
+        (None, None, 8, 8),  # partition 0
+        (None, None, 0, None),
+        (None, 4, 0, 4),
+        (None, 0, 0, 0),
+        (0, None, 0, 0),
+        (0, 0, 8, 0),
+        (0, 4, 0, 4),  # it was set when partition 0 was taken over last
+        (4, None, 8, 4),
+    ],
+)
+def test_one_shard_of_a_topic_counts_its_partitions_once(
+    known: int | None, first: int | None, partitions: int, number: int | None
+) -> None:
+    assert home_partitions(with_homes(known), with_homes(first), partitions) == number
+
+
+def with_homes(number: int | None) -> Contracts | None:
+    return None if number is None else Contracts([(0, A), (5, replace(B, id_partitions=number))])
 
 
 def test_a_log_without_records_needs_no_contract_but_the_wanted() -> None:

@@ -42,12 +42,14 @@ FIRST = Contracts([(0, Contract())])
 
 
 def left_by(
-    writer: str, claim: int, number: int = 0, contracts: Contracts = FIRST, signed_by: str = SECRET
+    writer: str,
+    claim: int,
+    number: int = 0,
+    contracts: Contracts = FIRST,
+    signed_by: str = SECRET,
+    topics: Sequence[str] = (TOPIC, "delay_topic_elsewhere"),
 ) -> bytes:
-    shards = {
-        name: ShardCheckpoint(name, Cursor(), contracts)
-        for name in (TOPIC, "delay_topic_elsewhere")
-    }
+    shards = {name: ShardCheckpoint(name, Cursor(), contracts) for name in topics}
     return encode_checkpoint(
         Checkpoint(number, "n2", 40, signed_by, shards, 9, Tenure(writer, claim))
     )
@@ -423,6 +425,47 @@ def test_a_shard_with_a_silent_leader_holds_up_no_other() -> None:
         if stage.background.waiting:
             stage.background.run()
     assert sorted(place[0] for place, _ in stage.sink.sent()) == [TOPIC, "delay_topic_slow"]
+
+
+# --- homes of ids -------------------------------------------------------------------------------
+
+
+def id_partitions(stage: Stage, number: int) -> int:
+    return stage.sink.checkpoint(number).shards[TOPIC].contracts.id_partitions
+
+
+def test_shards_go_by_the_partitions_that_the_committed_contract_of_partition_0_counts() -> None:
+    counts = iter(range(3, 9))
+    stage = Stage(0, 1, 2, partitions_of=lambda _: next(counts))
+    stage.gate.says(Role.OWNER, range(3))
+    stage.step(10, 8)
+    with_checkpoints = [one.checkpoints for one in stage.sink.committed if one.checkpoints]
+    assert with_checkpoints == [[0], [1, 2]]
+    assert [id_partitions(stage, number) for number in range(3)] == [3, 3, 3]
+
+
+def test_a_shard_waits_for_partition_0_and_holds_up_no_other() -> None:
+    stage = Stage(1, partitions_of=lambda _: 8)
+    stage.add(1, "delay_topic_elsewhere")
+    claimed_by_old(stage, 1)
+    stage.sink.note_checkpoint(1, left_by("old", 0, 1, topics=["delay_topic_elsewhere"]))
+    stage.write(1, 0)
+    stage.own()
+    assert stage.of(1).alarm == "", "nearly always it is there soon"
+    stage.step(1_000, 3)
+    assert stage.lane(1, "delay_topic_elsewhere").shard.owned
+    assert not stage.lane(1).shard.owned
+    assert stage.of(1).alarm == f"{TOPIC}:1 is served as soon as partition 0 of this topic is"
+    left = left_by("w9", 9, contracts=Contracts([(0, Contract(id_partitions=4))]))
+    of_before = left.replace(b'"topic_id":"%s"' % TOPIC.encode(), b'"topic_id":"deleted"')
+    stage.sink.note_checkpoint(0, of_before)
+    stage.step(1_000, 2)
+    assert not stage.lane(1).shard.owned, "a topic that was made again counts anew"
+    stage.sink.note_checkpoint(0, left)
+    stage.step(10, 6)
+    assert stage.of(1).alarm == ""
+    assert id_partitions(stage, 1) == 4, "as many as there were when partition 0 was served first"
+    assert stage.delivered() == [(1, 0)]
 
 
 # --- letting go ---------------------------------------------------------------------------------

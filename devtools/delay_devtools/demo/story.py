@@ -89,7 +89,6 @@ def sets_of(options: DemoOptions, bootstrap: str, zookeeper: str) -> dict[str, l
     sets = [
         f"kafka.bootstrap={bootstrap}",
         f"topics.partitions={SLICES}",
-        f"delivery.id_partitions={SLICES}",
         f"node.store={options.store}",
         f"delivery.mode={options.delivery}",
         "targets.default.allow=demo_*",

@@ -60,9 +60,8 @@ _LAST: Final = NAMES.target("last")
 _TO: Final = ("delay-target-topic", TARGETS[0].encode())
 _VALUE: Final = b"." * 100
 _SETS: Final = (
-    *(f"topics.checkpoint_partitions={PARTITIONS // 2}", f"delivery.id_partitions={PARTITIONS}"),
+    *(f"topics.checkpoint_partitions={PARTITIONS // 2}", f"levels.delays_ms={_LEVEL_MS}"),
     *("delivery.park_delays_ms=300", "node.workers=1", f"node.cluster_secret={SECRET.decode()}"),
-    f"levels.delays_ms={_LEVEL_MS}",
 )
 _SHORT: Final = (f"delivery.roll_window_ms={_WINDOW_MS}", f"delivery.max_delay_ms={_HOUR_MS}")
 
