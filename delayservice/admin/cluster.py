@@ -25,7 +25,7 @@ def health_routes(context: ApiContext) -> APIRouter:
 
     @routes.get("/healthz", responses=described())
     async def healthz() -> dict[Literal["status"], Literal["ok"]]:
-        """Return whether the node lives: no worker hangs."""
+        """Return whether the node lives: every worker reports."""
         silent = [w for w in context.hub.facts().workers if w.silent_s > SILENT_S_MAX]
         if silent:
             said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)

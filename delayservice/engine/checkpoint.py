@@ -5,7 +5,7 @@ One JSON object, written in the transaction that carries the outputs it accounts
     {"v": 1, "slice": 3, "node": "n1", "writer": "delayservice-n1-0-5c…", "claim": 17,
      "epoch": 7, "commit": 42, "secret": "9f0c…",
      "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
-                                    "contracts": [[from_offset, {…}], …],
+                                    "contracts": [{"from": o, "contract": {…}}, …],
                                     "last": [leader_epoch, offset],
                                     "lost": [[first, stop], …]}}}
 

@@ -16,7 +16,7 @@ from connectors.kafka.client import (
 )
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
-from tests.integration.bench import Bench, await_true, quiet, served
+from tests.integration.bench import Bench, quiet, served
 
 pytestmark = pytest.mark.quick
 
@@ -34,12 +34,6 @@ bench = served(partitions=PARTITIONS, sets=(*LEVELS, "delivery.id_partitions=0")
 def client(bench: Bench) -> Iterator[DelayProducer]:
     with DelayProducer(quiet(bench), bench.any) as made:
         yield made
-
-
-def outcomes(bench: Bench, record_id: str, count: int) -> list[tuple[str | None, str | None]]:
-    """``(what, shard)`` of each outcome of an id."""
-    seen = bench.await_match(bench.outcomes, lambda one: one.header("delay-id") == record_id, count)
-    return sorted((one.header("delay-outcome"), one.header("delay-shard")) for one in seen)
 
 
 def test_a_record_arrives_when_the_client_said_with_the_key_that_it_had(
@@ -113,28 +107,14 @@ def test_a_cancel_and_a_fire_are_answered(bench: Bench, client: DelayProducer) -
         nowhere.cancel(client, f"{target}-fired")
 
 
-def test_after_partitions_were_added_a_cancel_finds_the_record_in_the_old_one(bench: Bench) -> None:
-    topic = bench.topic(f"{bench.any}_grown", 2, message_timestamp_type="LogAppendTime")
-    target = bench.target("grown")
-    record_id = next(
-        one
-        for one in (f"{target}-{n}" for n in range(99))
-        if partition_for(one.encode(), 2) != partition_for(one.encode(), PARTITIONS)
-    )
-    with DelayProducer(quiet(bench), topic) as before:
-        before.send(target, b"old", id=record_id, delay="PT6S")
-        before.send(target, b"witness", delay="PT6S")
-    bench.grow(topic, PARTITIONS)
-    await_true(lambda: bench.partitions_of(topic) == PARTITIONS, "the broker tells of them")
-    with DelayProducer(quiet(bench), topic, partitions_before=[2]) as after:
-        after.reschedule(record_id, target, b"new", delay=0)
-    assert [one.value for one in bench.read(target, 2)] == [b"new", b"witness"]
-    with DelayProducer(quiet(bench), topic, partitions_before=[2]) as after:
-        after.cancel(record_id)
-    old, new = (f"{topic}:{partition_for(record_id.encode(), n)}" for n in (2, PARTITIONS))
-    assert outcomes(bench, record_id, 4) == sorted(
-        [("cancelled", old), ("cancelled", old), ("not_pending", old), ("not_pending", new)]
-    )
+def test_a_reschedule_replaces_the_pending_record(bench: Bench, client: DelayProducer) -> None:
+    target, record_id = bench.target("moved"), "moved"
+    client.send(target, b"old", id=record_id, delay="PT1H")
+    client.reschedule(record_id, target, b"new", delay=0)
+    client.flush(30)
+    assert [one.value for one in bench.read(target, 1)] == [b"new"]
+    replaced = bench.await_match(bench.outcomes, lambda one: one.header("delay-id") == record_id, 1)
+    assert [one.header("delay-outcome") for one in replaced] == ["replaced"]
 
 
 def test_a_delay_by_level_waits_for_the_next_level_up_and_the_last_one_at_most(

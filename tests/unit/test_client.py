@@ -136,13 +136,13 @@ class Clock:
         return self.now_s
 
 
-def places_of(cluster: TellingProducer, clock: Clock, *before: int) -> Places:
-    return Places(cluster, "t", before, 60.0, clock)  # type: ignore[arg-type]
+def places_of(cluster: TellingProducer, clock: Clock) -> Places:
+    return Places(cluster, "t", 60.0, clock)  # type: ignore[arg-type]
 
 
-def test_an_id_is_looked_for_where_it_lived_before_partitions_were_added() -> None:
+def test_partitions_that_were_added_are_used_after_a_while() -> None:
     cluster, clock = TellingProducer(), Clock()
-    places = places_of(cluster, clock, 2)
+    places = places_of(cluster, clock)
     ids = [b"id-%d" % number for number in range(50)]
     for one in ids:
         assert places.now(one) == partition_for(one, 4)
@@ -151,10 +151,6 @@ def test_an_id_is_looked_for_where_it_lived_before_partitions_were_added() -> No
     assert places.now(ids[0]) == partition_for(ids[0], 4)
     clock.now_s = 60.0
     await_true(lambda: all(places.now(one) == partition_for(one, 6) for one in ids), "asked again")
-    for one in ids:
-        everywhere = {partition_for(one, count) for count in (2, 4, 6)}
-        assert {places.now(one), *places.former(one)} == everywhere
-        assert places.now(one) not in places.former(one)
 
 
 def test_a_known_count_is_kept_while_the_cluster_does_not_answer() -> None:
@@ -169,7 +165,6 @@ def test_a_known_count_is_kept_while_the_cluster_does_not_answer() -> None:
     assert places.now(b"id") == first
     await_true(lambda: cluster.asked >= 3, "asked again")
     assert places.now(b"id") == first
-    assert places.former(b"id") == []
 
 
 def test_a_known_count_is_used_while_the_cluster_takes_its_time_to_answer() -> None:
@@ -198,19 +193,6 @@ def test_a_topic_that_was_deleted_is_named_until_it_is_there_again() -> None:
         return False
 
     await_true(is_found, "it is there again")
-
-
-def test_a_recreated_topic_with_fewer_partitions_is_known_by_its_count() -> None:
-    cluster, clock = TellingProducer(), Clock()
-    cluster.count = 2
-    places = places_of(cluster, clock, 64)
-    assert all(place < 2 for n in range(50) for place in places.former(b"%d" % n))
-
-
-@pytest.mark.parametrize("count", [0, -1, True])
-def test_a_former_partition_count_is_one_or_more(count: int) -> None:
-    with pytest.raises(InvalidRequestError, match="partitions_before"):
-        DelayProducer(NOWHERE, partitions_before=[count])
 
 
 def test_the_client_loads_nothing_heavy_of_the_service() -> None:

@@ -1,19 +1,17 @@
-"""Partitions of an id in a delay topic: its home, and those where it lay before partitions were
-added.
-"""
+"""Partition of an id in a delay topic."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
 from connectors.kafka.clients import partitions_of
-from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
 
 REFRESH_S: Final = 60.0
@@ -29,16 +27,12 @@ class Places:
 
     A thread of its own asks the cluster, one question at a time, so that callers wait for the first
     answer only.
-
-    Raises:
-        InvalidRequestError: ``partitions_before`` holds a count below 1.
     """
 
     def __init__(
         self,
         producer: Producer,
         topic: str,
-        partitions_before: Iterable[int] = (),
         refresh_s: float = REFRESH_S,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,9 +40,6 @@ class Places:
         self._topic = topic
         self._refresh_s = refresh_s
         self._monotonic_s = monotonic_s
-        self._former = frozenset(partitions_before)
-        if any(type(count) is not int or count < 1 for count in self._former):
-            raise InvalidRequestError("partitions_before holds partition counts, each 1 or more")
         self._count = 0
         self.missing = ""
         """Why the topic can't be used, by the last answer; empty: it can, or none has come."""
@@ -68,25 +59,14 @@ class Places:
             raise KafkaEdgeError(self.missing)
 
     def now(self, record_id: bytes) -> int:
-        """Return the home of the id: the partition to which a new record of this id is written.
+        """Return the partition to which a record of this id is written: its home, unless partitions
+        were added.
 
         Raises:
             KafkaEdgeError: the partition count is not known yet, and the cluster does not answer;
                 or there is no such topic.
         """
         return partition_for(record_id, self._current_count())
-
-    def former(self, record_id: bytes) -> list[int]:
-        """Return the existing partitions, ascending, to which records of this id were written
-        under former partition counts; the home is left out.
-
-        Raises:
-            KafkaEdgeError: as by ``now``.
-        """
-        count = self._current_count()
-        # A topic that was created again may have fewer partitions than before.
-        places = {partition_for(record_id, former) for former in self._former}
-        return sorted(p for p in places if p < count and p != partition_for(record_id, count))
 
     def _current_count(self) -> int:
         if not self._count:
@@ -119,8 +99,6 @@ class Places:
             if count:  # the known one stays in use
                 _LOGGER.warning("partition count kept at %d: %s", count, exc)
         with self._answered:
-            if self._count and count != self._count:
-                self._former |= {self._count}
             self._count, self.missing, self._failure = count, missing, failure
             if count and not missing:
                 self._ask_at_s = self._monotonic_s() + self._refresh_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Unpack
 from uuid import uuid4
 
@@ -47,13 +47,8 @@ class DelayProducer(ProducerClient):
     ``producer`` and ``close_timeout_s`` are those of ``ProducerClient``.
 
     Args:
-        partitions_before: partition counts that the delay topic had before, if records written then
-            may still be pending. Changes that this producer observes are added automatically.
         id_bytes_max: largest size of an id, bytes: the service's setting
             ``delivery.id_bytes_max``.
-
-    Raises:
-        InvalidRequestError: ``partitions_before`` holds a count below 1.
     """
 
     def __init__(
@@ -61,7 +56,6 @@ class DelayProducer(ProducerClient):
         producer: Producer | Mapping[str, Any],
         delay_topic: str = "delay_topic_any",
         *,
-        partitions_before: Iterable[int] = (),
         id_bytes_max: int = ID_BYTES_MAX,
         close_timeout_s: float = 30.0,
     ) -> None:
@@ -69,7 +63,7 @@ class DelayProducer(ProducerClient):
         self.delay_topic = delay_topic
         self._id_bytes_max = id_bytes_max
         self._check = RequestCheck(delay_topic, id_bytes_max)
-        self._places = Places(self.producer, delay_topic, partitions_before)
+        self._places = Places(self.producer, delay_topic)
         self._topics = [self._places]
         self._places.check()  # so that a misspelt topic is known early
 
@@ -137,10 +131,8 @@ class DelayProducer(ProducerClient):
         *,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Cancel the pending record of an id, in every partition where it may be pending.
-
-        The service writes the outcome to the outcomes topic. ``on_delivery`` is called for the
-        write to each partition, as in ``Producer.produce``.
+        """Cancel the pending record of an id. The service writes the outcome to the outcomes
+        topic. ``on_delivery`` is called for the write, as in ``Producer.produce``.
 
         Raises:
             InvalidRequestError, KafkaEdgeError, BufferError, KafkaException: as by ``send``.
@@ -167,30 +159,22 @@ class DelayProducer(ProducerClient):
     ) -> None:
         """Replace the pending record of an id by another record.
 
-        Arguments and errors are those of ``send``. A pending record that was written under a former
-        partition count is cancelled after the new one was written: if the client ends between these
-        writes, both records are delivered. ``on_delivery`` is called for each write.
+        Arguments and errors are those of ``send``.
         """
         self.send(topic, value, id=id, on_delivery=on_delivery, **record)
-        self._control(CANCEL_OP, id, on_delivery, is_replaced=True)
 
     def _control(
         self,
         operation: str,
         id: Text,  # noqa: A002  # the contract's word
         on_delivery: DeliveryCallback | None,
-        *,
-        is_replaced: bool = False,
     ) -> None:
         record_id = id_bytes(id, self._id_bytes_max)
-        # At its home, the new record itself replaces the pending one.
-        present = [] if is_replaced else [self._places.now(record_id)]
-        for place in [*present, *self._places.former(record_id)]:
-            self.producer.produce(
-                self.delay_topic,
-                None,
-                record_id,
-                place,
-                on_delivery=on_delivery,
-                headers=[(names.DELAY_OP, operation), (names.DELAY_ID, record_id)],
-            )
+        self.producer.produce(
+            self.delay_topic,
+            None,
+            record_id,
+            self._places.now(record_id),
+            on_delivery=on_delivery,
+            headers=[(names.DELAY_OP, operation), (names.DELAY_ID, record_id)],
+        )

@@ -75,7 +75,7 @@ FINDING: Final = (
     "target string, target_partition int, target_offset long, due_ms long, at_ms long, "
     "detail string"
 )
-"""Columns of a finding, as a Spark schema; ``docs/internals/audit-method.md`` describes each."""
+"""Columns of a finding, as a Spark schema; ``docs/audit.md`` describes each."""
 
 FINDING_NAMES: Final = tuple(arrow_schema(FINDING).names)
 
