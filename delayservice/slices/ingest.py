@@ -104,8 +104,11 @@ def log_found(state: LoopState, event: LogFound) -> None:
     if found is None or found[1] is not lane:  # dropped meanwhile
         state.log_ends.moved.discard(lane)
         return
+    if event.tenure != lane.tenure:  # the take-over meanwhile has fitted it to its log
+        state.log_ends.moved.discard(lane)
+        lane.read_anew()
+        return
     if lane.shard.owned:
-        ownership.retire(state, found[0])  # it was asked before this node took the slice over
         state.deferred.append(event)
         return
     state.log_ends.moved.discard(lane)

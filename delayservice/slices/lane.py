@@ -123,6 +123,7 @@ class Lane:
     None: the shard has a store of its own, which can be searched, compared and repaired.
     ``past_due``: append times, epoch ms, by source offset, of records due before them.
     ``log_wanted``: what a helper thread is to read of the log, before this lane goes on.
+    ``tenure`` counts take-overs by this node.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Lane:
         self.window = window = store if isinstance(store, LogWindow) else None
         self._secrets = routes.secrets
         self._settler = Settler(topic, partition, routes, Verdicts(), targets, flow)
+        self.tenure = 0
         self._fetch = Fetch(source, self.place)
         # Offsets that H skipped because retention deleted them, for checkpoints.
         self._lost: tuple[Lost, ...] = ()
@@ -232,6 +234,7 @@ class Lane:
         (offsets that H skipped because retention had deleted them) are from the checkpoint.
         """
         proof = self._proof
+        self.tenure += 1
         self._claimed = cursor, last_read
         if self.window is not None:
             self._take_window_over(self.window, cursor, bounds, last_read, lost)
@@ -304,6 +307,11 @@ class Lane:
             self._lose_end(cursor, bounds)
         self._fetch.position = NOWHERE
         self.follow(self._fit_to_log(cursor, bounds))
+
+    def read_anew(self) -> None:
+        """Seek to the offset to be read next, because the client may have lost its position."""
+        self._fetch.position = NOWHERE
+        self._read_on()
 
     # The committed cursor, and the last record that its owner had read.
     @property

@@ -133,7 +133,7 @@ def look_at_log(
     state.run(
         state.edges.background,
         partial(_log_now, state.edges.source, lane, slice_.passed_of(lane)),
-        partial(LogFound, lane, is_truncated),
+        partial(LogFound, lane, is_truncated, lane.tenure),
     )
 
 

@@ -55,10 +55,13 @@ class LogEndsFound(NamedTuple):
 
 
 class LogFound(NamedTuple):
-    """A log that had moved: the id of its topic now, and its bounds."""
+    """A log that had moved: the id of its topic now, and its bounds. ``tenure``: that of the
+    lane when it was asked.
+    """
 
     lane: Lane
     is_truncated: bool | None
+    tenure: int
     found: Future[tuple[str | None, Bounds]]
 
 

@@ -198,6 +198,8 @@ class ShardHistory:
     """Ids of which two records are pending, because H has skipped a reschedule."""
     lost_from: int = 2**63
     """From which offset on the log has lost its end; these records may be left pending."""
+    head: int = 0
+    """H of the transaction at hand."""
 
     @property
     def name(self) -> str:
@@ -262,7 +264,8 @@ class ShardHistory:
         by, (first, stop) = self.canceller_of(record), self.unwalked
         if by is None:
             return False
-        return first <= by < stop or (self.placed[by].wish.op == ABSENT and not record.group)
+        is_spared = self.placed[by].wish.op == ABSENT and by < self.head and not record.group
+        return first <= by < stop or is_spared
 
     def since_of_next(self, record: Placed) -> int:
         """``since`` of the record that goes on from one: its canceller, if that has expired. If

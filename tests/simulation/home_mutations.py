@@ -146,7 +146,7 @@ def expires_on_the_way(original: Any, own: ToHome, one: Any, now_ms: int, base: 
 
 def control_too_large() -> AbstractContextManager[Any]:
     """A cancel or fire goes home with its value and its own headers."""
-    return rewritten(to_home, "homebound", "kind != SCHEDULE", "False")
+    return rewritten(to_home, "homebound", "kind not in (SCHEDULE, ABSENT)", "False")
 
 
 # --- its home can't be written to --------------------------------------------------------------

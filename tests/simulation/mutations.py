@@ -178,10 +178,10 @@ def cancel_overlaps_roll() -> AbstractContextManager[Any]:
 
 @mistake(Shard, "take_over")
 def take_over_reads_to_h(
-    original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int, log_start: int = 0
+    original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int, *rest: Any
 ) -> None:
     """A new owner starts once it has read up to H, not up to the end of the log."""
-    original(shard, cursor, marked, cursor.offset, log_start)
+    original(shard, cursor, marked, cursor.offset, *rest)
 
 
 @mistake(Shard, "_resolve")
@@ -394,9 +394,9 @@ def base_one_too_high(original: Any, requeuer: Requeuer, *args: Any) -> Any:
 def no_scan_back() -> AbstractContextManager[Any]:
     """Rule 13: a canceller that was read in an earlier life is not looked for."""
 
-    def resolve(original: Any, shard: Shard, entries: Sequence[Entry], scanned: Any) -> Any:
-        missing = {entry[0]: NO_MARK for entry in entries}
-        return original(shard, entries, missing | dict(scanned))
+    def resolve(original: Any, shard: Shard, named: Sequence[Any], scanned: Any) -> Any:
+        missing = {entry[0]: NO_MARK for _, entry in named}
+        return original(shard, named, missing | dict(scanned))
 
     return together(
         patch.object(Shard, "scans_needed", _observe_only),

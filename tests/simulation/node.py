@@ -460,6 +460,9 @@ class Node:
             return
         self._guarded(job.run, "aside")
 
+    def takes_over_by(self, job: Job) -> bool:
+        return self.loop is not None and job.future in self.loop.state.take_overs
+
     def finish(self, job: Job) -> None:
         """Let a helper do what it has to do, and be heard."""
         self.run_job(job)

@@ -268,6 +268,8 @@ class Oracle:
         self._heads = {place: fields["h"] for place, fields in said.items()}
         hit = _hit(transaction)
         self._seen = {p: self._see(p, fields, hit.get(p, set())) for p, fields in said.items()}
+        for place, shard in self._seen.items():
+            shard.head = self._heads[place]
         self._to_follow.clear()
         self._left.clear()
         self._taken.clear()

@@ -609,7 +609,7 @@ class World:
             self._turn()
             if _phase(number, owner) is Phase.TAKING:
                 if all(_phase(n, node) is Phase.OWNER for n, node in others):
-                    self.unanswered.append(owner.jobs[0])  # what came after it is answered
+                    self.unanswered += [job for job in owner.jobs if owner.takes_over_by(job)]
                 break
         else:
             raise ViolationError(f"slice {number} was never claimed")
