@@ -128,6 +128,7 @@ class Stage:
             f"topics.partitions={self.script.slices}",
             "topics.refresh_s=1",
             f"targets.default.allow=to_{self.run}_*",
+            "delivery.id_partitions=0",  # the checker knows of no envelopes
             f"node.cluster_secret={SECRET}",
             "node.workers=1",
             "metrics.listen=127.0.0.1:0",
