@@ -130,11 +130,18 @@ class IdHistory:
         yield from self._wrong_controls(victims, doubtful)
         yield from self._wrong_absent()
 
+    # One pass, because an id that is throttled has thousands of absent records.
     def _wrong_absent(self) -> Iterator[Wrong]:
+        delayed = (one for one in self._lines if one.kind in (SCHEDULE, COPY))
+        coming = sorted(delayed, key=lambda one: one.base, reverse=True)
+        begun: list[Line] = []
         for number, absent in enumerate(self._lines):
             if absent.kind != ABSENT or not absent.settlement:
                 continue
-            others = [one for one in self._lines if self._may_keep_out(one, absent)]
+            while coming and coming[-1].base <= absent.offset:
+                begun.append(coming.pop())
+            begun = [one for one in begun if self._may_pend(one, absent)]
+            others = [one for one in begun if _was_read_by(one, absent)]
             if absent.settlement != "kept":
                 since_ms = absent.at_ms + ORDER_MS
                 kept_by = next((one for one in others if one.at_ms > since_ms), None)
@@ -147,15 +154,12 @@ class IdHistory:
             ):
                 yield number, "its outcome is kept, and no record of its id was pending"
 
-    # Whether it was pending when H passed the absent one, if it was not settled before.
-    def _may_keep_out(self, line: Line, absent: Line) -> bool:
-        is_before = line.offset < absent.offset
-        if line.kind == COPY:
-            is_early = line.written_ms + ORDER_MS < absent.at_ms
-            is_before = is_before or (line.base <= absent.offset and is_early)
+    # False, as for all later absent ones: it was cancelled or settled long before.
+    def _may_pend(self, line: Line, absent: Line) -> bool:
         canceller = self.canceller(line.base)
         is_hit = canceller is not None and canceller.offset < absent.offset
-        return line.kind in (SCHEDULE, COPY) and is_before and not is_hit
+        is_over = bool(line.settlement) and line.at_ms + 2 * ORDER_MS < absent.written_ms
+        return not (is_hit or is_over)
 
     def _wrong_controls(
         self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
@@ -178,6 +182,11 @@ class IdHistory:
             is_sent = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home
             if is_sent and waited and gone:
                 yield number, "it waited for its home, and what it waited with went without it"
+
+
+# H had read it when it passed the absent one, which a requeued one may lie behind.
+def _was_read_by(line: Line, absent: Line) -> bool:
+    return line.offset < absent.offset or line.written_ms + ORDER_MS < absent.at_ms
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
