@@ -90,12 +90,15 @@ class OffsetAdvance:
         for offset, key in marks:
             self.victims.setdefault(offset, {})[key] = None
 
-    def note_absent(self, named: Iterable[tuple[bytes, Entry]], cancellers: Scans) -> None:
-        """Note the ``ABSENT`` records among those just read, and to which of them, read before, a
-        requeued record is pending. ``cancellers`` are by the offset of the requeued one.
+    def note_absent(
+        self, named: Iterable[tuple[bytes, Entry]], cancellers: Scans, here: int
+    ) -> None:
+        """Note the ``ABSENT`` records from ``here`` on among those just read, and to which of them,
+        read before, a requeued record is pending. ``cancellers`` are by the offset of the requeued
+        one.
         """
         for record_id, (offset, kind, key_ms, _, _, _) in named:
-            if kind == ABSENT:
+            if kind == ABSENT and offset >= here:
                 self.undecided.setdefault(record_id, set()).add(offset)
             elif kind == COPY:
                 x = cancellers[offset]

@@ -22,14 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from delayservice.contract.codec import decode_payload
-from delayservice.contract.entry import (
-    CONTROL_EXPIRED,
-    COPY,
-    FIRE,
-    SCHEDULE,
-    Entry,
-    Original,
-)
+from delayservice.contract.entry import CONTROL_EXPIRED, COPY, FIRE, SCHEDULE, Entry, Original
 from delayservice.engine.cancels import OffsetAdvance, PendingAt
 from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Frame, Key
 from delayservice.engine.marking import (
@@ -213,8 +206,7 @@ class Shard:
             fresh = entries if start >= self.stored else [e for e in entries if e[0] >= self.stored]
             added = additions(fresh, self.committed.key, latest_unmarked, scans)
         if self.owned:
-            here = self.committed.offset
-            self.walk.note_absent([one for one in named if one[1][0] >= here], scans)
+            self.walk.note_absent(named, scans, self.committed.offset)
             self._queue_for_walk(start, entries, stop, scans, added)
         self.stored = max(self.stored, stop)
         if not self.owned:

@@ -646,8 +646,7 @@ class Lane:
                 _log.warning(
                     "slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames)
                 )
-                self._fetch.position = NOWHERE
-                self._read_on()
+                self.read_anew()
             case RecordFound():
                 self._fired = found
         return None

@@ -12,7 +12,6 @@ import pytest
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.store.base import Mark, Named, Sighting
 from delayservice.store.files import Files
 from delayservice.store.ids import IdDatabase, IdIndex
 from delayservice.store.wheel import WheelOptions
@@ -48,13 +47,7 @@ class NoIds(IdDatabase):
 
 
 class NoIndex(IdIndex):
-    def append(
-        self,
-        named: Sequence[Named],
-        marks: Sequence[Mark],
-        stop_offset: int,
-        sightings: Sequence[Sighting] = (),
-    ) -> None:
+    def append(self, *_: object, **__: object) -> None:
         pass
 
 

@@ -213,10 +213,8 @@ def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
         return
     if told.is_bare and told.says_bare:
         return
-    if facts.kind == HOMEBOUND and facts.acts in (
-        CANCEL,
-        FIRE,
-    ):  # a control record goes without content
+    is_control = facts.acts in (CANCEL, FIRE)
+    if facts.kind == HOMEBOUND and is_control:  # it goes without content
         return
     is_as_written = facts.kind in (INVALID, *FOREIGN)
     held = told.whole_hash if is_as_written else output.content

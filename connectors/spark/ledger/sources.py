@@ -37,7 +37,6 @@ from connectors.spark.ledger.rows import (
 )
 from delayservice.contract.codec import Payload, packed_recurrence
 from delayservice.contract.entry import (
-    ABSENT,
     CANCEL,
     COPY,
     FIRE,
@@ -46,6 +45,7 @@ from delayservice.contract.entry import (
     SCHEDULE,
     Entry,
     PolledRecord,
+    scheduled,
 )
 from delayservice.contract.home import Group, homebound
 from delayservice.contract.names import DELAY_COPY, DELAY_HOME
@@ -118,16 +118,15 @@ class SourceReader:
         )
 
     def _facts(self, shard: int, topic: str, entry: Entry, *, is_verified: bool) -> SourceFacts:
-        _, kind, _, record_id, payload, extra = entry
-        if kind == ABSENT:
-            payload = extra
+        _, kind, _, record_id, _, extra = entry
         if kind == INVALID:
             origin = b"" if len(extra) == _CODE_AND_DETAIL else extra[-1]
             return SourceFacts(kind, code=extra[0], origin=_text(origin), is_verified=is_verified)
         if kind == HOMEBOUND:
             acts, first_ms, _ = extra
             return SourceFacts(kind, record_id, acts=acts, first_ms=first_ms)
-        if kind not in (SCHEDULE, COPY, ABSENT):
+        payload = _to_deliver(entry)
+        if payload is None:
             return SourceFacts(kind, record_id, origin=_text(extra or b""), is_verified=is_verified)
         group = _waiting(entry, topic)
         if group is not None:
@@ -191,6 +190,11 @@ def _waiting(entry: Entry, topic: str) -> Group | None:
     return waiting(payload) if kind == COPY and payload[0] == topic else None
 
 
+def _to_deliver(entry: Entry) -> Payload | None:
+    payload: Payload | None = entry[4] if entry[1] == COPY else scheduled(entry)
+    return payload
+
+
 def _described(entry: Entry, topic: str) -> Payload:
     # A record that asks for no delivery has key, value and headers only.
     _, kind, _, record_id, payload, extra = entry
@@ -201,7 +205,8 @@ def _described(entry: Entry, topic: str) -> Payload:
     group = _waiting(entry, topic)
     if group is not None:
         return (topic, payload[1], *group[-1].original, 0, None)
-    if kind in (SCHEDULE, COPY, ABSENT):
-        return extra if kind == ABSENT else payload  # type: ignore[no-any-return]  # as ``Entry``
+    asked = _to_deliver(entry)
+    if asked is not None:
+        return asked
     key, value, headers = entry[4]
     return ("", -1, key, value, headers, 0, None)
