@@ -53,10 +53,11 @@ class Places:
         """Raise ``KafkaEdgeError`` if the last answer was that the delay topic does not exist; else
         return at once. Ask again in the background when it is time.
         """
+        missing = self.missing  # read first: what is asked now may be answered at any moment
         if self._monotonic_s() >= self._ask_at_s:
             self._ask()
-        if self.missing:
-            raise KafkaEdgeError(self.missing)
+        if missing:
+            raise KafkaEdgeError(missing)
 
     def now(self, record_id: bytes) -> int:
         """Return the partition to which a record of this id is written: its home, unless partitions

@@ -65,7 +65,7 @@ class DelayProducer(ProducerClient):
         self._check = RequestCheck(delay_topic, id_bytes_max)
         self._places = Places(self.producer, delay_topic)
         self._topics = [self._places]
-        self._places.check()  # so that a misspelt topic is known early
+        self._places.check()  # asks, so that a misspelt topic is known early
 
     def send(
         self,
