@@ -53,7 +53,7 @@ class OffsetAdvance:
     ``victims`` are by the offset of the user record that settles them, or of the ``ABSENT`` one
     that is not scheduled while they are pending. ``canceller_of`` holds, by a
     requeued record's offset, that of the first user record of its id in ``[base, offset)``, or
-    ``NO_MARK``. ``in_flight`` has the bases of the requeued records in flight, by id. Those of the
+    ``NO_MARK``. ``in_flight`` has the base of each requeued record in flight, by id. Those of the
     open transaction are among them: all is forgotten if that is aborted. ``undecided`` has the
     offsets of the ``ABSENT`` records that H has not passed, by id.
     """
@@ -65,7 +65,7 @@ class OffsetAdvance:
         self._pending_at: PendingAt = _unread
         self.victims: dict[int, dict[Key, None]] = {}
         self.canceller_of: dict[int, int] = {}
-        self.in_flight: dict[bytes, set[int]] = {}
+        self.in_flight: dict[bytes, list[int]] = {}
         self.undecided: dict[bytes, set[int]] = {}
         self.reads = 0
 
@@ -110,8 +110,9 @@ class OffsetAdvance:
 
     def came_back(self, record_id: bytes, base: int) -> None:
         """Note that the requeued record with this id and base was read back from the log."""
-        bases = self.in_flight.get(record_id, set())
-        bases.discard(base)
+        bases = self.in_flight.get(record_id, [])
+        if base in bases:
+            bases.remove(base)
         if not bases:
             self.in_flight.pop(record_id, None)
 
@@ -269,8 +270,9 @@ class OffsetAdvance:
 
     # Requeued ones are in flight from now on (rule 14).
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
-        if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
-            self.in_flight.setdefault(record_id, set()).add(base)
+        bases = [base for one in outputs if one[0] in outcome.COPIES]
+        if record_id is not None and bases:
+            self.in_flight.setdefault(record_id, []).extend(bases)
         return outputs
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:

@@ -220,7 +220,8 @@ class Shard:
                 continue
             known = self._names.first(record_id, base, offset)
             scans[offset] = scanned[offset] if known is None else known
-            self.walk.came_back(record_id, base)
+            if offset >= self.seen:  # else it came back before
+                self.walk.came_back(record_id, base)
         return scans
 
     def _queue_for_walk(

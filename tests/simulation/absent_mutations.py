@@ -41,7 +41,7 @@ def copy_in_flight_is_not_awaited(
     taken: bool = original(walk, entry, *rest)
     if entry[1] == ABSENT:
         for record_id, bases in walk.in_flight.items():
-            flying.setdefault(record_id, set()).update(bases)
+            flying.setdefault(record_id, []).extend(bases)
         walk.in_flight = flying
     return taken
 

@@ -267,17 +267,18 @@ class ShardHistory:
         is_spared = self.placed[by].wish.op == ABSENT and by < self.head and not record.group
         return first <= by < stop or is_spared
 
-    def since_of_next(self, record: Placed) -> int:
-        """``since`` of the record that goes on from one: its canceller, if that has expired. If
-        that is a schedule, two records of one id are pending, and later ones of the id settle
-        either.
+    def since_of_next(self, record: Placed, base: int) -> int:
+        """``since`` of the record with this base that goes on from one: if the canceller of that
+        has expired, what came between them did not settle it either. If a schedule is among these,
+        two records of one id are pending, and later ones of the id settle either.
         """
         by = self.canceller_of(record)
         if by is None or not (self.is_freed(record) or self.may_come_again(record)):
             return record.since
-        if self.placed[by].wish.op == SCHEDULE:
+        without_effect = {by, *(o for o in self._named_after(record) if o < base)}
+        if any(self.placed[o].wish.op == SCHEDULE for o in without_effect):
             self.doubled_ids.add(record.wish.record_id)
-        return by
+        return max(without_effect)
 
     def may_come_again(self, record: Placed) -> bool:
         """Whether a copy was settled by what the log no longer holds: who reads it again goes by

@@ -571,7 +571,7 @@ class Oracle:
             base=fields["base"],
         )
         settled.by = self._fired_by(shard, settled)
-        again.since = max(again.since, shard.since_of_next(settled))
+        again.since = max(again.since, shard.since_of_next(settled, again.base))
         if (
             settled.by >= 0
         ):  # H waits for a copy in flight: what H passes now, it has settled itself
@@ -632,7 +632,10 @@ class Oracle:
         before, dues = self._to_follow.pop(f"{stem}#{int(number) - 1}", (None, set()))
         if before is None:
             raise ViolationError(f"{where}: {source} follows nothing")
+        if before.source(written.place) in self._again:
+            self._again.add(source)
         _require(fields["due"] in dues, f"{where}: due {fields['due']}, not {dues}")
+        base = fields["base"]
         return Placed(
             written.offset,
             before.wish,
@@ -640,9 +643,9 @@ class Oracle:
             before.origin,
             fields["due"],
             before.number + 1,
-            since=max(before.by, self.shards[written.place].since_of_next(before)),
+            since=max(before.by, self.shards[written.place].since_of_next(before, base)),
             at_ms=fields["at"],
-            base=fields["base"],
+            base=base,
             home=before.home,
         )
 

@@ -22,6 +22,7 @@ from tests.simulation.plan import (
     AT_LEAST_ONCE,
     HOMES_AWAY,
     KINDS,
+    OUTAGE,
     SEEDS_OF_ELECTIONS,
     SEEDS_OF_HOMES,
     SEEDS_OF_OUTAGE,
@@ -54,6 +55,10 @@ BROKE_ONCE = [
     (TRUNCATED, 17_357_003_708),
     (AT_LEAST_ONCE, 500_487),
     (AT_LEAST_ONCE, 511_166),
+    (OUTAGE, 78_081_024),
+    (OUTAGE, 78_081_166),
+    (OUTAGE | {"absent": 0.3}, 78_081_494),
+    (OUTAGE | {"absent": 0.3}, 78_081_890),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

@@ -28,7 +28,7 @@ from delayservice.contract.entry import (
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.engine import outcome
-from delayservice.engine.cursor import Additions, Cursor, Key
+from delayservice.engine.cursor import NO_MARK, Additions, Cursor, Key
 from delayservice.engine.outcome import Output, Routes, Target
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
@@ -275,19 +275,34 @@ def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
     ]
 
 
+def test_a_copy_that_is_read_again_is_not_taken_for_the_other_one_in_flight() -> None:
+    walked = shard()
+    walked.take_over(Cursor((5_000, 0), 0), [], 0)
+    for _ in range(2):
+        walked.walk._flying([(outcome.ROLLED, "delay_topic_any", 0, None, None, [], 0, 0)], b"0", 0)
+    copies: list[Entry] = [
+        (offset, COPY, 6_000, b"0", (*FAR[:6], (b"0", b"source", 2, None)), 0) for offset in (0, 1)
+    ]
+    for start, copy in ((0, copies[0]), (0, copies[0]), (1, copies[1])):
+        assert walked.walk.waits
+        walked.ingest(start, [copy], start + 1, {start: NO_MARK}, lambda _, __: None)
+    assert not walked.walk.waits
+
+
 @given(st.lists(st.tuples(st.booleans(), IDS, OFFSETS)), IDS, OFFSETS)
 def test_a_flying_copy_is_found(
     changes: list[tuple[bool, bytes, int]], asked: bytes, offset: int
 ) -> None:
-    walk, pairs = shard().walk, set[tuple[bytes, int]]()
+    walk, pairs = shard().walk, list[tuple[bytes, int]]()
     copy: Output = (outcome.ROLLED, "delay_topic_any", 0, None, None, [], 0, 0)
     for is_new, record_id, base in changes:
         if is_new:
             walk._flying([copy], record_id, base)
-            pairs.add((record_id, base))
+            pairs.append((record_id, base))
         else:
             walk.came_back(record_id, base)
-            pairs.discard((record_id, base))
+            if (record_id, base) in pairs:
+                pairs.remove((record_id, base))
     assert walk.waits == bool(pairs)
     found = any(name == asked and base <= offset for name, base in pairs)
     assert walk._awaits_copy(asked, offset) == found
