@@ -169,7 +169,8 @@ class Lane:
         self._scanner = store.scanner(for_repair=True)
         self.log_wanted: LogWanted | None = None
         self._decoded: _Decoded | None = None
-        self._fired: RecordFound | None = None
+        # What the control at H hits, as far as it was read from the log again.
+        self._fired: dict[Key, Payload] = {}
 
     @property
     def verdicts(self) -> Verdicts:
@@ -211,7 +212,8 @@ class Lane:
         """Become a replica again at the committed cursor; safe after an error in another call."""
         if self.window is None:
             self._fetch.position = NOWHERE
-        self.log_wanted = self._fired = None
+        self.log_wanted = None
+        self._fired.clear()
         self._read_runs.clear()
         self.follow(self.shard.committed)
 
@@ -522,7 +524,11 @@ class Lane:
         if self.is_doubtful or self.window is not None:
             return []
         self._settler.begin(has_time)
-        return self.shard.advance_offset(now_ms, limit, self._pending_at, has_time)
+        stood_at = self.shard.staged.offset
+        outputs = self.shard.advance_offset(now_ms, limit, self._pending_at, has_time)
+        if self.shard.staged.offset > stood_at:
+            self._fired.clear()
+        return outputs
 
     # Short lists, so that Kafka sends one while the next is read, and a list reuses memory that is
     # still in the processor's cache (``bench whole``).
@@ -602,8 +608,8 @@ class Lane:
 
     # Reads a pending record that is fired; None: once the log was read.
     def _pending_at(self, key: Key) -> Payload | None:
-        if self._fired is not None and self._fired.key == key:
-            return self._fired.payload
+        if key in self._fired:
+            return self._fired[key]
         if self.log_wanted is not None:
             return None
         try:
@@ -647,8 +653,8 @@ class Lane:
                     "slot_rebuilt", topic=self.topic, partition=self.partition, frames=len(frames)
                 )
                 self.read_anew()
-            case RecordFound():
-                self._fired = found
+            case RecordFound(key, payload):
+                self._fired[key] = payload
         return None
 
     def next_due_ms(self) -> int | None:
