@@ -51,7 +51,8 @@ class Helper:
         )
         self._process.start()
         theirs.close()
-        threading.Thread(target=self._show, args=(progress,), daemon=True).start()
+        self._shown = threading.Thread(target=self._show, args=(progress,), daemon=True)
+        self._shown.start()
         self.expect(str, _START_S)
 
     def __enter__(self) -> Self:
@@ -60,6 +61,7 @@ class Helper:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.join()
+        self._shown.join()
         self._pipe.close()
 
     @property
@@ -70,6 +72,7 @@ class Helper:
         while self._process.is_alive():
             progress(self.count)
             time.sleep(_LOOK_S)
+        progress(self.count)
 
     def tell(self, word: object = None) -> None:
         """Send the next word, for which the helper waits."""

@@ -92,9 +92,12 @@ SMALLER: Final = {
     "delayservice dev bench": " --no-warm-up --rounds 1",
     "delayservice dev bench whole": " --n 2000",
     "delayservice dev bench steady": " --seconds 3",
+    "delayservice dev bench peers": " --n 100",
     "delayservice dev drill": " --records 1000 --defects 32",
+    "delayservice spark schedule --from-topic": " --rejected refused",
 }
-"""What is added to a command that begins so, for it to end within a test's time."""
+"""What is added to a command that begins so, for it to end within a test's time; and where a stream
+writes rejected rows, as the jobs that are typed in the same folder write to the default."""
 
 SERVERS: Final = ("delayservice dev up", "delayservice run --config delayservice.toml")
 """They go on until they are told to end, each in a terminal of its own."""

@@ -25,7 +25,7 @@ from tests.docs.tables import ASKS, SERVERS, STATUSES
 from tests.integration.bench import await_true
 
 _WAIT_S: Final = 90.0
-_COMMAND_S: Final = 240.0
+_COMMAND_S: Final = 480.0
 _OURS: Final = ("connectors", "deploy", "requirements", "tests")
 """What somebody who types has of the repository."""
 

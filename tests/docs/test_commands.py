@@ -187,7 +187,7 @@ def test_a_node_serves_the_topics_that_an_operator_makes(tmp_path: Path) -> None
     # On a broker that asks for rights, where Kafka's tools find nothing done already.
     with (
         EmbeddedCluster(1, 0, broker_properties=AUTHORIZER) as cluster,
-        Machine(tmp_path, {}) as machine,
+        Machine(tmp_path, {"DELAYSERVICE_KAFKA__BOOTSTRAP": cluster.bootstrap}) as machine,
     ):
         machine.has_broker(cluster.bootstrap)
         with Terminal(machine) as terminal:
