@@ -222,7 +222,7 @@ def _retimed(headers: Headers, time: Header) -> Headers:
             kept.append((_ROCKETMQ_TIME[time[0]], time[1]))
         elif name not in INPUT or INPUT[name].group not in _REPLACED:
             kept.append((name, value))
-        elif name not in names.INPUT:
+        elif name not in names.OWN_INPUT:
             kept.append(_KEY_IS_ID)
     return [*kept, time]
 
