@@ -57,7 +57,7 @@ def silenced() -> Iterator[None]:
     )
     modules = [one for name, one in sys.modules.items() if name.startswith(_SERVICE)]
     with (
-        patch("delayservice.slices.settle._SHARE_MIN", 1),  # a few records are many here
+        patch("delayservice.slices.shares._SHARE_MIN", 1),  # a few records are many here
         patch("delayservice.engine.to_home._AGAIN_MS", 30),
         ExitStack() as patches,
     ):
