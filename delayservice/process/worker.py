@@ -24,7 +24,7 @@ from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaTakeOverClient
+from connectors.kafka.take_over_client import KafkaTakeOverClient
 from connectors.kafka.topic_facts import PartitionCounts, ServedTopic
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import NOT_COMPARED, ClockWatch, SystemClock
@@ -413,7 +413,7 @@ class Worker:
         kafka = settings.kafka
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
-        succession = KafkaTakeOverClient(
+        take_over_client = KafkaTakeOverClient(
             self._options, self._checkpoints, self._admin, self._ownership.confirm_all
         )
         observer = MetricsObserver()
@@ -424,7 +424,7 @@ class Worker:
             source=source,
             sink=KafkaSink(self._options, self._targets.topics),
             checkpoints=self._checkpoints,
-            succession=succession,
+            take_over_client=take_over_client,
             background=ThreadPoolExecutor(HELPERS, "helper"),
             reading=ThreadPoolExecutor(LOG_READERS, "log-reader"),
             writing=ThreadPoolExecutor(1, "writer"),
