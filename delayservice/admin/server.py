@@ -13,8 +13,8 @@ from fastapi import Depends, FastAPI
 from starlette.staticfiles import StaticFiles
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.control_topics import ControlReader, PauseWatcher
 from connectors.kafka.controls import ControlClient
+from connectors.kafka.node_topics import NodeTopicReader, PauseWatcher
 from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import WaitingRoom, changing_routes
@@ -132,7 +132,7 @@ class AdminServer:
             settings.topics.outcomes,
         )
         pauses = PauseWatcher(settings.topics.pauses)
-        ControlReader([pauses], kafka.client_config("consumer"), settings.node.node_id)
+        NodeTopicReader([pauses], kafka.client_config("consumer"), settings.node.node_id)
         context = ApiContext(
             settings,
             hub=hub,
