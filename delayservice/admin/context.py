@@ -23,8 +23,8 @@ from connectors.kafka.topic_configs import is_delay_topic
 from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
-from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import PolledRecord
+from delayservice.contract.replays import DeadLetter
 from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0

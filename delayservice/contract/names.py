@@ -46,7 +46,7 @@ DELAY_BY = "delay-by"
 
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"
-# Marks dead letters as replayed (``dead_letters``).
+# Marks dead letters as replayed (``replays``).
 DELAY_REPLAYED = "delay-replayed"
 
 DELAY_COPY = "delay-copy"

@@ -16,12 +16,12 @@ from connectors.spark.audit import engine
 from connectors.spark.audit.state import IDENTIFIED
 from connectors.spark.ledger.facts import NEVER_MS
 from delayservice.contract.contracts import Contract
-from delayservice.contract.dead_letters import marker
 from delayservice.contract.entry import CANCEL, FIRE, Headers
 from delayservice.contract.home import homebound
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.provenance import to_input_headers
 from delayservice.contract.recurrence import Recurrence, encode
+from delayservice.contract.replays import marker
 from delayservice.engine.cursor import Cursor
 from tests.unit.spark_world import (
     AT_HOME,
