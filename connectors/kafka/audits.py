@@ -53,8 +53,8 @@ _decode = msgspec.json.Decoder(_Audit | _Compared).decode
 
 
 class AuditWatcher:
-    """Handler of the audit topic's records that keeps the newest results; a
-    ``control_topics.ControlTopic``.
+    """Handler of the audit topic's records that keeps the newest results, a
+    ``node_topics.NodeTopic``.
     """
 
     def __init__(self, topic: str) -> None:

@@ -95,8 +95,8 @@ class CopyLog:
 
 
 class RepairWatcher:
-    """Handler of the repair topic's commands for one node; a ``control_topics.ControlTopic``. At
-    the start, it passes on the commands of the last hour that the node has not answered.
+    """Handler of the repair topic's commands for one node; a ``node_topics.NodeTopic``. At the
+    start, it passes on the commands of the last hour that the node has not answered.
     """
 
     def __init__(self, topic: str, node_id: str, give: Callable[[Command], None]) -> None:

@@ -33,14 +33,14 @@ from connectors.kafka.target_limits import RECORD_BYTES_MAX
 from connectors.kafka.topic_facts import list_topics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
-from delayservice.contract.dead_letters import (
+from delayservice.contract.entry import NewRecord, PolledRecord
+from delayservice.contract.replays import (
     DeadLetter,
     bytes_of,
     marker,
     read_letter,
     replayed_offsets,
 )
-from delayservice.contract.entry import NewRecord, PolledRecord
 
 # Number of offsets of each partition that a survey reads first: few, so that the newest letters are
 # seen even if they are large.

@@ -26,10 +26,10 @@ from delayservice.config.contract import contract_for
 from delayservice.config.settings import Settings
 from delayservice.contract import names
 from delayservice.contract.contracts import Contracts
-from delayservice.contract.dead_letters import bytes_of
 from delayservice.contract.entry import CANCEL, FIRE, PolledRecord
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
+from delayservice.contract.replays import bytes_of
 from delayservice.engine.ports import Place
 from delayservice.inspection.query import Pending
 

@@ -1,9 +1,9 @@
 """Writes outputs to Kafka: one transactional producer for all slices of a worker, its *writer*.
 
-``exactly_once``: outputs and checkpoints are written in one transaction. ``at_least_once``: target
-outputs are written by an idempotent producer without transactions, and flushed; then requeued
-records, outcomes, dead letters and checkpoints in a transaction. So only target records can be
-delivered twice.
+``exactly_once``: outputs and checkpoints are written in one transaction. ``at_least_once``: records
+delivered when due (``DELIVERED``) are written by a second, idempotent producer without
+transactions, and flushed; then fired and requeued records, outcomes, dead letters and checkpoints
+in a transaction. So only records of the first kind can be delivered twice.
 
 A writer ends (``WriterEndedError``)
 

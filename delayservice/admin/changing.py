@@ -33,13 +33,13 @@ from delayservice.admin.models import (
 from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes, pending_page
 from delayservice.base.errors import DelayServiceError
-from delayservice.contract import dead_letters, names
+from delayservice.contract import names, replays
 from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
-from delayservice.contract.dead_letters import NO_SOURCE
 from delayservice.contract.entry import NewRecord, RecordPlace
 from delayservice.contract.input_headers import CANCEL_OP, FIRE_OP, own_headers
 from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
+from delayservice.contract.replays import NO_SOURCE
 from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
 from delayservice.engine.pauses import Pause as PauseRow
 from delayservice.inspection.query import Pending
@@ -417,18 +417,18 @@ def _shards(places: Sequence[tuple[str, int]]) -> str:
 def _replay(context: ApiContext, asked: Letter) -> Done:
     settings = context.settings
     letter, is_replayed = context.letter(asked.partition, asked.offset)
-    why = dead_letters.refusal(letter, dead_letters.REPLAYS_MAX, context.is_delay, retimed=False)
+    why = replays.refusal(letter, replays.REPLAYS_MAX, context.is_delay, retimed=False)
     if why is not None or letter.source is None:
-        raise Refusal(409, f"not replayed: {dead_letters.REASONS[why or NO_SOURCE]}")
+        raise Refusal(409, f"not replayed: {replays.REASONS[why or NO_SOURCE]}")
     is_level = letter.source.topic in settings.levels.by_topic
-    record = dead_letters.rewritten(letter, letter.source, is_level=is_level)
+    record = replays.rewritten(letter, letter.source, is_level=is_level)
     if not is_replayed:
         with replayer_of(settings) as replayer:
             # Read again: another replay, which is fenced now, may have written it meanwhile.
             _, is_replayed = context.letter(asked.partition, asked.offset)
             refused = {} if is_replayed else replayer.replay([(letter, record)])
     if is_replayed:
-        raise Refusal(409, f"not replayed: {dead_letters.REASONS[dead_letters.REPLAYED]}")
+        raise Refusal(409, f"not replayed: {replays.REASONS[replays.REPLAYED]}")
     if refused:
         raise Refusal(409, f"not replayed: the broker refuses the record: {refused[letter.place]}")
     place = f"{record.topic}:{record.partition}"

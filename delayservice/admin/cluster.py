@@ -1,49 +1,16 @@
-"""HTTP routes for the health and state of the node and the cluster."""
+"""HTTP routes for the state of the node and the cluster."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 from fastapi import APIRouter
 
 from delayservice.admin import models
 from delayservice.admin.context import ApiContext
-from delayservice.admin.problems import Refusal, described
-from delayservice.engine.electability import SILENT_S_MAX
-from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.status import NodeState, SliceState
 from ha.members import Holding, MemberCopies
-
-
-def health_routes(context: ApiContext) -> APIRouter:
-    """Return the routes ``/healthz`` and ``/readyz`` for probes, which need no token. They run on
-    the event loop, so that they answer even if all threads are busy.
-    """
-    routes = APIRouter(tags=["health"])
-
-    @routes.get("/healthz", responses=described())
-    async def healthz() -> dict[Literal["status"], Literal["ok"]]:
-        """Return whether the node lives: every worker reports."""
-        silent = [w for w in context.hub.facts().workers if w.silent_s > SILENT_S_MAX]
-        if silent:
-            said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
-            raise Refusal(503, f"workers are silent: {said}")
-        return {"status": "ok"}
-
-    @routes.get("/readyz", responses=described())
-    async def readyz() -> dict[Literal["status"], Literal["ok"]]:
-        """Return whether the node may own every slice that it has a copy of; if not, why.
-
-        Other alarms are in `/v1/node`: they don't say that it should be asked no more.
-        """
-        reasons = why_not_electable(context.hub.facts())
-        if reasons:
-            raise Refusal(503, "; ".join(reasons))
-        return {"status": "ok"}
-
-    return routes
 
 
 def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:

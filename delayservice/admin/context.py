@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Final
 
 from connectors.kafka.clients import KafkaAdmin
-from connectors.kafka.control_topics import PauseWatcher
 from connectors.kafka.controls import ControlClient
 from connectors.kafka.dead_letters import (
     READ_COMMITTED,
@@ -18,13 +17,14 @@ from connectors.kafka.dead_letters import (
 )
 from connectors.kafka.fate import FateFinder
 from connectors.kafka.log_ends import log_bounds
+from connectors.kafka.node_topics import PauseWatcher
 from connectors.kafka.scan import consumer_config, scan_partition
 from connectors.kafka.topic_configs import is_delay_topic
 from delayservice.admin.inquiry import Kept, Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
-from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import PolledRecord
+from delayservice.contract.replays import DeadLetter
 from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0

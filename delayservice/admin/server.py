@@ -13,12 +13,11 @@ from fastapi import Depends, FastAPI
 from starlette.staticfiles import StaticFiles
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.control_topics import ControlReader, PauseWatcher
 from connectors.kafka.controls import ControlClient
+from connectors.kafka.node_topics import NodeTopicReader, PauseWatcher
 from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import WaitingRoom, changing_routes
-from delayservice.admin.cluster import health_routes
 from delayservice.admin.context import ApiContext
 from delayservice.admin.guards import (
     RequestGate,
@@ -30,6 +29,7 @@ from delayservice.admin.guards import (
 from delayservice.admin.http_server import Certificate, HttpServer
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.page import page_routes
+from delayservice.admin.probes import probe_routes
 from delayservice.admin.reading import reading_routes
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import TOKEN_CHARS_MIN, NamedToken, made_token_path
@@ -59,7 +59,7 @@ def make_app(context: ApiContext, tokens: Sequence[NamedToken]) -> FastAPI:
     problems.install(app)
 
     may_read = [] if admin.are_reads_open else [Depends(reader(tokens))]
-    app.include_router(health_routes(context))
+    app.include_router(probe_routes(context))
     is_exact = [Depends(knows_query), Depends(takes_json)]
     app.include_router(reading_routes(context), dependencies=[*may_read, *is_exact])
     may_write = [Depends(writer(tokens)), *is_exact, Depends(WaitingRoom())]
@@ -132,7 +132,7 @@ class AdminServer:
             settings.topics.outcomes,
         )
         pauses = PauseWatcher(settings.topics.pauses)
-        ControlReader([pauses], kafka.client_config("consumer"), settings.node.node_id)
+        NodeTopicReader([pauses], kafka.client_config("consumer"), settings.node.node_id)
         context = ApiContext(
             settings,
             hub=hub,

@@ -17,10 +17,10 @@ from rich.console import Console
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import emit, err, instant, out, print_json, say
 from delayservice.commands.options import Duration, KafkaOptions, Moment, with_options
-from delayservice.contract import dead_letters, names
+from delayservice.contract import names, replays
 from delayservice.contract.codes import EXPLANATIONS
-from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.names import Header
+from delayservice.contract.replays import DeadLetter
 
 if TYPE_CHECKING:
     from connectors.kafka.dead_letters import Advance, LetterPosition, Replay
@@ -52,7 +52,7 @@ class ReplayTally:
 
 REFUSED: Final = "refused"
 _REASONS: Final = {
-    **dead_letters.REASONS,
+    **replays.REASONS,
     REFUSED: "the broker refuses the record, which is larger than it was; see max.message.bytes",
 }
 
@@ -87,9 +87,9 @@ def show(letters: list[dict[str, Any]]) -> None:
         say(out, f"{one['time']}  {one['code']}  {route}", "bold")
         sizes = ", ".join(f"{name} {_size(one[f'{name}_bytes'])}" for name in ("key", "value"))
         record_id = "" if one["id"] is None else f"id {one['id']}, "
-        replays = f", replays {one['replays']}" if one["replays"] else ""
+        count = f", replays {one['replays']}" if one["replays"] else ""
         replayed = ", replayed" if one["replayed"] else ""
-        say(out, f"  {record_id}{sizes}{replays}{replayed}", "dim")
+        say(out, f"  {record_id}{sizes}{count}{replayed}", "dim")
         if "value" in one:
             texts = ["null" if one[name] is None else one[name] for name in ("key", "value")]
             say(out, f"  {'  '.join(texts)}"[:_CONTENT_CHARS_MAX])
@@ -178,7 +178,7 @@ class ReplayOptions(LetterOptions):
     """New due time"""
     after_ms: Duration | None = None
     """New delay from now: 0, 30s, 2h."""
-    replays_max: Annotated[int, typer.Option(min=1)] = dead_letters.REPLAYS_MAX
+    replays_max: Annotated[int, typer.Option(min=1)] = replays.REPLAYS_MAX
     """Skip what was replayed so often."""
     dry_run: bool = False
     """Show what would be written."""
@@ -286,20 +286,20 @@ class _Letters:
                 tally.skipped[reason] += 1
             elif letter.source is not None:
                 is_level = letter.source.topic in self._settings.levels.by_topic
-                again = dead_letters.rewritten(letter, letter.source, time, is_level=is_level)
+                again = replays.rewritten(letter, letter.source, time, is_level=is_level)
                 yield letter, again
 
     def _refusal(self, letter: DeadLetter, replays_max: int, *, is_retimed: bool) -> str | None:
         from connectors.kafka.topic_configs import is_delay_topic
 
         if letter.place in self.replayed:
-            return dead_letters.REPLAYED
+            return replays.REPLAYED
 
         def is_ours(topic: str, partition: int) -> bool:
             is_known = partition < self._counts.get(topic, 0)
             return is_known and is_delay_topic(topic, self._settings)
 
-        return dead_letters.refusal(letter, replays_max, is_ours, retimed=is_retimed)
+        return replays.refusal(letter, replays_max, is_ours, retimed=is_retimed)
 
 
 def _survey(letters: _Letters, options: ReplayOptions, time: Header | None) -> ReplayTally:
@@ -308,13 +308,13 @@ def _survey(letters: _Letters, options: ReplayOptions, time: Header | None) -> R
     return survey
 
 
-def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
+def _batches(found: Iterable[Replay]) -> Iterator[list[Replay]]:
     # For one transaction each: at most 500 records, some 8 MiB.
     batch: list[Replay] = []
     held = 0
-    for found in replays:
-        batch.append(found)
-        held += found[0].bytes_held
+    for replay in found:
+        batch.append(replay)
+        held += replay[0].bytes_held
         if len(batch) >= _BATCH_RECORDS_MAX or held >= _BATCH_BYTES_MAX:
             yield batch
             batch, held = [], 0

@@ -63,19 +63,17 @@ def inspect(path: _StorePath, *, options: InspectOptions) -> None:
 
     With --json, facts are one object, and records one object on a line each.
     """
-    from delayservice.commands import stored
+    from delayservice.commands.store_view import RecordFilter, show_records, show_stores
     from delayservice.store.offline import ReadBounds
 
     record_id, until_ms = options.record_id, options.to_ms
     asked = (options.from_ms, until_ms, record_id, options.target, options.limit)
     if not (options.records or options.values or any(one is not None for one in asked)):
-        raise typer.Exit(stored.show_stores(path, checked=False, as_json=options.as_json))
+        raise typer.Exit(show_stores(path, checked=False, as_json=options.as_json))
     bounds = ReadBounds(options.from_ms or 0, DUE_STOP_MS if until_ms is None else until_ms)
-    wanted = stored.RecordFilter(bounds, record_id.encode() if record_id else None, options.target)
+    wanted = RecordFilter(bounds, record_id.encode() if record_id else None, options.target)
     limit, values = options.limit or _LIMIT, options.values
-    raise typer.Exit(
-        stored.show_records(path, wanted, limit, values=values, as_json=options.as_json)
-    )
+    raise typer.Exit(show_records(path, wanted, limit, values=values, as_json=options.as_json))
 
 
 @app.command(epilog=_VERIFY_EPILOG)
@@ -85,6 +83,6 @@ def verify(path: _StorePath, *, as_json: JsonOption = False) -> None:
     Opens a snapshot as a node would, reads all records, and counts the rows of databases.
     Explains each damage: what, where, due times and offsets, what a node does, what to do.
     """
-    from delayservice.commands import stored
+    from delayservice.commands.store_view import show_stores
 
-    raise typer.Exit(stored.show_stores(path, checked=True, as_json=as_json))
+    raise typer.Exit(show_stores(path, checked=True, as_json=as_json))

@@ -46,7 +46,7 @@ DELAY_BY = "delay-by"
 
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"
-# Marks dead letters as replayed (``dead_letters``).
+# Marks dead letters as replayed (``replays``).
 DELAY_REPLAYED = "delay-replayed"
 
 DELAY_COPY = "delay-copy"
@@ -55,8 +55,8 @@ DELAY_COPY_MAC = "delay-copy-mac"
 DELAY_HOME = "delay-home"
 DELAY_HOME_MAC = "delay-home-mac"
 
-# From a user's record.
-INPUT = frozenset(
+# The service's own input headers, from a user's record.
+OWN_INPUT = frozenset(
     {
         DELAY_AT,
         DELAY_AFTER,
@@ -103,7 +103,7 @@ HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
 def misspelt(name: str) -> str | None:
     """Return the input header that ``name`` misspells by case or ``_``, as ``Delay_After`` does."""
     meant = name.lower().replace("_", "-")
-    return meant if meant != name and meant in INPUT else None
+    return meant if meant != name and meant in OWN_INPUT else None
 
 
 TOPIC_NAME: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}")

@@ -163,10 +163,8 @@ class Flow:
         """Note the ``turn_ms`` of a requeued record read from the log: the rate gives others
         later ones.
         """
-        interval_ms = self._interval_ms(target)
-        if interval_ms:
-            self._next_ms.raise_to(target, turn_ms + interval_ms)
-            self._moved_ms.raise_to(target, turn_ms)
+        self._next_ms.raise_to(target, turn_ms + self._interval_ms(target))
+        self._moved_ms.raise_to(target, turn_ms)
 
     # --- caps ----------------------------------------------------------------------------------
 

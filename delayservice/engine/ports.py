@@ -158,8 +158,8 @@ class Sink(Protocol):
         """Raise ``WriterEndedError`` if the writer must not begin another transaction."""
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Write outputs; visible with the next commit, under ``at_least_once`` deliveries at
-        once. Raise ``OwnershipLostError``: the writer is fenced or has ended.
+        """Write outputs; visible with the next commit, under ``at_least_once`` those that are
+        ``DELIVERED`` at once. Raise ``OwnershipLostError``: the writer is fenced or has ended.
         """
 
     def commit(self, controls: Sequence[Control]) -> float | None:

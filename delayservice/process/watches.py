@@ -16,7 +16,7 @@ import structlog
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import admin_client
-from connectors.kafka.control_topics import PauseWatcher
+from connectors.kafka.node_topics import PauseWatcher
 from connectors.kafka.reach import CONNECTION, KafkaReach
 from connectors.kafka.target_limits import compresses
 from connectors.kafka.targets import TargetTopics

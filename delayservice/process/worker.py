@@ -20,11 +20,11 @@ from connectors.kafka.audits import AuditWatcher
 from connectors.kafka.broker_clock import BrokerClock
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
-from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
+from connectors.kafka.node_topics import NodeTopic, NodeTopicReader
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaTakeOverClient
+from connectors.kafka.take_over_client import KafkaTakeOverClient
 from connectors.kafka.topic_facts import PartitionCounts, ServedTopic
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import NOT_COMPARED, ClockWatch, SystemClock
@@ -160,7 +160,7 @@ class Worker:
             self._clock.monotonic_s,
             settings.topics.refresh_s,
         )
-        self._control: ControlReader | None = None
+        self._node_topic_reader: NodeTopicReader | None = None
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._asking: list[threading.Thread] = []
@@ -188,7 +188,7 @@ class Worker:
         self._repeat("broker-clock", _ASKED_EVERY_S, self._ask_the_time)
         self._repeat("verdict", _JUDGED_EVERY_S, self._judge)
         client = self._settings.kafka.client_config("consumer")
-        self._control = ControlReader(self._control_topics(), client, self._name)
+        self._node_topic_reader = NodeTopicReader(self._node_topics(), client, self._name)
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until ``stopping`` is set or a thread fails, and stop. Return whether a thread
@@ -250,8 +250,8 @@ class Worker:
         boot_ms = int(self._clock.boot_s() * 1000)
         self._clock_watch.heard_answer(broker_ms, boot_ms, sent_s, acknowledged_s)
 
-    def _control_topics(self) -> list[ControlTopic]:
-        topics: list[ControlTopic] = [self._targets.pauses]
+    def _node_topics(self) -> list[NodeTopic]:
+        topics: list[NodeTopic] = [self._targets.pauses]
         if self._audits is not None:
             topics.append(self._audits)
         repairs = self._copies.watcher(self._thread.loop.attend)
@@ -346,8 +346,8 @@ class Worker:
         """
         topic = made_again.topic
         self._checkpoints.made_again(topic)
-        if self._control is not None:
-            self._control.made_again(topic)
+        if self._node_topic_reader is not None:
+            self._node_topic_reader.made_again(topic)
         outlets = (self._settings.topics.dead_letter, self._settings.topics.outcomes)
         if topic not in outlets or not made_again.was_missing:
             self._thread.loop.renew_writer(f"{topic} was deleted and made again")
@@ -413,7 +413,7 @@ class Worker:
         kafka = settings.kafka
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
-        succession = KafkaTakeOverClient(
+        take_over_client = KafkaTakeOverClient(
             self._options, self._checkpoints, self._admin, self._ownership.confirm_all
         )
         observer = MetricsObserver()
@@ -424,7 +424,7 @@ class Worker:
             source=source,
             sink=KafkaSink(self._options, self._targets.topics),
             checkpoints=self._checkpoints,
-            succession=succession,
+            take_over_client=take_over_client,
             background=ThreadPoolExecutor(HELPERS, "helper"),
             reading=ThreadPoolExecutor(LOG_READERS, "log-reader"),
             writing=ThreadPoolExecutor(1, "writer"),

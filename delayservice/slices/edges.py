@@ -91,7 +91,7 @@ class Edges:
     source: Source
     sink: Sink
     checkpoints: Checkpoints
-    succession: TakeOverClient
+    take_over_client: TakeOverClient
     background: Background
     reading: Background
     writing: Background

@@ -30,11 +30,11 @@ from delayservice.engine.checkpoint import (
     skipped,
 )
 from delayservice.engine.cursor import Cursor, Key
+from delayservice.engine.estimates import Growth
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords
 from delayservice.engine.marking import Scans
 from delayservice.engine.outcome import Output, PastDue, Routes
-from delayservice.engine.pacing import Growth
 from delayservice.engine.ports import Background, Bounds, PolledBatch, Source, Targets
 from delayservice.engine.settle import HasTime, Settler
 from delayservice.engine.shard import Shard

@@ -53,7 +53,7 @@ def ask(state: LoopState, lanes: list[Lane], short: Iterable[Lane] = ()) -> None
     log_ends.asked.add(query)
     state.run(
         state.edges.background,
-        partial(state.edges.succession.bounds, topic_ids),
+        partial(state.edges.take_over_client.bounds, topic_ids),
         partial(LogEndsFound, query),
     )
 

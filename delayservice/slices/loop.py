@@ -24,7 +24,7 @@ from delayservice.slices import commit, ingest, log_ends, ownership
 from delayservice.slices.edges import Edges
 from delayservice.slices.follow import Follower
 from delayservice.slices.lane import Lane
-from delayservice.slices.settle import settle
+from delayservice.slices.shares import settle
 from delayservice.slices.slice import Phase, Slice
 from delayservice.slices.state import (
     CommandArrived,

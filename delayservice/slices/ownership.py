@@ -113,7 +113,7 @@ def writer_opened(state: LoopState, event: WriterOpened) -> None:
         _log.warning("writer_not_opened", why=str(exc))
         return
     state.writer.opened(name)
-    state.edges.succession.enter(name)
+    state.edges.take_over_client.enter(name)
     state.roles.is_followed = False  # the claims waited for the writer
 
 
@@ -202,7 +202,7 @@ def _begin_take_over(state: LoopState, numbers: Collection[int]) -> None:
         edges = state.edges
         work = partial(
             take_over,
-            edges.succession,
+            edges.take_over_client,
             state.writer.name,
             turns,
             topic_ids,

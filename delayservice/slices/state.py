@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from delayservice.engine.pacing import Pacer
+from delayservice.engine.estimates import Pacer
 from delayservice.engine.ports import Background, Bounds, Place, Role
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.edges import Edges

@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 def take_over(
-    succession: TakeOverClient,
+    client: TakeOverClient,
     me: str,
     slices: Mapping[int, int],
     topic_ids: Mapping[Place, str],
@@ -46,15 +46,15 @@ def take_over(
     ``KafkaEdgeError`` if Kafka did not answer in time, or a checkpoint can't be decoded or
     verified.
     """
-    claims = succession.await_claims(slices)
-    wanted = succession.confirm(slices.keys())
+    claims = client.await_claims(slices)
+    wanted = client.confirm(slices.keys())
     # Checked before any writer is fenced: a node with another secret must not fence the owner.
-    newest = {n: _own_checkpoint(succession.newest(n), n, secrets) for n in wanted}
+    newest = {n: _own_checkpoint(client.newest(n), n, secrets) for n in wanted}
     names = {n: names_to_fence(claims[n], _tenure(newest[n]), me) for n in wanted}
-    succession.fence(frozenset().union(*names.values()))
+    client.fence(frozenset().union(*names.values()))
     faults.point("take_over")
-    found = succession.read_to_end(wanted)
-    bounds = succession.bounds({p: one for p, one in topic_ids.items() if p[1] in wanted})
+    found = client.read_to_end(wanted)
+    bounds = client.bounds({p: one for p, one in topic_ids.items() if p[1] in wanted})
     taken = {}
     for number in wanted:
         last = _own_checkpoint(found[number], number, secrets)

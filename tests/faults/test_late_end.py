@@ -23,8 +23,8 @@ from connectors.kafka.dead_letters import Replayer
 from connectors.spark.common.sink import TopicSink, _Part, mark_of
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import NewRecord
+from delayservice.contract.replays import DeadLetter
 from tests.faults.kafka_proxy import KafkaProxy, ProxiedCluster
 from tests.integration.bench import Bench, await_true, now_ms
 

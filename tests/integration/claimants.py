@@ -8,7 +8,7 @@ from typing import Any
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.sink import KafkaSink, WriterOptions
-from connectors.kafka.succession import KafkaTakeOverClient
+from connectors.kafka.take_over_client import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import SystemClock
 from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint, fingerprint
@@ -45,13 +45,13 @@ class Topics:
 
 @dataclass
 class Worker:
-    """What one worker has of Kafka: a sink, the tail and the succession."""
+    """What one worker has of Kafka: a sink, the tail and the take-over client."""
 
     topics: Topics
     name: str
     sink: KafkaSink = field(init=False)
     tail: KafkaCheckpoints = field(init=False)
-    succession: KafkaTakeOverClient = field(init=False)
+    take_over_client: KafkaTakeOverClient = field(init=False)
     writer: str = ""
 
     def __post_init__(self) -> None:
@@ -68,11 +68,11 @@ class Worker:
         self.sink = KafkaSink(options, TargetTopics(admin))
         self.tail = KafkaCheckpoints(options, SystemClock(), self.name)
         self.tail.start()
-        self.succession = KafkaTakeOverClient(options, self.tail, admin, frozenset)
+        self.take_over_client = KafkaTakeOverClient(options, self.tail, admin, frozenset)
 
     def open(self) -> None:
         self.writer = self.sink.open()
-        self.succession.enter(self.writer)
+        self.take_over_client.enter(self.writer)
         self.turn = -1
 
     def close(self) -> None:
@@ -92,7 +92,9 @@ class Worker:
     def take_over(self) -> Taken:
         """Claim the slice and do all that precedes the first checkpoint."""
         self.sink.commit([self.say(CLAIM)])
-        return take_over(self.succession, self.writer, {SLICE: self.turn - 1}, {}, SECRET)[SLICE]
+        return take_over(self.take_over_client, self.writer, {SLICE: self.turn - 1}, {}, SECRET)[
+            SLICE
+        ]
 
     def serve(self, value: bytes, claim: int, commit: int = 1) -> None:
         """Deliver one record, with the checkpoint that settles it."""

@@ -77,7 +77,7 @@ def test_a_fence_of_an_open_transaction_does_not_wait_for_the_clients_half_secon
         frozen.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 0)])
         assert frozen.sink._fenced_producer.flush(30) == 0
         began_s = time.monotonic()
-        second.succession.fence([frozen.writer])
+        second.take_over_client.fence([frozen.writer])
         took_s.append(time.monotonic() - began_s)
         with pytest.raises(OwnershipLostError):
             frozen.sink.commit([])
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_is_still_open_does_not_hide_its_writer(
     frozen.sink._produce_control(frozen.sink._fenced_producer, frozen.checkpoint(taken.claim, 2))
     assert frozen.sink._flush_step(frozen.sink._fenced_producer) == 0
     with mistake():
-        second.succession.read_to_end([SLICE])
+        second.take_over_client.read_to_end([SLICE])
     is_fenced = pytest.raises(OwnershipLostError) if mistake is nullcontext else nullcontext()
     with is_fenced:
         frozen.sink.commit([])
@@ -124,7 +124,7 @@ def test_a_fence_in_a_delivery_report_gives_the_writer_up_without_an_abort(
     owner, other = make_worker("a"), make_worker("b")
     taken = owner.take_over()
     owner.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 0)])
-    other.succession.fence([owner.writer])
+    other.take_over_client.fence([owner.writer])
     owner.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 1)])
     with pytest.raises(OwnershipLostError):
         owner.sink.commit([owner.checkpoint(taken.claim, 1)])

@@ -12,7 +12,7 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.controls import ControlClient
 from connectors.kafka.dead_letters import DeadLetterTopic
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.contract import dead_letters
+from delayservice.contract import replays
 from delayservice.contract.entry import RecordPlace
 from tests.conftest import MakeTopic
 from tests.elapsed import at_most
@@ -126,7 +126,7 @@ def test_a_survey_knows_what_was_replayed(cluster: EmbeddedCluster, make_topic: 
     topic = make_topic("dead")
     look = letters_of(cluster, topic, 1, 2, 3)
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
-    producer.produce(topic, headers=dict(dead_letters.marker([1])), partition=0)
+    producer.produce(topic, headers=dict(replays.marker([1])), partition=0)
     assert producer.flush(30) == 0
     survey = look().survey("time-missing", KB)
     assert survey.replayed == {(0, 1)}

@@ -14,7 +14,7 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import DeadLetterTopic, Replayer
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract import dead_letters
+from delayservice.contract import replays
 from delayservice.contract.entry import RecordPlace
 from tests.integration.bench import Bench, Header, Seen, now_ms, served
 
@@ -203,7 +203,7 @@ def test_of_two_replays_at_once_the_later_one_counts(bench: Bench) -> None:
     topic = DeadLetterTopic(bench.dead_letter, 1, client, admin_client(client))
     source = RecordPlace(bench.any, 0, offset)
     (letter,) = (one for one in topic.letters(lambda _: None) if one.source == source)
-    record = dead_letters.rewritten(letter, source, ("delay-after", b"0"))
+    record = replays.rewritten(letter, source, ("delay-after", b"0"))
     transactional_id = f"tx-{bench.run}-dlq-replay"
     with (
         Replayer(bench.dead_letter, transactional_id, client) as earlier,
@@ -230,7 +230,7 @@ def test_the_open_transaction_of_a_killed_replay_is_aborted_and_repeated(bench: 
     killed.begin_transaction()
     headers: list[Header] = [("delay-after", "0"), ("delay-target-topic", target)]
     killed.produce(bench.any, b"once", partition=0, headers=list(headers))
-    marker = dead_letters.marker([letter.offset])
+    marker = replays.marker([letter.offset])
     killed.produce(bench.dead_letter, None, partition=0, headers=list(marker))
     assert killed.flush(30) == 0
 

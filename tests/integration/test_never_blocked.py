@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from connectors.kafka import succession
+from connectors.kafka import take_over_client
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import KafkaEdgeError
@@ -175,7 +175,7 @@ def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
 def test_a_transaction_that_can_not_end_stops_its_own_worker_for_a_moment_only(
     bench: Bench, brokers: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(succession, "FENCE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(take_over_client, "FENCE_TIMEOUT_S", 2.0)
     checkpoints, claims = (place(bench, name, *SOUND_BROKERS) for name in ("checkpoints", "claims"))
     target = place(bench, "undecided", 1, BAD_BROKER, in_sync_min=2)
     topics = Topics(brokers.bootstrap, checkpoints, claims, target)
@@ -195,7 +195,7 @@ def test_a_transaction_that_can_not_end_stops_its_own_worker_for_a_moment_only(
         assert again.fenced == {first}
         owner.sink.commit([owner.checkpoint(again.claim, 2)])
         with pytest.raises(KafkaEdgeError, match="could not be fenced"):
-            other.succession.fence([first])  # whose process might begin another transaction
+            other.take_over_client.fence([first])  # whose process might begin another transaction
     finally:
         brokers.start_broker(BAD_BROKER)
     await_true(lambda: fences(other, first), "the copies are back")
@@ -207,7 +207,7 @@ def test_a_transaction_that_can_not_end_stops_its_own_worker_for_a_moment_only(
 
 def fences(worker: Worker, writer: str) -> bool:
     try:
-        worker.succession.fence([writer])
+        worker.take_over_client.fence([writer])
     except KafkaEdgeError:
         return False
     return True

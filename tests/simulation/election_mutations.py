@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from connectors.kafka.succession import KafkaTakeOverClient
+from connectors.kafka.take_over_client import KafkaTakeOverClient
 from delayservice.slices import ownership
 from delayservice.slices.slice import Slice
 from delayservice.slices.state import LoopState

@@ -21,7 +21,7 @@ from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaTakeOverClient
+from connectors.kafka.take_over_client import KafkaTakeOverClient
 from connectors.kafka.target_limits import TargetLimits
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.clock import ClockWatch
@@ -320,9 +320,9 @@ def checkpoint_before_fencing() -> AbstractContextManager[Any]:
     """Rule 7: the checkpoint is read before the old owners are fenced."""
     early: dict[int, bytes | None] = {}
 
-    def confirm(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
-        early.update(read(succession, slices))
-        return original(succession, slices)
+    def confirm(original: Any, client: KafkaTakeOverClient, slices: Any) -> Any:
+        early.update(read(client, slices))
+        return original(client, slices)
 
     def read_early(_: Any, __: KafkaTakeOverClient, slices: Any) -> dict[int, bytes | None]:
         return {slice_no: early[slice_no] for slice_no in slices}
@@ -462,24 +462,24 @@ def claim_last() -> AbstractContextManager[Any]:
     def follow(original: Any, state: LoopState) -> None:
         claiming = {n for n, one in state.slices.items() if one.phase is Phase.CLAIMING}
         original(state)
-        succession, me = state.edges.succession, state.writer.name
-        assert isinstance(succession, KafkaTakeOverClient)
+        client, me = state.edges.take_over_client, state.writer.name
+        assert isinstance(client, KafkaTakeOverClient)
         early: dict[int, bytes | None] = {}
         for number, slice_ in state.slices.items():
             if slice_.phase is Phase.CLAIMING and number not in claiming:
                 with suppress(KafkaEdgeError):
-                    succession._checkpoints.tail(0)
-                    words = succession._checkpoints._claims._words.get(number, {})
+                    client._checkpoints.tail(0)
+                    words = client._checkpoints._claims._words.get(number, {})
                     before = {name: word for name, word in words.items() if name != me}
-                    newest = succession.newest(number)
+                    newest = client.newest(number)
                     tenure = decode_checkpoint(newest).tenure if newest is not None else None
-                    succession.fence(names_to_fence(Claimed(0, before), tenure, me))
-                    early |= succession.read_to_end([number])
-        succession.__dict__["early"] = succession.__dict__.get("early", {}) | early
+                    client.fence(names_to_fence(Claimed(0, before), tenure, me))
+                    early |= client.read_to_end([number])
+        client.__dict__["early"] = client.__dict__.get("early", {}) | early
 
-    def read_early(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
-        early = succession.__dict__.get("early", {})
-        found = original(succession, slices)
+    def read_early(original: Any, client: KafkaTakeOverClient, slices: Any) -> Any:
+        early = client.__dict__.get("early", {})
+        found = original(client, slices)
         return {number: early.get(number, found[number]) for number in slices}
 
     return together(
@@ -490,13 +490,13 @@ def claim_last() -> AbstractContextManager[Any]:
 
 
 @mistake(KafkaTakeOverClient, "read_to_end")
-def to_own_claim(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
+def to_own_claim(original: Any, client: KafkaTakeOverClient, slices: Any) -> Any:
     """Checkpoints are read as far as there were some when the own claim was written."""
-    original(succession, slices)
+    original(client, slices)
     found = {}
-    log = _log_of(succession)
+    log = _log_of(client)
     for number in slices:
-        claimed = succession._checkpoints._claims.claimed(number)
+        claimed = client._checkpoints._claims.claimed(number)
         serial = 0
         if claimed is not None:
             serial = log.partition(CLAIMS_PLACE).written[claimed.offset].serial
@@ -505,8 +505,8 @@ def to_own_claim(original: Any, succession: KafkaTakeOverClient, slices: Any) ->
     return found
 
 
-def _log_of(succession: KafkaTakeOverClient) -> SimLog:
-    log: SimLog = succession._confirm.__self__.world.log  # type: ignore[attr-defined]
+def _log_of(client: KafkaTakeOverClient) -> SimLog:
+    log: SimLog = client._confirm.__self__.world.log  # type: ignore[attr-defined]
     return log
 
 
@@ -522,21 +522,21 @@ def to_lso() -> AbstractContextManager[Any]:
         stable = IsolationLevel.READ_COMMITTED
         return {(topic, n): log_bounds(admin, topic, n, stable).end for topic, n in places}
 
-    return patch("connectors.kafka.succession.log_ends", ends)
+    return patch("connectors.kafka.take_over_client.log_ends", ends)
 
 
 @mistake(KafkaTakeOverClient, "await_claims")
-def committed_names(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
+def committed_names(original: Any, client: KafkaTakeOverClient, slices: Any) -> Any:
     """A claim that is still open is overlooked."""
-    found = _found(_read_past_open(succession), slices)
-    return found if len(found) == len(slices) else original(succession, slices)
+    found = _found(_read_past_open(client), slices)
+    return found if len(found) == len(slices) else original(client, slices)
 
 
-def _read_past_open(succession: KafkaTakeOverClient) -> ClaimLog:
+def _read_past_open(client: KafkaTakeOverClient) -> ClaimLog:
     """The claims as far as there are any, those of open transactions left out."""
-    checkpoints = succession._checkpoints
+    checkpoints = client._checkpoints
     claims = copy.deepcopy(checkpoints._claims)
-    written = _log_of(succession).partition(CLAIMS_PLACE).written
+    written = _log_of(client).partition(CLAIMS_PLACE).written
     for record in written[checkpoints._positions.get(CLAIMS_PLACE, 0) :]:
         if record.is_committed and not record.is_gone:
             with suppress(KafkaEdgeError):  # a stranger's
@@ -561,10 +561,10 @@ def last_only() -> AbstractContextManager[Any]:
 
 
 @mistake(KafkaTakeOverClient, "await_claims")
-def since_serve(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
+def since_serve(original: Any, client: KafkaTakeOverClient, slices: Any) -> Any:
     """Claims count from the last checkpoint, not from the claim that it was written under."""
-    claims = dict(original(succession, slices))
-    log = _log_of(succession)
+    claims = dict(original(client, slices))
+    log = _log_of(client)
     words = log.partition(CLAIMS_PLACE).written
     for number, claimed in claims.items():
         served = _checkpoints_of(log, number)
@@ -575,10 +575,10 @@ def since_serve(original: Any, succession: KafkaTakeOverClient, slices: Any) -> 
 
 
 @mistake(KafkaTakeOverClient, "await_claims")
-def open_release(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
+def open_release(original: Any, client: KafkaTakeOverClient, slices: Any) -> Any:
     """A release is believed that is not committed, or never will be."""
-    claims = dict(_await_hastily(succession, slices) or original(succession, slices))
-    words = _log_of(succession).partition(CLAIMS_PLACE).written
+    claims = dict(_await_hastily(client, slices) or original(client, slices))
+    words = _log_of(client).partition(CLAIMS_PLACE).written
     for number, claimed in claims.items():
         before = dict(claimed.before)
         for word in words[: claimed.offset]:
@@ -590,9 +590,9 @@ def open_release(original: Any, succession: KafkaTakeOverClient, slices: Any) ->
     return claims
 
 
-def _await_hastily(succession: KafkaTakeOverClient, slices: Any) -> dict[int, Claimed] | None:
+def _await_hastily(client: KafkaTakeOverClient, slices: Any) -> dict[int, Claimed] | None:
     """Own claims as they will be read, if only releases are open below them."""
-    partition = _log_of(succession).partition(CLAIMS_PLACE)
+    partition = _log_of(client).partition(CLAIMS_PLACE)
     undecided = [
         w
         for w in partition.written[partition.last_stable :]
@@ -600,7 +600,7 @@ def _await_hastily(succession: KafkaTakeOverClient, slices: Any) -> dict[int, Cl
     ]
     if not undecided or any(b'"release"' not in (w.value or b"") for w in undecided):
         return None
-    found = _found(_read_past_open(succession), slices)
+    found = _found(_read_past_open(client), slices)
     return found if len(found) == len(slices) else None
 
 
@@ -620,9 +620,9 @@ def serve_after_release() -> AbstractContextManager[Any]:
 
 
 @mistake(KafkaTakeOverClient, "await_claims")
-def stale_claim(original: Any, succession: KafkaTakeOverClient, slices: Any) -> Any:
+def stale_claim(original: Any, client: KafkaTakeOverClient, slices: Any) -> Any:
     """A claim that was released counts when the slice is claimed again."""
-    return original(succession, dict.fromkeys(slices, -1))
+    return original(client, dict.fromkeys(slices, -1))
 
 
 # --- what a client says, and what follows from it -------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.sink import KafkaSink, WriterOptions
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.succession import KafkaTakeOverClient
+from connectors.kafka.take_over_client import KafkaTakeOverClient
 from connectors.kafka.targets import TargetTopics
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.codes import TARGET_DENIED
@@ -178,7 +178,7 @@ class Node:
         """Batches whose records a topic takes one by one only, by topic."""
         self._sink = WatchedSink(options, self.targets, kafka.clients)
         self._sink.node = self
-        self._succession = KafkaTakeOverClient(
+        self._take_over_client = KafkaTakeOverClient(
             options, self.checkpoints, kafka.admin, self._confirm, kafka.clients, InOrder()
         )
 
@@ -282,7 +282,7 @@ class Node:
             source=self._source,
             sink=self._sink,
             checkpoints=self.checkpoints,
-            succession=self._succession,
+            take_over_client=self._take_over_client,
             background=SimBackground(self, "aside"),
             reading=SimBackground(self, "aside"),
             writing=SimBackground(self, "sink"),

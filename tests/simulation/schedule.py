@@ -24,8 +24,8 @@ SHORT: Mapping[str, float] = {
     "sink.UNACKNOWLEDGED_S": 0.03,
     "sink.COMMIT_TIMEOUT_S": 0.3,
     "delivery_reports.UNSUITED_S": 0.2,
-    "succession.PATIENCE_S": 0.01,
-    "succession.ANSWER_S": 0.2,
+    "take_over_client.PATIENCE_S": 0.01,
+    "take_over_client.ANSWER_S": 0.2,
     "scan.SCAN_STALL_S": 0.03,
     "targets._RECHECK_S": 0.01,
     "targets._ANSWER_S": 0.05,
@@ -57,7 +57,7 @@ def silenced() -> Iterator[None]:
     )
     modules = [one for name, one in sys.modules.items() if name.startswith(_SERVICE)]
     with (
-        patch("delayservice.slices.settle._SHARE_MIN", 1),  # a few records are many here
+        patch("delayservice.slices.shares._SHARE_MIN", 1),  # a few records are many here
         patch("delayservice.engine.to_home._AGAIN_MS", 30),
         ExitStack() as patches,
     ):

@@ -410,7 +410,7 @@ class Stage:
             source=self.logs,
             sink=self.sink,
             checkpoints=Tailed(self.sink),
-            succession=self.heritage,
+            take_over_client=self.heritage,
             background=self.background,
             writing=self.background,
             clock=self.clock,

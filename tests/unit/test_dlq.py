@@ -14,11 +14,10 @@ from delayservice.commands import record as showing
 from delayservice.commands.dlq import LetterOptions
 from delayservice.commands.sending import Forecast, Outgoing
 from delayservice.config.settings import load
-from delayservice.contract import dead_letters, names
+from delayservice.contract import names, replays
 from delayservice.contract.codec import Meta, Payload
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.dead_letters import DeadLetter
 from delayservice.contract.entry import (
     COPY,
     HOMEBOUND,
@@ -35,6 +34,7 @@ from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.provenance import Provenance, dead_letter_headers
 from delayservice.contract.record import RecordReader
+from delayservice.contract.replays import DeadLetter
 from delayservice.contract.requeue import write_copy
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.settle import Settler
@@ -67,14 +67,14 @@ def refused(entry: Entry) -> DeadLetter:
     else:
         output = settler.settle(offset, key_ms, payload, NOW_MS, 8)
     assert output is not None
-    return some(dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5])))
+    return some(replays.read_letter(0, (50, NOW_MS, output[3], output[4], output[5])))
 
 
 def again(letter: DeadLetter, time: Header | None = None) -> tuple[Headers, Entry]:
     """The record as it is written again, and as the service reads it then."""
-    assert dead_letters.refusal(letter, 3, lambda *_: True, retimed=time is not None) is None
+    assert replays.refusal(letter, 3, lambda *_: True, retimed=time is not None) is None
     assert letter.source is not None
-    topic, partition, key, value, headers = dead_letters.rewritten(letter, letter.source, time)
+    topic, partition, key, value, headers = replays.rewritten(letter, letter.source, time)
     assert (topic, partition) == (TOPIC, PARTITION)
     return headers, read(headers, key, value)
 
@@ -155,7 +155,7 @@ def test_another_due_time_replaces_whatever_said_when_and_nothing_else(
 def test_a_replay_to_a_level_topic_has_no_time_headers(time: Header | None) -> None:
     letter = refused(read(ASKED))
     source = RecordPlace("delay_topic_5s", 0, 1)
-    headers = dead_letters.rewritten(letter, source, time, is_level=True).headers
+    headers = replays.rewritten(letter, source, time, is_level=True).headers
     reader = RecordReader(source.topic, 0, Contracts([(0, LEVEL)]), ())
     entry = reader.read(9, NOW_MS, b"k", b"v", headers)
     assert (entry[1], entry[2]) == (SCHEDULE, NOW_MS + 5_000)
@@ -177,8 +177,8 @@ def test_a_recurring_schedule_gets_no_other_time() -> None:
     headers: Headers = [("delay-cron", b"x"), ("delay-target-topic", b"orders")]
     letter = replace(refused(read([("delay-target-topic", b"orders")])), headers=headers)
     always = lambda *_: True  # noqa: E731
-    assert dead_letters.refusal(letter, 3, always, retimed=True) == dead_letters.RECURRING
-    assert dead_letters.refusal(letter, 3, always, retimed=False) is None
+    assert replays.refusal(letter, 3, always, retimed=True) == replays.RECURRING
+    assert replays.refusal(letter, 3, always, retimed=False) is None
 
 
 # --- what can't be replayed ----------------------------------------------------------------------
@@ -188,17 +188,17 @@ def test_letters_that_cannot_be_replayed_say_why() -> None:
     letter = refused(read([("own", b"1")]))
 
     def why(found: DeadLetter, *, is_ours: bool = True) -> str | None:
-        return dead_letters.refusal(found, 3, lambda *_: is_ours, retimed=False)
+        return replays.refusal(found, 3, lambda *_: is_ours, retimed=False)
 
     assert why(letter) is None
-    assert why(letter, is_ours=False) == dead_letters.NO_SOURCE
-    assert why(replace(letter, source=None)) == dead_letters.NO_SOURCE
-    assert why(refused(read([("delay-copy", b"{}")]))) == dead_letters.FORGED
-    assert why(refused(read(UNREADABLE))) == dead_letters.CONTENT_LOST
-    assert why(replace(letter, key=None, value=None, headers=[])) == dead_letters.CONTENT_LOST
+    assert why(letter, is_ours=False) == replays.NO_SOURCE
+    assert why(replace(letter, source=None)) == replays.NO_SOURCE
+    assert why(refused(read([("delay-copy", b"{}")]))) == replays.FORGED
+    assert why(refused(read(UNREADABLE))) == replays.CONTENT_LOST
+    assert why(replace(letter, key=None, value=None, headers=[])) == replays.CONTENT_LOST
     for count in (b"3", b"-1", b"x", b"9" * 40, None, b""):
         headers = [("delay-replays", count)]
-        expected = None if count is None else dead_letters.LIMIT
+        expected = None if count is None else replays.LIMIT
         assert why(replace(letter, headers=headers)) == expected, count
 
 
@@ -210,9 +210,9 @@ def test_a_stripped_dead_letter_is_not_replayed() -> None:
         settler.undelivered.dead_letter(7, original, "time-missing", "no time", source=level)
     )
     assert "delay-shard" in dict(output[5])
-    letter = some(dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5])))
-    reason = dead_letters.refusal(letter, 3, lambda *_: True, retimed=False)
-    assert reason == dead_letters.CONTENT_LOST
+    letter = some(replays.read_letter(0, (50, NOW_MS, output[3], output[4], output[5])))
+    reason = replays.refusal(letter, 3, lambda *_: True, retimed=False)
+    assert reason == replays.CONTENT_LOST
 
 
 def test_no_header_of_a_record_can_pose_as_what_the_service_adds() -> None:
@@ -224,22 +224,22 @@ def test_no_header_of_a_record_can_pose_as_what_the_service_adds() -> None:
     letter = refused(read([*posing, ("own", b"1")]))
     assert (letter.code, letter.source) == ("time-missing", RecordPlace(TOPIC, PARTITION, 7))
     lettered = dead_letter_headers(posing, "time-missing", "", b"delay_topic_any:3:7")
-    assert dead_letters.replayed_offsets((0, 0, None, None, lettered)) == []
+    assert replays.replayed_offsets((0, 0, None, None, lettered)) == []
 
 
 # --- markers and filters -------------------------------------------------------------------------
 
 
 def test_a_marker_is_read_back_and_is_no_dead_letter() -> None:
-    row: PolledRecord = (9, NOW_MS, None, None, dead_letters.marker([3, 5, 2**40]))
-    assert dead_letters.replayed_offsets(row) == [3, 5, 2**40]
-    assert dead_letters.read_letter(0, row) is None
+    row: PolledRecord = (9, NOW_MS, None, None, replays.marker([3, 5, 2**40]))
+    assert replays.replayed_offsets(row) == [3, 5, 2**40]
+    assert replays.read_letter(0, row) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"1,", b"x", b"-1", None])
 def test_foreign_replay_markers_are_ignored(text: bytes | None) -> None:
-    assert dead_letters.replayed_offsets((0, 0, None, None, [(names.DELAY_REPLAYED, text)])) == []
-    assert dead_letters.replayed_offsets((0, 0, None, None, UNREADABLE)) == []
+    assert replays.replayed_offsets((0, 0, None, None, [(names.DELAY_REPLAYED, text)])) == []
+    assert replays.replayed_offsets((0, 0, None, None, UNREADABLE)) == []
 
 
 def test_a_filter_includes_its_start_and_no_dead_letter_without_a_source() -> None:
@@ -253,7 +253,7 @@ def test_a_filter_includes_its_start_and_no_dead_letter_without_a_source() -> No
 
 
 def test_every_code_can_be_asked_for() -> None:
-    assert dead_letters.FORGED in EXPLANATIONS
+    assert replays.FORGED in EXPLANATIONS
 
 
 def test_a_list_shows_all_of_each_letter(capsys: pytest.CaptureFixture[str]) -> None:

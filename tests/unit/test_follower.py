@@ -20,7 +20,7 @@ from delayservice.engine.checkpoint import (
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.electability import Lag
-from delayservice.engine.pacing import AHEAD_MS, Growth
+from delayservice.engine.estimates import AHEAD_MS, Growth
 from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.slices.follow import Follower
 from delayservice.slices.lane import Lane

@@ -501,7 +501,7 @@ def test_the_spark_reader_reads_what_the_table_says() -> None:
     wrong = []
     for row in ROWS:
         rows = batch_of_records((TOPIC, 3), [polled(row)])
-        entry = ShardReader(TOPIC, 3, contracts_of(row), [b"secret"]).read(rows_of(rows))[0]
+        entry = ShardReader(TOPIC, 3, contracts_of(row), [b"secret"]).read(rows_of(rows))[0][0]
         if not means(row, entry):
             wrong.append((row, facts_of(entry)))
     assert wrong == []

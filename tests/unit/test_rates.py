@@ -115,7 +115,8 @@ class World:
 
 
 def limited(rate: float, *more: tuple[str, float]) -> Flow:
-    return Flow(FlowRules((*more, ("orders*", rate))))
+    # A policy without a cap limits nothing.
+    return Flow(FlowRules((*more, ("orders*", rate)), slot_policy="dead-letter"))
 
 
 def capped(count: int, policy: SlotPolicy) -> Flow:
@@ -140,6 +141,7 @@ def test_a_limited_target_does_not_hold_up_another() -> None:
 
 def test_the_first_pattern_that_matches_counts_and_nought_is_no_limit() -> None:
     flow = limited(1, ("orders-bulk", 0.0), ("orders-fast", 1_000.0))
+    flow.observe("orders-bulk", NOW_MS + 1_000)  # written before the limit was taken away
     for target, late in (("orders-bulk", False), ("orders-fast", False), ("orders-x", True)):
         turns = [flow.turn_ms(target, NOW_MS, NOW_MS) for _ in range(20)]
         assert any(turn is not None for turn in turns) is late
@@ -151,6 +153,16 @@ def test_a_turn_that_is_near_goes_at_once_but_overtakes_nobody() -> None:
     assert turns == [*[None] * 6, NOW_MS + AHEAD_MS + 10]
     later_ms = NOW_MS + 20  # the next turn is 50 ms away, and one was given to a copy before it
     assert flow.turn_ms("orders", later_ms, later_ms) == NOW_MS + AHEAD_MS + 20
+    flow = limited(100)  # of the next owner, who has read a copy
+    flow.observe("orders", later_ms)
+    assert flow.turn_ms("orders", NOW_MS, NOW_MS) == later_ms + 10
+
+
+def test_a_delivery_at_once_puts_off_one_whose_turn_passed_in_an_outage() -> None:
+    flow = limited(10)
+    assert sum(flow.may_go("orders", NOW_MS) for _ in range(20)) == 11
+    assert flow.turn_ms("orders", NOW_MS, NOW_MS) is None
+    assert not flow.may_go("orders", NOW_MS + 100)
 
 
 def test_a_copy_keeps_due_time_attempt_id_and_expiry() -> None:
@@ -264,6 +276,8 @@ def test_a_second_with_ten_times_its_records_is_spread_over_ten_seconds() -> Non
     world.run(NOW_MS + 15_000)
     per_second = Counter((at - NOW_MS) // 1_000 for at, _ in world.delivered())
     assert per_second == dict.fromkeys(range(10), 100)
+    times = Counter(at for at, _ in world.delivered() if at >= NOW_MS + 1_000)
+    assert max(times.values()) == 1, "evenly in each second"
     assert world.flow.over_cap == 900
 
 
@@ -299,6 +313,9 @@ def test_dead_letter_refuses_what_is_beyond() -> None:
     codes = [dict(out[5])["delay-error"] for _, out in world.outputs if out[0] == 1]
     assert codes == [b"slot-full"] * 2
     assert len(world.delivered()) == 10
+    late_ms = NOW_MS - 100_000  # a refused record takes no place in the next second
+    places = [world.flow.second_ms(TOPIC, ms, NOW_MS) for ms in [late_ms] * 11 + [late_ms + 1_000]]
+    assert places == [*[None] * 10, late_ms, None]
 
 
 @pytest.mark.parametrize("policy", ["spread", "dead-letter", "accept"])

@@ -16,12 +16,12 @@ from connectors.spark.audit import engine
 from connectors.spark.audit.state import IDENTIFIED
 from connectors.spark.ledger.facts import NEVER_MS
 from delayservice.contract.contracts import Contract
-from delayservice.contract.dead_letters import marker
 from delayservice.contract.entry import CANCEL, FIRE, Headers
 from delayservice.contract.home import homebound
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.provenance import to_input_headers
 from delayservice.contract.recurrence import Recurrence, encode
+from delayservice.contract.replays import marker
 from delayservice.engine.cursor import Cursor
 from tests.unit.spark_world import (
     AT_HOME,
@@ -1209,6 +1209,16 @@ def outcome_of_a_cancel_behind_an_open_transaction(w: World) -> None:
     assert record < cancel
 
 
+@case(unjudged=HIDDEN, at_ms=2_000)
+def cancelled_behind_an_open_transaction_long_before_it_is_due(w: World) -> None:
+    w.source(T, T + HOUR, NAMED)
+    w.cut()
+    w.outcome(T + 1_010, "cancelled", w.control(T + 1_000, ID, b"cancel"))
+    w.settled(T + 2_000)
+    w.cut()
+    w.rules = {"open_places": frozenset({(HASHES[OUTCOMES], 0)})}
+
+
 @case(unjudged=HIDDEN, at_ms=HOUR)
 def copy_of_a_delivery_behind_an_open_transaction(w: World) -> None:
     w.delivery(T + 10_000, w.source(T, T + 10_000), T + 10_000, topic=OTHER)
@@ -1353,14 +1363,16 @@ def delivered_again_after_the_grace_time(w: World) -> None:
 
 @case(("duplicated", 1))
 def copies_that_nobody_can_verify_wait_until_h_has_passed_them(w: World) -> None:
-    """One is refused as forged then, the other is not."""
+    """One is refused as forged then, the others are not; only the last one settles its record."""
     for _ in range(2):
         w.delivery(T, w.source(T, T), T)
-    first, second = (w.requeue(T, n, T, base=n + 1, secret=b"a stranger's") for n in range(2))
+    records = (0, 1, w.source(T, T))
+    first, *others = (w.requeue(T, n, T, base=n + 1, secret=b"a stranger's") for n in records)
     w.settled(T + 1, h=first)
     w.cut()
     w.letter(T + 2, first, "copy-forged", w.logs[w.delay][first][3])
-    w.delivery(T, second, T, origin=f"{w.delay}:0:1")
+    for number, copy in enumerate(others, 1):
+        w.delivery(T, copy, T, origin=f"{w.delay}:0:{number}")
 
 
 @case(("duplicated", 0), at_ms=150_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from connectors.kafka.copies import RepairClient
-from connectors.spark.reconcile.follow import IS_OVER_LIMIT
+from connectors.spark.reconcile.follow import IS_OVER_LIMIT, Following
 from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.repair_plan import Plan, RepairStep, carry_out
 from delayservice.commands import spark_reconcile
@@ -63,3 +64,11 @@ def test_a_repair_makes_no_more_steps_than_allowed_and_tells_those_that_failed(
     assert "n1 did not rebuild any:3: disk" in told
     assert repair_copies(job, options, PLAN, 0).made == 0
     assert sum(map(len, nodes.at_once)) == 60
+
+
+def test_a_copy_that_its_node_can_not_read_from_disk_is_no_witness() -> None:
+    options = ReconcileOptions(client={}, out="out")
+    following = Following(cast("Any", None), options, threading.Event())
+    following._nodes = Nodes(silent=[1], failing=[2])
+    wrong, *right = [(f"n{number}", "any", 3) for number in range(4)]
+    assert following._confirm([wrong], right) == {wrong, right[2]}

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from connectors.kafka import control_topics, log_ends
-from connectors.kafka.control_topics import ControlReader, PauseWatcher
+from connectors.kafka import log_ends, node_topics
+from connectors.kafka.node_topics import NodeTopicReader, PauseWatcher
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.settings import load
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
@@ -404,11 +404,11 @@ def test_a_target_is_matched_by_its_pattern_and_a_delay_topic_by_its_name() -> N
 
 def test_everything_is_held_until_pauses_are_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_ends, "ASK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(control_topics, "_RETRY_S", 0.02)
-    monkeypatch.setattr(control_topics, "_COMPLAIN_S", 0.1)
-    monkeypatch.setattr(control_topics, "_WAIT_AT_START_S", 1.0)
+    monkeypatch.setattr(node_topics, "_RETRY_S", 0.02)
+    monkeypatch.setattr(node_topics, "_COMPLAIN_S", 0.1)
+    monkeypatch.setattr(node_topics, "_WAIT_AT_START_S", 1.0)
     news = PauseWatcher("delay_pauses")
-    ControlReader([news], NOBODY, "test")
+    NodeTopicReader([news], NOBODY, "test")
     assert news.holds("delay_topic_any")
     await_true(lambda: news.problem, "a problem is told")
     assert news.holds("delay_topic_any")

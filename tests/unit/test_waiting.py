@@ -19,7 +19,7 @@ from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterE
 from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from delayservice.engine.claims import CLAIM, Tenure, encode_word
-from delayservice.engine.pacing import Pacer
+from delayservice.engine.estimates import Pacer
 from delayservice.engine.ports import Control, PolledBatch, ReadBack, Role
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.worker_thread import BusyError, Turns, WorkerThread

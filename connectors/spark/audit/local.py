@@ -34,7 +34,6 @@ from connectors.spark.audit.state import (
 )
 from connectors.spark.audit.verdicts import (
     ABOUT,
-    CARRIED,
     FINDING_NAMES,
     FOUND,
     SETTLED,
@@ -267,7 +266,7 @@ class _StoredRows:
                 moved.add(row[:2])
                 kind = RECENT if row.more is None else SPECIAL
                 rows[kind].append(row._replace(due_ms=held.number))
-            elif one.verdict == CARRIED and one.kind == HIDDEN:
+            elif one.kind == HIDDEN:
                 moved.add(row[:2])
                 rows[OPEN].append(row)
             elif _identity(row) not in known:

@@ -141,35 +141,30 @@ class ShardReader:
     ) -> None:
         self._topic = topic
         self._reader = RecordReader(topic, partition, contracts, secrets)
-        self.believed: set[int] = set()
-        """Offsets of the requeued records and envelopes of the last batch whose signature could not
-        be verified."""
 
-    def read(self, rows: Sequence[PolledRecord]) -> list[Entry]:
-        self.believed.clear()
+    def read(self, rows: Sequence[PolledRecord]) -> list[tuple[Entry, bool]]:
+        """Return the entry of each record, with False if its signature could not be verified."""
         entries = self._reader.read_batch(rows)
         return [
-            self._believed(row, e) if e[1] == INVALID or _is_enveloped(row) else e
+            self._believed(row, e) if e[1] == INVALID or _is_enveloped(row) else (e, True)
             for row, e in zip(rows, entries, strict=True)
         ]
 
-    def _believed(self, row: PolledRecord, entry: Entry) -> Entry:
+    def _believed(self, row: PolledRecord, entry: Entry) -> tuple[Entry, bool]:
         # A record refused as forged counts as genuine if a service can have written it.
         arrived = envelope_of(row)
         if arrived is not None:
             if not _came_from(entry, arrived.sent.source):
-                self.believed.add(row[0])
-                return self._reader.read_arrived(row[0], row[1], arrived.sent)
-            return entry
+                return self._reader.read_arrived(row[0], row[1], arrived.sent), False
+            return entry, True
         offset, kind, _, _, _, refusal = entry
         is_refused = kind == INVALID and refusal[0] == COPY_FORGED
         claim = claim_of(row) if is_refused else None
         if claim is None or (claim.payload[0] == self._topic and waiting(claim.payload) is None):
-            return entry
-        self.believed.add(offset)
+            return entry, True
         meta = claim.payload[6]
         identity = meta[0] if meta else None
-        return (offset, COPY, claim.at_ms, identity, claim.payload, claim.base)
+        return (offset, COPY, claim.at_ms, identity, claim.payload, claim.base), False
 
 
 def claim_of(row: PolledRecord) -> Claim | None:

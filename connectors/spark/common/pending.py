@@ -165,10 +165,10 @@ class _PendingSieve:
                 part = self.parts[place]
                 if place not in readers:
                     readers[place] = ShardReader(*place, part.contracts, self.secrets)
-                entries = readers[place].read(rows_of(rows))
+                read = readers[place].read(rows_of(rows))
                 # The service has refused what no secret verifies, and stores it nowhere.
-                refused = readers[place].believed if self.secrets else ()
-                made = [self._row(part, e) for e in entries if e[0] not in refused]
+                entries = [e for e, is_verified in read if is_verified or not self.secrets]
+                made = [self._row(part, e) for e in entries]
                 kept = [row for row in made if row is not None]
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 

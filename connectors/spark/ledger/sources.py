@@ -84,8 +84,7 @@ class SourceReader:
         shard = self._ledger.shards.get(place)
         if shard is None:
             rows = [row for row in rows if _is_claimed(row)]
-        for row, entry in zip(rows, reader.read(rows), strict=True):
-            is_verified = row[0] not in reader.believed
+        for row, (entry, is_verified) in zip(rows, reader.read(rows), strict=True):
             if shard is not None:
                 yield self._source(shard, place[0], row, entry, is_verified=is_verified)
             if entry[1] == COPY or envelope_of(row) is not None:

@@ -1,4 +1,5 @@
-"""Dead letters for operators: reading, filtering, and rewriting them for a replay. Pure.
+"""Replays of dead letters: reads a dead letter, decides whether it may be replayed, and makes the
+record that replays it. Pure. Dead letters are made in ``engine.undelivered``.
 
 A replay is exact because a *marker* follows it in the same transaction and in the same partition of
 the dead-letter topic: a record without key and value whose header ``delay-replayed`` lists the
@@ -222,7 +223,7 @@ def _retimed(headers: Headers, time: Header) -> Headers:
             kept.append((_ROCKETMQ_TIME[time[0]], time[1]))
         elif name not in INPUT or INPUT[name].group not in _REPLACED:
             kept.append((name, value))
-        elif name not in names.INPUT:
+        elif name not in names.OWN_INPUT:
             kept.append(_KEY_IS_ID)
     return [*kept, time]
 

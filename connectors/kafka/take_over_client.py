@@ -57,7 +57,7 @@ class KafkaTakeOverClient:
         self._checkpoints = checkpoints
         self._admin = admin
         self._options = options
-        self._consumer = consumer_config(options.consumer, "succession")
+        self._consumer = consumer_config(options.consumer, "take-over")
         self._confirm = confirm
         self._clients = clients
         self._fencing = fencing or ThreadPoolExecutor(FENCES_AT_ONCE, "fence")

@@ -1,4 +1,5 @@
-"""Reads the small topics that control or inform a node, with one consumer and one thread for all.
+"""Reads *node topics*, small topics that every node reads (pauses, audit results, repair commands),
+with one consumer and one thread for all.
 
 Each topic has one partition. A topic that can't be read is retried alone; reading the others goes
 on. ``PauseWatcher`` handles the pauses topic, which says what is paused.
@@ -26,12 +27,12 @@ _RETRY_S: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
-class ControlTopic(Protocol):
-    """Handler of the records of one control topic. Only the reading thread calls it."""
+class NodeTopic(Protocol):
+    """Handler of the records of one node topic. Only the reading thread calls it."""
 
     @property
     def topic(self) -> str:
-        """Return the name of the control topic."""
+        """Return the name of the node topic."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
         """Prepare for reading the topic anew; return the offset to begin at and the current end of
@@ -53,14 +54,12 @@ class ControlTopic(Protocol):
         """Note that the topic can't be read now; ``why`` is a text for users."""
 
 
-class ControlReader:
-    """Reader of control topics, in a background thread that runs until the process ends."""
+class NodeTopicReader:
+    """Reader of node topics, in a background thread that runs until the process ends."""
 
-    def __init__(
-        self, topics: Sequence[ControlTopic], client: Mapping[str, str], name: str
-    ) -> None:
+    def __init__(self, topics: Sequence[NodeTopic], client: Mapping[str, str], name: str) -> None:
         self._topics = {one.topic: one for one in topics}
-        self._config = consumer_config(client, f"control-{name}") | {
+        self._config = consumer_config(client, f"node-topics-{name}") | {
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 1_000,
         }
@@ -68,10 +67,10 @@ class ControlReader:
         self._due_s = dict.fromkeys(self._topics, 0.0)
         self._ends: dict[str, int] = {}
         self._is_outdated = False
-        threading.Thread(target=self._run, name="control-topics", daemon=True).start()
+        threading.Thread(target=self._run, name="node-topics", daemon=True).start()
 
     def made_again(self, topic: str) -> None:
-        """Note that a topic was deleted and created again. If it is one of the control topics, all
+        """Note that a topic was deleted and created again. If it is one of the node topics, all
         of them are read anew by a new consumer, because the old one keeps the former leaders.
         """
         self._is_outdated = self._is_outdated or topic in self._topics
@@ -115,7 +114,7 @@ class ControlReader:
         name, error = message.topic(), message.error()
         one = self._topics.get(name or "")
         if one is None or (error is not None and error.code() == NO_GROUP):
-            _log.debug("control_topics_event", why=str(error))
+            _log.debug("node_topics_event", why=str(error))
         elif error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001
             consumer.incremental_unassign([TopicPartition(one.topic, 0)])
             self._failed(one.topic, error.str())
@@ -126,7 +125,7 @@ class ControlReader:
                 if error is not None or (message.offset() or 0) + 1 == self._ends[one.topic]:
                     one.at_end()
             except Exception as exc:  # noqa: BLE001  # the reading of the others must go on
-                _log.exception("control_record_not_taken", topic=name)
+                _log.exception("node_topic_record_not_taken", topic=name)
                 one.failed(f"{type(exc).__name__}: {exc}")
 
     def _failed(self, name: str, why: str) -> None:
@@ -141,7 +140,7 @@ _WAIT_AT_START_S: Final = 30.0
 
 
 class PauseWatcher:
-    """Handler of the pauses topic that keeps the active pauses; a ``control_topics.ControlTopic``.
+    """Handler of the pauses topic that keeps the active pauses; a ``node_topics.NodeTopic``.
 
     Until the topic was read once, all delay topics count as paused, so that records paused before a
     restart stay held. If the topic can't be read for ``_WAIT_AT_START_S``, nothing counts as

@@ -1,4 +1,4 @@
-"""Due → settle: divides a worker's transaction among its shards with due records."""
+"""Due → settle: divides a worker's transaction into shares, one for each shard with due records."""
 
 from __future__ import annotations
 
