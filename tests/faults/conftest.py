@@ -116,6 +116,7 @@ class Scenario:
             "early": len(verdict.early),
             "altered": len(verdict.altered),
             "other": sum(len(uids) for uids in verdict.others.values()),
+            "overtaken": verdict.overtaken,
             "lateness_ms_p50": verdict.lateness(50),
             "lateness_ms_p99": verdict.lateness(99),
             "lateness_ms_max": verdict.lateness(100),
