@@ -141,16 +141,18 @@ class IdHistory:
             while coming and coming[-1].base <= absent.offset:
                 begun.append(coming.pop())
             begun = [one for one in begun if self._may_pend(one, absent)]
-            others = [one for one in begun if _was_read_by(one, absent)]
             if absent.settlement != "kept":
                 since_ms = absent.at_ms + ORDER_MS
+                others = (one for one in begun if _was_read_by(one, absent, -ORDER_MS))
                 kept_by = next((one for one in others if one.at_ms > since_ms), None)
                 if kept_by is not None:
                     what = f"{KIND_NAMES[kept_by.kind]} at offset {kept_by.offset}"
                     verb = SETTLEMENTS[absent.settlement].verb
                     yield number, f"it was {verb} while {what} was pending"
             elif self._known_from == 0 and not any(
-                not one.settlement or one.at_ms + ORDER_MS >= absent.written_ms for one in others
+                not one.settlement or one.at_ms + ORDER_MS >= absent.written_ms
+                for one in begun
+                if _was_read_by(one, absent, ORDER_MS)
             ):
                 yield number, "its outcome is kept, and no record of its id was pending"
 
@@ -184,9 +186,10 @@ class IdHistory:
                 yield number, "it waited for its home, and what it waited with went without it"
 
 
-# H had read it when it passed the absent one, which a requeued one may lie behind.
-def _was_read_by(line: Line, absent: Line) -> bool:
-    return line.offset < absent.offset or line.written_ms + ORDER_MS < absent.at_ms
+# H had read it when it passed the absent one, which a requeued one may lie behind: for certain with
+# a negative tolerance, perhaps with a positive one.
+def _was_read_by(line: Line, absent: Line, tolerance_ms: int) -> bool:
+    return line.offset < absent.offset or line.written_ms < absent.at_ms + tolerance_ms
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
