@@ -281,8 +281,8 @@ class Stage:
         unsafe |= config
         yield NewTopic(name, count, replica_assignment=[[1, 2]] * count, config=unsafe)
 
-    def judge(self) -> Verdict:
-        """End the load, wait for the remaining records, stop the nodes, and compare."""
+    def settle(self) -> None:
+        """End the load, wait for the remaining records, and stop the nodes."""
         self.history.finish()
         last_due_ms = max((one.due_ms for one in self.history.acked), default=0)
         left_s = max(last_due_ms / 1_000 - time.time(), 0.0) + self.script.settle_s
@@ -294,6 +294,10 @@ class Stage:
         for node in self.everyone:
             if node.running:
                 node.stop()
+
+    def judge(self) -> Verdict:
+        """End load and nodes, and compare."""
+        self.settle()
         self.watch.read_to_end()
         rules = Rules(
             self.delay_topic,
