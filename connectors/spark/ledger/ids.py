@@ -141,18 +141,17 @@ class IdHistory:
             while coming and coming[-1].base <= absent.offset:
                 begun.append(coming.pop())
             begun = [one for one in begun if self._may_pend(one, absent)]
+            tolerance_ms = ORDER_MS if absent.settlement == "kept" else -ORDER_MS
+            others = [one for one in begun if _was_read_by(one, absent, tolerance_ms)]
             if absent.settlement != "kept":
                 since_ms = absent.at_ms + ORDER_MS
-                others = (one for one in begun if _was_read_by(one, absent, -ORDER_MS))
                 kept_by = next((one for one in others if one.at_ms > since_ms), None)
                 if kept_by is not None:
                     what = f"{KIND_NAMES[kept_by.kind]} at offset {kept_by.offset}"
                     verb = SETTLEMENTS[absent.settlement].verb
                     yield number, f"it was {verb} while {what} was pending"
             elif self._known_from == 0 and not any(
-                not one.settlement or one.at_ms + ORDER_MS >= absent.written_ms
-                for one in begun
-                if _was_read_by(one, absent, ORDER_MS)
+                not one.settlement or one.at_ms + ORDER_MS >= absent.written_ms for one in others
             ):
                 yield number, "its outcome is kept, and no record of its id was pending"
 
