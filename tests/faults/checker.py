@@ -1,23 +1,32 @@
 """The verdict: what was acknowledged against what was found. Pure; reads no topic and no clock.
 
 It shares no code with the service or its judge, and knows only the promises:
-each record has exactly one outcome, is never early and byte for byte the same, and a cancel that
-came in good time wins.
+each record has exactly one outcome, is never early and byte for byte the same, and a cancel, a fire
+or another schedule of the id that came in good time wins.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Final, TypeAlias
+from functools import partial
+from typing import Final, Literal, TypeAlias
 
-from tests.faults.facts import ADDED, Acked, Found
+from tests.faults.facts import ADDED, Acked, Found, Op
 
 PERCENT: Final = 100
 
-Outcomes: TypeAlias = Counter[tuple[str, bool]]
-"""``(outcome, whether it settles the canceller itself)`` of one name, counted."""
+FORWARD_MS: Final = 100
+"""Longer than it takes to forward a record to the home of its id: "some 20 ms"."""
+
+Outcome: TypeAlias = tuple[str, Literal["of", "by"], bytes]
+"""What became of the record that was written there, or of another one by that record. Which other
+is not asked: what a victim's outcome settles is the offset of a copy if it was rolled or forwarded.
+"""
+Outcomes: TypeAlias = Counter[Outcome]
+Settled: TypeAlias = tuple[bytes, bytes]
+"""Shard and offset that an output settles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +38,9 @@ class Rules:
         dead_letter: the dead-letter topic.
         outcomes: the outcomes topic.
         grace_ms: a cancel appended so long before its victim's due time must win, unless the
-            service was later than that with records that had no canceller: what it has not read
-            it can't obey. Shorter ones may win or lose, for the owner may be down in between, but
-            never do both.
+            service was later than that meanwhile with records that had no canceller: what it has
+            not read it can't obey. Shorter ones may win or lose, for the owner may be down in
+            between, but never do both.
         early_ms: how early a record may be, where nodes' clocks are set apart on purpose.
         refused: uids of records that have to be dead-lettered.
         cut: uids of records that the log has lost: each may have an outcome or none.
@@ -55,11 +64,12 @@ class Verdict:
     duplicated: list[bytes] = field(default_factory=list)
     early: list[bytes] = field(default_factory=list)
     altered: list[bytes] = field(default_factory=list)
-    cancelled_but_delivered: list[bytes] = field(default_factory=list)
+    ineffective: list[bytes] = field(default_factory=list)
     dead_lettered: list[bytes] = field(default_factory=list)
     strangers: list[bytes] = field(default_factory=list)
     outcomes_wrong: list[bytes] = field(default_factory=list)
     copies_too_many: int = 0
+    overtaken: int = 0
     lateness_ms: list[int] = field(default_factory=list)
 
     @property
@@ -94,84 +104,95 @@ class _Check:
     def __init__(self, acked: Sequence[Acked], found: Iterable[Found], rules: Rules) -> None:
         self._rules = rules
         self._acked = {one.step.uid: one for one in acked}
+        self._known = {uid for one in acked for uid in one.step.arrivals}
         self._canceller = {one.step.against: one for one in acked if one.step.against is not None}
         self._arrivals: dict[bytes, list[Found]] = {}
-        self._outcomes: dict[bytes, list[Found]] = {}
+        self._outcomes: dict[bytes, Outcomes] = {}
+        self._settled: Counter[Settled] = Counter()
         self._letters: list[bytes] = []
         self._verdict = Verdict()
-        self._grace_ms = rules.grace_ms
+        self._late_ms: dict[int, int] = {}
+        """By second: the worst lateness of the plain records that were waited for then."""
         for one in found:
             self._sort(one)
 
     def _sort(self, one: Found) -> None:
         uid = one.uid or b"%s:%d:%d" % (one.topic.encode(), one.partition, one.offset)
         if one.topic == self._rules.outcomes:
-            self._outcomes.setdefault(one.header("delay-id") or uid, []).append(one)
+            name = one.header("delay-id") or uid
+            self._outcomes.setdefault(name, Counter())[_outcome(one)] += 1
+            self._settled[_settled(one)] += 1
         elif one.topic == self._rules.dead_letter:
             self._letters.append(uid)
-        elif uid not in self._acked:
+        elif uid not in self._known:
             self._verdict.strangers.append(uid)
         else:
             self._arrivals.setdefault(uid, []).append(one)
 
     def verdict(self) -> Verdict:
         for one in self._acked.values():
-            if one.step.delay_ms is None:
-                self._judge_cancel(one)
-            else:
-                self._judge_record(one)
-        self._judge_victims()
+            for uid in one.step.arrivals:
+                self._judge_record(one, uid)
+        pairs = [(self._acked[uid], one) for uid, one in self._canceller.items()]
+        # After all records, which say how late the service was.
+        for victim, canceller in pairs:
+            self._judge_pair(victim, canceller)
         self._judge_letters()
-        self._judge_outcomes()
+        names = {one.step.name or b"" for one in self._canceller.values()}
+        self._verdict.outcomes_wrong += [name for name in self._outcomes if name not in names]
+        if not self._rules.cut:  # a lost record and the one in its place have the same offset
+            self._judge_settled()
         return self._verdict
 
-    def _judge_cancel(self, cancel: Acked) -> None:
-        """A cancel is never delivered itself."""
-        if cancel.step.uid in self._arrivals:
-            self._verdict.strangers.append(cancel.step.uid)
-
-    def _judge_record(self, record: Acked) -> None:
-        verdict, uid = self._verdict, record.step.uid
+    def _judge_record(self, record: Acked, uid: bytes) -> None:
+        verdict = self._verdict
         verdict.records += 1
         arrivals = self._arrivals.get(uid, [])
         if arrivals:
-            self._judge_arrivals(record, arrivals)
+            self._judge_arrivals(record, uid, arrivals)
         elif uid not in self._rules.cut and not self._was_stopped(record):
             verdict.lost.append(uid)
 
-    def _judge_victims(self) -> None:
-        """After all records, which say how late the service was."""
-        for uid, canceller in self._canceller.items():
-            victim = self._acked.get(uid)
-            if victim is None or uid not in self._arrivals:
-                continue
-            if canceller.appended_ms + self._grace_ms <= victim.due_ms:
-                self._verdict.cancelled_but_delivered.append(uid)
-
-    def _judge_arrivals(self, record: Acked, arrivals: Sequence[Found]) -> None:
-        verdict, uid, due_ms = self._verdict, record.step.uid, record.due_ms
-        late_ms = min(one.seen_ms for one in arrivals) - due_ms
-        verdict.lateness_ms.append(late_ms)
-        if uid not in self._canceller:
-            self._grace_ms = max(self._grace_ms, late_ms)
+    def _judge_arrivals(self, record: Acked, uid: bytes, arrivals: Sequence[Found]) -> None:
+        verdict = self._verdict
+        due_ms = _number(arrivals[0], "delay-due-at") if record.step.times else record.due_ms
+        seen_ms = min(one.seen_ms for one in arrivals)
+        earliest_ms = due_ms - self._rules.early_ms
+        fire = self._canceller.get(uid)
+        is_fired = fire is not None and self._is_fired(fire)
+        if is_fired and fire is not None:
+            earliest_ms = min(earliest_ms, fire.appended_ms - self._rules.early_ms)
+        else:
+            verdict.lateness_ms.append(seen_ms - due_ms)
+        if fire is None and record.step.against is None:
+            for second in _seconds(due_ms, seen_ms):
+                self._late_ms[second] = max(self._late_ms.get(second, 0), seen_ms - due_ms)
         if len(arrivals) > 1:
             verdict.duplicated.append(uid)
             verdict.copies_too_many += len(arrivals) - 1
-        earliest_ms = due_ms - self._rules.early_ms
         if any(min(one.written_ms, one.seen_ms) < earliest_ms for one in arrivals):
             verdict.early.append(uid)
-        if any(self._is_altered(record, one) for one in arrivals):
+        if any(self._is_altered(record, one, is_fired=is_fired) for one in arrivals):
             verdict.altered.append(uid)
+        self._settled.update({_settled(one) for one in arrivals})
 
-    def _is_altered(self, record: Acked, one: Found) -> bool:
+    def _is_altered(self, record: Acked, one: Found, *, is_fired: bool) -> bool:
         step = record.step
         own = tuple(header for header in one.headers if header[0] not in ADDED)
-        source = f"{self._rules.delay_topic}:{step.partition}:{record.offset}".encode()
-        expected = (step.target, step.key, step.value, step.own, source, step.name)
-        named = (one.header("delay-source"), one.header("delay-id"))
-        return (one.topic, one.key, one.value, own, *named) != expected or one.header(
-            "delay-due-at"
-        ) != b"%d" % record.due_ms
+        source, _, number = (one.header("delay-source") or b"").partition(b"#")
+        place = record.place(self._rules.delay_topic)
+        expected = (step.target, step.key, step.value, step.own, place, step.name)
+        if (one.topic, one.key, one.value, own, source, one.header("delay-id")) != expected:
+            return True
+        # A fired record that is parked comes without that header, at a later attempt.
+        if is_fired != (one.header("delay-fired-by") is not None):
+            return not is_fired or one.header("delay-attempt") is None
+        due_ms = _number(one, "delay-due-at")
+        if not step.times:
+            return due_ms != record.due_ms
+        # Occurrences that are missed are left out.
+        periods, rest = divmod(due_ms - record.appended_ms, step.delay_ms)
+        return rest != 0 or periods < int(number)
 
     def _judge_letters(self) -> None:
         """Each record that has to be refused has one letter, and no other record has any."""
@@ -179,39 +200,109 @@ class _Check:
         self._verdict.lost += (refused - letters).elements()
         self._verdict.dead_lettered += (letters - refused).elements()
 
-    def _was_stopped(self, victim: Acked) -> bool:
+    def _judge_settled(self) -> None:
+        """No two records settle one offset of a shard."""
+        twice = [b"%s:%s" % place for place, count in self._settled.items() if count > 1]
+        self._verdict.outcomes_wrong += twice
+
+    # --- records of one id -----------------------------------------------------------------------
+
+    def _was_stopped(self, record: Acked) -> bool:
         """Return whether an outcome accounts for a record that never came."""
-        canceller = self._canceller.get(victim.step.uid)
-        if canceller is None:
-            return False
-        fate = "cancelled" if canceller.step.delay_ms is None else "replaced"
-        return self._counted(canceller)[fate, False] > 0
+        step = record.step
+        canceller = self._canceller.get(step.uid, record)
+        other = self._acked[step.against] if step.against is not None else canceller
+        stop = self._stop(record, other, canceller.step.op)
+        return other is not record and stop in self._outcomes.get(step.name or b"", Counter())
 
-    def _counted(self, canceller: Acked) -> Outcomes:
-        """Outcomes under the canceller's name. What the victim's settles is not asked: the victim
-        may have been rolled, and then it is the offset of a copy.
+    def _stop(self, record: Acked, other: Acked, op: Op) -> Outcome | None:
+        """Return the outcome of a record that the other of its pair kept from being delivered."""
+        place = partial(Acked.place, topic=self._rules.delay_topic)
+        stops: dict[Op, Outcome] = {
+            "cancel": ("cancelled", "by", place(other)),
+            "schedule": ("replaced", "by", place(other)),
+            "absent": ("kept", "of", place(record)),
+        }
+        return stops.get(op)
+
+    def _is_fired(self, fire: Acked) -> bool:
+        place = fire.place(self._rules.delay_topic)
+        return ("fired", "of", place) in self._outcomes.get(fire.step.name or b"", Counter())
+
+    def _judge_pair(self, victim: Acked, canceller: Acked) -> None:
+        """Each record of an id has the outcome that its place in their common order gives it.
+
+        Records that are written to one partition keep their order. Of two partitions, the one that
+        is forwarded first comes first, so a record that the service is slow to forward may be
+        overtaken.
         """
-        settles = b"%d" % canceller.offset
-        return Counter(
-            ((one.header("delay-outcome") or b"?").decode(), one.header("delay-settles") == settles)
-            for one in self._outcomes.get(canceller.step.name or b"", [])
+        step = canceller.step
+        came, other_came = (
+            any(uid in self._arrivals for uid in one.step.arrivals) for one in (victim, canceller)
         )
+        if self._outcomes.get(step.name or b"", Counter()) != self._expected(victim, canceller):
+            self._verdict.outcomes_wrong.append(step.name or b"")
+        has_effect = {
+            "cancel": not came,
+            "fire": self._is_fired(canceller),
+            "schedule": not came,
+            "absent": not other_came,
+        }[step.op]
+        overtaken = {"schedule": (True, False), "absent": (False, True)}
+        is_overtaken = overtaken.get(step.op) == (came, other_came)
+        ahead_ms = canceller.appended_ms - victim.appended_ms
+        worst_ms = max(self._late_ms.values(), default=0)
+        is_ordered = victim.step.partition == step.partition or ahead_ms > worst_ms + FORWARD_MS
+        if is_ordered and (
+            is_overtaken or (not has_effect and self._is_in_time(victim, canceller))
+        ):
+            self._verdict.ineffective.append(victim.step.uid)
+        elif not is_ordered and not has_effect:
+            self._verdict.overtaken += 1
 
-    def _judge_outcomes(self) -> None:
-        """Each cancel has its own outcome and its victim's, a replacement its victim's only."""
-        known: set[bytes] = set()
-        for uid, canceller in self._canceller.items():
-            name = canceller.step.name or b""
-            known.add(name)
-            is_delivered = uid in self._arrivals
-            if self._counted(canceller) != _expected(canceller, is_delivered=is_delivered):
-                self._verdict.outcomes_wrong.append(name)
-        self._verdict.outcomes_wrong += [name for name in self._outcomes if name not in known]
+    def _is_in_time(self, victim: Acked, canceller: Acked) -> bool:
+        seconds = _seconds(canceller.appended_ms, victim.due_ms)
+        late_ms = max((self._late_ms.get(second, 0) for second in seconds), default=0)
+        return canceller.appended_ms + max(self._rules.grace_ms, late_ms) <= victim.due_ms
+
+    def _expected(self, victim: Acked, canceller: Acked) -> Outcomes:
+        """Return the outcomes of a pair, by which of them were delivered."""
+        op = canceller.step.op
+        expected: Outcomes = Counter()
+        for one, other in ((victim, canceller), (canceller, victim)):
+            stop = self._stop(one, other, op)
+            if stop and one.step.arrivals and one.step.uid not in self._arrivals:
+                expected[stop] += 1
+        place = canceller.place(self._rules.delay_topic)
+        if op == "cancel":
+            expected["cancelled" if expected else "not_pending", "of", place] += 1
+        if op == "fire":
+            expected["fired" if self._is_fired(canceller) else "not_pending", "of", place] += 1
+        return expected
 
 
-def _expected(canceller: Acked, *, is_delivered: bool) -> Mapping[tuple[str, bool], int]:
-    if canceller.step.delay_ms is not None:
-        return Counter() if is_delivered else Counter({("replaced", False): 1})
-    if is_delivered:
-        return Counter({("not_pending", True): 1})
-    return Counter({("cancelled", False): 1, ("cancelled", True): 1})
+def _outcome(one: Found) -> Outcome:
+    name = (one.header("delay-outcome") or b"?").decode()
+    source = one.header("delay-source")
+    if source is not None:
+        return name, "of", source
+    settler = one.header("delay-settled-by-source")
+    if settler is None:  # it was written to the partition where it settled the record
+        settler = b"%s:%s" % (one.header("delay-shard"), one.header("delay-settled-by") or b"?")
+    return name, "by", settler
+
+
+def _settled(one: Found) -> Settled:
+    source = one.header("delay-source") or b"?"
+    return one.header("delay-shard") or source.rpartition(b":")[0], one.header(
+        "delay-settles"
+    ) or b"?"
+
+
+def _number(one: Found, header: str) -> int:
+    text = one.header(header) or b""
+    return int(text) if text.isdigit() else 0
+
+
+def _seconds(from_ms: int, to_ms: int) -> range:
+    return range(from_ms // 1_000, to_ms // 1_000 + 1)

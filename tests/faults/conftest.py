@@ -1,7 +1,8 @@
 """Fixtures of the fault suite: one cluster of three brokers for the session, a stage for each test.
 
 ``--fault-seed`` replays a history; ``--fault-nodes`` says how many nodes there are;
-``--fault-keep`` leaves the logs of every scenario, not only of those that failed.
+``--fault-keep`` leaves the logs of every scenario, not only of those that failed;
+``--fault-minutes`` says how long the one with all faults takes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.faults.stage import Script, Stage
 
 SEED: Final = secrets.randbits(32)
 NODES: Final = 3
+MINUTES: Final = 3.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "seed of histories and moments; default: a fresh one"
     group.addoption("--fault-seed", type=int, default=SEED, help=text)
     group.addoption("--fault-nodes", type=int, default=NODES, help="nodes of each scenario")
+    text = "minutes of faults one after another; default: 3"
+    group.addoption("--fault-minutes", type=float, default=MINUTES, help=text)
     group.addoption("--fault-keep", action="store_true", help="keep the logs of what went well")
 
 
@@ -104,8 +108,13 @@ class Scenario:
         if not self.request.config.getoption("--fault-keep", default=False):
             shutil.rmtree(self.folder)
 
+    def say(self, line: Mapping[str, object]) -> None:
+        """Print a line of JSON, whatever pytest captures."""
+        manager = self.request.config.pluginmanager.getplugin("capturemanager")
+        with manager.global_and_fixture_disabled():
+            print(f"\n{json.dumps(line)}", flush=True)  # noqa: T201  # it is what is asked for
+
     def _tell(self, stage: Stage, verdict: Verdict, seconds: float) -> None:
-        """One line of JSON, whatever pytest captures."""
         line: dict[str, object] = {
             "scenario": self.name,
             "seed": self.seed,
@@ -116,6 +125,7 @@ class Scenario:
             "early": len(verdict.early),
             "altered": len(verdict.altered),
             "other": sum(len(uids) for uids in verdict.others.values()),
+            "overtaken": verdict.overtaken,
             "lateness_ms_p50": verdict.lateness(50),
             "lateness_ms_p99": verdict.lateness(99),
             "lateness_ms_max": verdict.lateness(100),
@@ -124,9 +134,7 @@ class Scenario:
         }
         if self.request.config.getoption("--fault-keep", default=False):
             line["logs"] = str(self.folder)
-        manager = self.request.config.pluginmanager.getplugin("capturemanager")
-        with manager.global_and_fixture_disabled():
-            print(f"\n{json.dumps(line)}", flush=True)  # noqa: T201  # it is what is asked for
+        self.say(line)
 
     def _assert_good(self, script: Script, verdict: Verdict) -> None:
         wrong = dict(verdict.wrong)

@@ -12,15 +12,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, Producer
 
-from tests.faults.facts import UID, Acked, Header, Step
+from tests.faults.facts import UID, Acked, Header, Op, Step
 
 DELAY_MS_MAX: Final = 10_000
+PERIOD_MS: Final = 1_000
+TIMES: Final = 3
+RECURRING: Final = 0.2
+CANCELLERS: Final[tuple[Op, ...]] = ("cancel", "fire", "schedule", "absent")
 _TICKS_PER_S: Final = 20
 _FLUSH_S: Final = 120.0
 _BYTES_MAX: Final = 200
@@ -35,9 +39,9 @@ class Plan:
         topic: the delay topic, and how many ``partitions`` of it.
         targets: where records go.
         per_s: records a second.
-        victim_delay_ms: delay of records that are cancelled or replaced half a second later: long,
-            so that a cancel is in good time even when the owner is down for a while.
-        named: share of records that have an id and are cancelled or replaced.
+        victim_delay_ms: delay of records that are cancelled, fired, replaced or kept half a second
+            later: long, so that a cancel is in good time even when the owner is down for a while.
+        named: share of such records and of recurring ones.
     """
 
     seed: int
@@ -52,17 +56,21 @@ class Plan:
 def steps(plan: Plan) -> Iterator[Step]:
     """Records without end; each canceller comes half a second after its victim."""
     rng = random.Random(plan.seed)
-    waiting: deque[tuple[int, Step]] = deque()
+    waiting: deque[tuple[int, Step, Op]] = deque()
     gap = max(plan.per_s // 2, 1)
     for number in itertools.count():
         if waiting and waiting[0][0] <= number:
-            yield _canceller(plan, rng, number, waiting.popleft()[1])
-        elif rng.random() < plan.named:
-            victim = _victim(plan, rng, number)
-            waiting.append((number + gap, victim))
-            yield victim
-        else:
+            _, victim, op = waiting.popleft()
+            yield _canceller(plan, rng, number, victim, op)
+        elif rng.random() >= plan.named:
             yield _record(plan, rng, number, _delay_ms(rng))
+        elif rng.random() < RECURRING:
+            yield _recurring(plan, rng, number)
+        else:
+            op = rng.choice(CANCELLERS)
+            victim = _victim(plan, rng, number, op)
+            waiting.append((number + gap, victim, op))
+            yield victim
 
 
 def _record(plan: Plan, rng: random.Random, number: int, delay_ms: int) -> Step:
@@ -76,34 +84,22 @@ def _record(plan: Plan, rng: random.Random, number: int, delay_ms: int) -> Step:
     return Step(uid, partition, key, value, tuple(own), delay_ms, target)
 
 
-def _victim(plan: Plan, rng: random.Random, number: int) -> Step:
+def _recurring(plan: Plan, rng: random.Random, number: int) -> Step:
+    one = _record(plan, rng, number, PERIOD_MS)
+    return replace(one, name=rng.choice((None, b"name-" + one.uid)), times=TIMES)
+
+
+def _victim(plan: Plan, rng: random.Random, number: int, op: Op) -> Step:
     one = _record(plan, rng, number, plan.victim_delay_ms)
-    return Step(
-        one.uid,
-        one.partition,
-        one.key,
-        one.value,
-        one.own,
-        one.delay_ms,
-        one.target,
-        name=b"name-" + one.uid,
-    )
+    return replace(one, name=b"name-" + one.uid, op="absent" if op == "absent" else "schedule")
 
 
-def _canceller(plan: Plan, rng: random.Random, number: int, victim: Step) -> Step:
-    delay_ms = rng.choice((None, _delay_ms(rng)))
-    one = _record(plan, rng, number, 0)
-    return Step(
-        one.uid,
-        victim.partition,
-        one.key,
-        b"" if delay_ms is None else one.value,
-        one.own,
-        delay_ms,
-        one.target,
-        name=victim.name,
-        against=victim.uid,
-    )
+def _canceller(plan: Plan, rng: random.Random, number: int, victim: Step, op: Op) -> Step:
+    """Return a record of the victim's id, in its partition or any."""
+    one = _record(plan, rng, number, _delay_ms(rng))
+    partition = rng.choice((victim.partition, one.partition))
+    one = replace(one, partition=partition, name=victim.name, against=victim.uid, op=op)
+    return replace(one, value=b"", delay_ms=0) if one.is_control else one
 
 
 def _delay_ms(rng: random.Random) -> int:

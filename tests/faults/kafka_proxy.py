@@ -1,5 +1,5 @@
-"""A proxy between Kafka's clients and one broker that can let the end of a transaction come late,
-as a network or a stalled thread of the broker may do. The client's connection is reset, the one to
+"""A proxy between Kafka's clients and brokers that can let the end of a transaction come late, as a
+network or a stalled thread of a broker may do. The client's connection is reset, the one to
 the broker stays open, and the held EndTxn is forwarded on it later.
 """
 
@@ -9,9 +9,9 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Self
 
 from delay_devtools.cluster import EmbeddedCluster
@@ -24,24 +24,26 @@ _WRITTEN_S: Final = 0.15
 
 
 class ProxiedCluster(EmbeddedCluster):
-    """One broker with a second listener, whose advertised port is that of a proxy."""
+    """Brokers with a second listener, whose advertised port is that of a proxy."""
 
     def _plan(self) -> None:
         super()._plan()
-        (broker,) = self._brokers
-        self.upstream_port, self.proxy_port = free_ports(2)
-        pairs = (line.split("=", 1) for line in broker.config_path.read_text().splitlines())
-        lines = dict(pairs)
-        lines["listeners"] += f",PROXIED://{LOOPBACK}:{self.upstream_port}"
-        lines["advertised.listeners"] += f",PROXIED://{LOOPBACK}:{self.proxy_port}"
-        lines["listener.security.protocol.map"] += ",PROXIED:PLAINTEXT"
-        lines["inter.broker.listener.name"] = "PLAINTEXT"
-        broker.config_path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
+        ports = iter(free_ports(2 * len(self._brokers)))
+        self.ports = list(zip(ports, ports, strict=True))
+        """Of each broker the port of the proxy and the one behind it."""
+        for broker, (proxy_port, upstream_port) in zip(self._brokers, self.ports, strict=True):
+            pairs = (line.split("=", 1) for line in broker.config_path.read_text().splitlines())
+            lines = dict(pairs)
+            lines["listeners"] += f",PROXIED://{LOOPBACK}:{upstream_port}"
+            lines["advertised.listeners"] += f",PROXIED://{LOOPBACK}:{proxy_port}"
+            lines["listener.security.protocol.map"] += ",PROXIED:PLAINTEXT"
+            lines["inter.broker.listener.name"] = "PLAINTEXT"
+            broker.config_path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
 
     @property
     def proxied(self) -> str:
-        """Address of the proxy."""
-        return f"{LOOPBACK}:{self.proxy_port}"
+        """Addresses of the proxy."""
+        return ",".join(f"{LOOPBACK}:{proxy_port}" for proxy_port, _ in self.ports)
 
 
 @dataclass
@@ -71,7 +73,7 @@ class KafkaProxy:
     def __init__(
         self, cluster: ProxiedCluster, checkpoint: str = "none", target: str = "none"
     ) -> None:
-        self._ports = cluster.proxy_port, cluster.upstream_port
+        self._ports = cluster.ports
         self._checkpoint = checkpoint.encode()
         self._target = target.encode()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,7 +100,11 @@ class KafkaProxy:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with await asyncio.start_server(self._serve, LOOPBACK, self._ports[0]):
+        async with AsyncExitStack() as servers:
+            for proxy_port, upstream_port in self._ports:
+                serve = partial(self._serve, upstream_port)
+                server = await asyncio.start_server(serve, LOOPBACK, proxy_port)
+                await servers.enter_async_context(server)
             self._listens.set()
             await self._stop.wait()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -107,6 +113,11 @@ class KafkaProxy:
     def hold_next(self, *, commit: bool) -> None:
         """Hold the next commit or abort."""
         self._wanted = commit
+
+    @property
+    def holds(self) -> bool:
+        """Whether an EndTxn is held."""
+        return self._held is not None
 
     def let_go(self) -> int | None:
         """Forward the EndTxn that is held, and return the broker's error code."""
@@ -118,9 +129,15 @@ class KafkaProxy:
 
     # --- connections -----------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, upstream = await asyncio.open_connection(LOOPBACK, self._ports[1])
-        back = asyncio.ensure_future(self._pump(answers, writer.write, writer.drain))
+    async def _serve(
+        self, upstream_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            answers, upstream = await asyncio.open_connection(LOOPBACK, upstream_port)
+        except OSError:  # the broker is down
+            writer.close()
+            return
+        back = asyncio.ensure_future(self._pump(answers, writer))
         try:
             while True:
                 size = await reader.readexactly(4)
@@ -143,16 +160,12 @@ class KafkaProxy:
             writer.close()
             upstream.close()
 
-    async def _pump(
-        self,
-        reader: asyncio.StreamReader,
-        write: Callable[[bytes], None],
-        drain: Callable[[], Awaitable[None]],
-    ) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await reader.read(1 << 16):
-                write(data)
-                await drain()
+                writer.write(data)
+                await writer.drain()
+        writer.close()  # as the broker has done
 
     def _is_wanted(self, frame: bytes) -> bool:
         if self._wanted is None or _key_of(frame) != END_TXN:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,14 @@ LET_GO: Final = frozenset({"ownership_lost", "handed_over", "slice_interrupted",
 """Log events after which the node no longer owns the slice that they name."""
 ENDED: Final = frozenset({"worker_died", "stopping"})
 """Log events after which the node owns no slice, as it has one worker in this suite."""
+
+_PROBE: Final = """\
+import socket, sys
+with socket.create_connection(sys.argv[1:], timeout=1) as connection:
+    connection.settimeout(1)
+    connection.sendall(b"GET /readyz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n")
+    sys.exit(b" 200 " not in connection.recv(20))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,15 @@ class Node(devtools.LocalNode):
         """Delete the state folder of the node, which must be stopped."""
         assert not self.running, f"stop {self.node_id} before its store is wiped"
         shutil.rmtree(self.state_dir)
+
+    def is_ready(self) -> bool:
+        """Return whether ``/readyz`` says within a second that it may own all that it keeps."""
+        served = self.told_now("admin_served")
+        if not served:
+            return False
+        command = [*self.place.wrapper, sys.executable, "-I", "-c", _PROBE]
+        command += str(served[-1]["url"]).rsplit(":", 1)
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def told(self, *names: str) -> list[dict[str, Any]]:
         """Return its log lines of all runs whose message is one of ``names``; no names: all."""

@@ -143,5 +143,7 @@ class Watch:
             tuple(_headers_of(message) or ()),
         )
         self.found.append(one)
-        if one.uid is not None:
-            self.uids.add(one.uid)
+        # An outcome has no own headers: it is known by where its cancel or fire was written.
+        known = one.uid or one.header("delay-source")
+        if known is not None:
+            self.uids.add(known)

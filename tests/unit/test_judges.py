@@ -13,8 +13,8 @@ from delayservice.smoke.judge import Tally, Verdict, counts, quantile
 from delayservice.smoke.load import AFTER, HEAD, SIZE_MIN, WITHDRAWN, Batch, Kind, Loaded
 from tests.faults.checker import Rules, check
 from tests.faults.checker import Verdict as CheckerVerdict
-from tests.faults.facts import UID, Acked, Found, Header, Step
-from tests.faults.history import Plan, steps
+from tests.faults.facts import UID, Acked, Found, Header, Op, Step
+from tests.faults.history import CANCELLERS, Plan, steps
 
 RULES = Rules("delay", "dead", "outcomes", grace_ms=5_000)
 T0_MS = 1_800_000_000_000
@@ -23,46 +23,62 @@ T0_MS = 1_800_000_000_000
 def acked(
     uid: bytes,
     offset: int,
-    delay_ms: int | None = 1_000,
+    delay_ms: int = 1_000,
+    op: Op = "schedule",
     *,
     name: bytes | None = None,
     against: bytes | None = None,
     after_ms: int = 0,
+    partition: int = 2,
+    times: int = 0,
 ) -> Acked:
     own: tuple[Header, ...] = ((UID, uid), ("trace", b"\x00"), ("trace", None))
-    step = Step(uid, 2, b"key", b"value", own, delay_ms, "to", name, against)
+    step = Step(uid, partition, b"key", b"value", own, delay_ms, "to", name, against, op, times)
     return Acked(step, offset, T0_MS + after_ms)
 
 
-def arrival(record: Acked, late_ms: int = 7) -> Found:
+def arrival(record: Acked, late_ms: int = 7, *more: Header, number: int = 0) -> Found:
+    due_ms = record.due_ms + max(number - 1, 0) * record.step.delay_ms
     headers: list[Header] = [
         *record.step.own,
-        ("delay-due-at", b"%d" % record.due_ms),
-        ("delay-source", b"delay:2:%d" % record.offset),
-        ("delay-settles", b"%d" % record.offset),
+        ("delay-due-at", b"%d" % due_ms),
+        ("delay-source", record.place("delay") + (b"#%d" % number if number else b"")),
+        ("delay-settles", b"%d" % (record.offset + 100 * number)),
+        *more,
     ]
     if record.step.name is not None:
         headers.append(("delay-id", record.step.name))
-    written_ms = record.due_ms + late_ms
+    written_ms = due_ms + late_ms
     step = record.step
     return Found(step.target, 0, 0, written_ms, written_ms, step.key, step.value, tuple(headers))
 
 
-def outcome(record: Acked, fate: bytes) -> Found:
+def outcome(record: Acked, fate: bytes, by: Acked | None = None) -> Found:
     headers: list[Header] = [
         ("delay-outcome", fate),
         ("delay-shard", b"delay:2"),
         ("delay-settles", b"%d" % record.offset),
         ("delay-id", record.step.name),
     ]
+    if by is None:
+        headers.append(("delay-source", record.place("delay")))
+    elif by.step.partition == 2:
+        headers.append(("delay-settled-by", b"%d" % by.offset))
+    else:  # it was forwarded
+        headers.append(("delay-settled-by", b"77"))
+        headers.append(("delay-settled-by-source", by.place("delay")))
     return Found("outcomes", 0, 0, T0_MS, T0_MS, record.step.name, None, tuple(headers))
 
 
 THREE = [acked(b"a", 0), acked(b"b", 1, 0), acked(b"c", 2, 10_000)]
 CAME = [arrival(one) for one in THREE]
 VICTIM = acked(b"victim", 3, 20_000, name=b"id")
-CANCEL = acked(b"cancel", 4, None, name=b"id", against=b"victim", after_ms=1_000)
+CANCEL = acked(b"cancel", 4, 0, "cancel", name=b"id", against=b"victim", after_ms=1_000)
 SUCCESSOR = acked(b"next", 4, 3_000, name=b"id", against=b"victim", after_ms=1_000)
+FIRE = replace(CANCEL, step=replace(CANCEL.step, op="fire"))
+ONCE = replace(VICTIM, step=replace(VICTIM.step, op="absent"))
+AGAIN = replace(SUCCESSOR, step=replace(SUCCESSOR.step, op="absent"))
+SERIES = acked(b"series", 9, times=2)
 
 
 def faults(found: list[Found], *more: Acked) -> dict[str, list[bytes]]:
@@ -122,14 +138,18 @@ def test_a_record_that_must_be_refused_has_one_letter() -> None:
 
 
 EARLY = replace(CAME[0], written_ms=THREE[0].due_ms - 1)
-DONE = [outcome(VICTIM, b"cancelled"), outcome(CANCEL, b"cancelled")]
+DONE = [outcome(VICTIM, b"cancelled", CANCEL), outcome(CANCEL, b"cancelled")]
 TOO_LATE = outcome(CANCEL, b"not_pending")
-ROLLED = outcome(replace(VICTIM, offset=99), b"cancelled")
+ROLLED = outcome(replace(VICTIM, offset=99), b"cancelled", CANCEL)
 CLOSE = replace(CANCEL, appended_ms=VICTIM.due_ms - RULES.grace_ms + 1)
 BEHIND = [arrival(THREE[0], 20_000), *CAME[1:]]
 ALONE = acked(b"alone", 3, name=b"alone-id")
-DELIVERED = {"cancelled_but_delivered": [b"victim"]}
+DELIVERED = {"ineffective": [b"victim"]}
 WRONG_OUTCOMES = {"outcomes_wrong": [b"id"]}
+TWICE = {"outcomes_wrong": [b"id", b"delay:2:3"]}
+FIRED = [arrival(VICTIM, -18_000, ("delay-fired-by", b"4")), outcome(FIRE, b"fired")]
+KEPT = outcome(AGAIN, b"kept")
+OCCURRENCES = [arrival(SERIES, number=number) for number in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -150,14 +170,29 @@ WRONG_OUTCOMES = {"outcomes_wrong": [b"id"]}
         ([*CAME, arrival(VICTIM), outcome(CLOSE, b"not_pending")], [VICTIM, CLOSE], {}),
         (
             [*CAME, arrival(VICTIM), DONE[0], outcome(CLOSE, b"cancelled")],
-            *([VICTIM, CLOSE], WRONG_OUTCOMES),
+            *([VICTIM, CLOSE], TWICE),
         ),
         ([*CAME, DONE[1]], [VICTIM, CANCEL], {"lost": [b"victim"], **WRONG_OUTCOMES}),
-        ([*CAME, *DONE, DONE[0]], [VICTIM, CANCEL], WRONG_OUTCOMES),
-        ([*CAME, *DONE, DONE[1]], [VICTIM, CANCEL], WRONG_OUTCOMES),
+        ([*CAME, *DONE, DONE[0]], [VICTIM, CANCEL], TWICE),
+        ([*CAME, ROLLED, *DONE], [VICTIM, CANCEL], WRONG_OUTCOMES),
+        ([*CAME, *FIRED], [VICTIM, FIRE], {}),
+        ([*CAME, FIRED[1]], [VICTIM, FIRE], {"lost": [b"victim"]}),
+        (
+            [*CAME, FIRED[0], outcome(FIRE, b"not_pending")],
+            *([VICTIM, FIRE], {"early": [b"victim"], "altered": [b"victim"], **DELIVERED}),
+        ),
+        ([*CAME, arrival(VICTIM), FIRED[1]], [VICTIM, FIRE], {"altered": [b"victim"]}),
+        ([*CAME, arrival(VICTIM), outcome(FIRE, b"not_pending")], [VICTIM, FIRE], DELIVERED),
+        ([*CAME, arrival(ONCE), KEPT], [ONCE, AGAIN], {}),
+        ([*CAME, arrival(ONCE)], [ONCE, AGAIN], {"lost": [b"next"], **WRONG_OUTCOMES}),
+        ([*CAME, arrival(ONCE), arrival(AGAIN)], [ONCE, AGAIN], DELIVERED),
+        ([*CAME, *OCCURRENCES], [SERIES], {}),
+        ([*CAME, OCCURRENCES[0]], [SERIES], {"lost": [b"series#2"]}),
+        ([*CAME, *OCCURRENCES, OCCURRENCES[1]], [SERIES], {"duplicated": [b"series#2"]}),
+        ([*CAME, arrival(THREE[2], number=3)], [], {"strangers": [b"c#3"]}),
         (
             [*CAME, arrival(ALONE), outcome(ALONE, b"expired")],
-            *([ALONE], {"outcomes_wrong": [b"alone-id"]}),
+            *([ALONE], {"outcomes_wrong": [b"alone-id", b"delay:2:3"]}),
         ),
         ([*CAME, *DONE, arrival(CANCEL)], [VICTIM, CANCEL], {"strangers": [b"cancel"]}),
     ],
@@ -168,12 +203,34 @@ def test_the_checker_reports_faults(
     assert faults(found, *more) == expected
 
 
+@pytest.mark.parametrize(
+    ("partition", "ahead_ms", "expected"), [(2, 50, DELIVERED), (3, 50, {}), (3, 1_000, DELIVERED)]
+)
+def test_only_a_record_of_another_partition_is_overtaken_by_a_canceller_that_follows_at_once(
+    partition: int, ahead_ms: int, expected: dict[str, list[bytes]]
+) -> None:
+    for first, second, fate in ((VICTIM, SUCCESSOR, b"replaced"), (ONCE, AGAIN, b"kept")):
+        step = replace(second.step, partition=partition)
+        later = replace(second, step=step, appended_ms=T0_MS + ahead_ms)
+        if fate == b"kept":
+            found = [arrival(later), outcome(first, fate)]
+        else:
+            found = [arrival(first), outcome(later, fate, first)]
+        assert faults([*CAME, *found], first, later) == expected
+    cancel = replace(CANCEL, step=replace(CANCEL.step, partition=partition))
+    cancel = replace(cancel, appended_ms=T0_MS + ahead_ms)
+    late = [arrival(VICTIM), outcome(cancel, b"not_pending")]
+    assert faults([*CAME, *late], VICTIM, cancel) == expected
+    done = [outcome(VICTIM, b"cancelled", cancel), outcome(cancel, b"cancelled")]
+    assert faults([*CAME, *done], VICTIM, cancel) == {}
+
+
 def test_a_replaced_record_gives_way_to_its_successor() -> None:
-    found = [*CAME, arrival(SUCCESSOR), outcome(VICTIM, b"replaced")]
+    found = [*CAME, arrival(SUCCESSOR), outcome(VICTIM, b"replaced", SUCCESSOR)]
     assert faults(found, VICTIM, SUCCESSOR) == {}
     assert faults([*found, arrival(VICTIM)], VICTIM, SUCCESSOR) == {
-        "cancelled_but_delivered": [b"victim"],
-        "outcomes_wrong": [b"id"],
+        "ineffective": [b"victim"],
+        **TWICE,
     }
     assert faults(found[:3], VICTIM, SUCCESSOR) == {
         "lost": [b"victim", b"next"],
@@ -189,19 +246,19 @@ def test_the_same_seed_writes_the_same_history() -> None:
     assert {step.partition for step in first} == set(range(4))
 
 
-def test_a_canceller_follows_its_victim_in_the_same_partition() -> None:
+def test_a_canceller_follows_its_victim_in_any_partition() -> None:
     plan = Plan(7, "delay", 4, ("one", "two"), per_s=100)
     written: dict[bytes, Step] = {}
-    fates = set()
+    pairs = set()
     for step in islice(steps(plan), 2_000):
         if step.against is not None:
             victim = written[step.against]
-            assert (victim.partition, victim.name) == (step.partition, step.name)
+            assert victim.name == step.name
             assert victim.delay_ms == plan.victim_delay_ms
-            fates.add(step.delay_ms is None)
+            pairs.add((step.op, victim.partition == step.partition))
         assert step.uid not in written
         written[step.uid] = step
-    assert fates == {True, False}
+    assert pairs == {(op, is_same) for op in CANCELLERS for is_same in (True, False)}
 
 
 def test_lateness_is_ranked() -> None:

@@ -285,6 +285,24 @@ def kept_out_by_a_requeued_record(w: World) -> None:
     w.outcome(T + 10_000, "kept", requeued_around(w))
 
 
+def absent_twice(w: World, kept_ms: int) -> None:
+    """The first is requeued late, at T + 5,000, and the second is kept out."""
+    first, second = (w.source(T + n * 1_000, T + HOUR, NAMED, IF_ABSENT) for n in range(2))
+    copy = w.requeue(T + 5_000, first, T + HOUR, base=1, name=ID)
+    w.outcome(kept_ms, "kept", second)
+    w.delivery(T + HOUR, copy, T + HOUR, NAMED, origin=f"{w.delay}:0:0")
+
+
+@case()
+def kept_out_as_soon_as_the_requeued_record_was_read(w: World) -> None:
+    absent_twice(w, T + 5_020)
+
+
+@case(("wrong_outcome", 1))
+def kept_out_before_the_requeued_record_was_written(w: World) -> None:
+    absent_twice(w, T + 1_010)
+
+
 @case(("wrong_outcome", 1), at_ms=3 * HOUR)
 def scheduled_beside_a_requeued_record(w: World) -> None:
     absent = requeued_around(w)

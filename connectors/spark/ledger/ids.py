@@ -141,7 +141,8 @@ class IdHistory:
             while coming and coming[-1].base <= absent.offset:
                 begun.append(coming.pop())
             begun = [one for one in begun if self._may_pend(one, absent)]
-            others = [one for one in begun if _was_read_by(one, absent)]
+            tolerance_ms = ORDER_MS if absent.settlement == "kept" else -ORDER_MS
+            others = [one for one in begun if _was_read_by(one, absent, tolerance_ms)]
             if absent.settlement != "kept":
                 since_ms = absent.at_ms + ORDER_MS
                 kept_by = next((one for one in others if one.at_ms > since_ms), None)
@@ -184,9 +185,10 @@ class IdHistory:
                 yield number, "it waited for its home, and what it waited with went without it"
 
 
-# H had read it when it passed the absent one, which a requeued one may lie behind.
-def _was_read_by(line: Line, absent: Line) -> bool:
-    return line.offset < absent.offset or line.written_ms + ORDER_MS < absent.at_ms
+# H had read it when it passed the absent one, which a requeued one may lie behind: for certain with
+# a negative tolerance, perhaps with a positive one.
+def _was_read_by(line: Line, absent: Line, tolerance_ms: int) -> bool:
+    return line.offset < absent.offset or line.written_ms < absent.at_ms + tolerance_ms
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
