@@ -207,6 +207,7 @@ class Lane:
     def log_reaches(self, end: int) -> None:
         """Note that the log ends at source offset ``end``, exclusive."""
         self.shard.reaches(end)
+        self._fetch.source.log_reaches(self.place, end)
 
     def step_down(self) -> None:
         """Become a replica again at the committed cursor; safe after an error in another call."""
