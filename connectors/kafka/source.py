@@ -58,7 +58,7 @@ WAKE_S: Final = 0.1
 BEHIND_WAIT_S: Final = 0.01
 # Time after which a partition of which the client brings nothing is read anew, in s. librdkafka
 # 2.16 may never end its check of a position (https://github.com/confluentinc/librdkafka/issues/4492).
-SILENT_S: Final = 30.0
+SILENT_S: Final = 15.0
 # Time after which a damaged partition is read again, in s: another broker may lead it by then.
 DAMAGED_AGAIN_S: Final = 5.0
 
@@ -197,13 +197,13 @@ class KafkaSource:
             self._standing[place] = position, now_s
         elif now_s - since_s >= SILENT_S and not self._has_more[place in self._catching_up]:
             del self._standing[place]
-            _log.warning(
+            _log.info(
                 "partition_read_anew",
                 topic=place[0],
                 partition=place[1],
                 offset=position,
                 end=end,
-                hint="the log goes on, and Kafka's client brought nothing of it for 30 s: it "
+                hint="the log goes on, and Kafka's client brought nothing of it for 15 s: it "
                 "hangs, or a producer has left a transaction open there",
             )
             self.seek(place, position, self._last_read[place])

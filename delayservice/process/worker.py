@@ -235,7 +235,9 @@ class Worker:
         elif self._verdict.may_own:
             _log.info("worker_electable", was=before.cause.value)
         else:
-            _log.warning("worker_not_electable", cause=cause, why=why)
+            hangs = self._verdict.cause is Cause.LOOP_HANGS
+            where = {"stack": self._thread.stack} if hangs else {}
+            _log.warning("worker_not_electable", cause=cause, why=why, **where)
 
     def _ask_the_time(self) -> None:
         """Query a broker's time if the wall clock is not trusted. If it is, close the client that

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,6 +170,12 @@ class WorkerThread:
     def measured(self, asked_s: float, ends: Mapping[int, Mapping[str, int]]) -> None:
         for number, its_ends in ends.items():
             self._log_ends[number] = _LogEnds(asked_s, its_ends)
+
+    @property
+    def stack(self) -> str:
+        """What the loop is doing, for reports."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  # its public name
+        return "".join(traceback.format_stack(frame))
 
     @property
     def turn_s(self) -> float:
