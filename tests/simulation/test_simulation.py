@@ -60,6 +60,7 @@ BROKE_ONCE = [
     (OUTAGE | {"absent": 0.3}, 78_081_494),
     (OUTAGE | {"absent": 0.3}, 78_081_890),
     (OUTAGE | {"absent": 0.3}, 91_081_245),
+    (OUTAGE, 103_081_555),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

@@ -266,6 +266,14 @@ class Users:
         for place, record_id in sorted(self._endless):
             self._write(place, Wish(CANCEL, record_id), None)
 
+    def cancel_doubled(self) -> None:
+        """Cancel again what would never end: of two pending records of an id, a cancel may settle
+        one.
+        """
+        for place, record_id in sorted(self._endless):
+            if record_id in self._world.oracle.shards[place].doubled_ids:
+                self._write(place, Wish(CANCEL, record_id), None)
+
 
 def _bytes_of(wish: Wish) -> int:
     """What a record takes of a batch."""

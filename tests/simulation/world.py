@@ -621,6 +621,8 @@ class World:
                 return
             self._tick(20 if turn < 50 else 200)
             self._turn()
+            if turn % 100 == 99:
+                self.users.cancel_doubled()
         raise ViolationError(f"never owned, or never settled: {self.oracle.pending()}")
 
     def _turn(self) -> None:
