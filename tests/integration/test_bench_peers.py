@@ -14,6 +14,7 @@ SYSTEMS = {"this service": True, "RocketMQ": False, "NATS": True}
 
 
 @pytest.mark.night
+@pytest.mark.timeout(960)
 @pytest.mark.skipif(shutil.which("go") is None, reason="NATS is built with Go")
 def test_all_systems_deliver_every_message_and_this_one_delivers_it_once() -> None:
     words = ("--n", "200", "--rate", "100", "--no-warm-up", "--json")

@@ -97,7 +97,7 @@ def test_a_cancel_by_any_client_finds_what_any_other_scheduled(
         for number in range(IDS)
     }
     service = bench.serve()
-    far = {"delay-after": str(YEAR_MS), "delay-target-topic": target}
+    far = {"delay-after": f"{YEAR_MS}ms", "delay-target-topic": target}
     for name, send in clients.items():
         send(bench, [record_id for record_id, (one, _) in ids.items() if one == name], far)
     await_fences(bench)

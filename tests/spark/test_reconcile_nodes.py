@@ -51,6 +51,7 @@ class Pair:
         sets = [f"zookeeper.hosts={cluster.zookeeper}", f"zookeeper.root={root}"]
         sets += ["digests.interval_ms=1s", "topics.checkpoint_partitions=1", f"node.store={store}"]
         sets.append("wheel.slots=2160")  # six hours
+        sets.append("delivery.id_partitions=1")  # all records stay where they are written
         self.bench = Bench(cluster.bootstrap, folder, partitions=2, sets=sets)
         self.nodes = {"n1": self.start("n1")}
         self.nodes["n1"].wait_serving(2)
