@@ -41,6 +41,11 @@ FORCED_CONSUMER: Final[Mapping[str, Any]] = {**FORCED, "check.crcs": True}
 RECONNECT_MS_MAX: Final = 1_000
 
 
+# A request that waits for a broker which is down has librdkafka 2.16 connect to it without a pause,
+# thousands of times a second, unless it keeps its connections anyway.
+EAGER: Final[Mapping[str, Any]] = {"enable.sparse.connections": False}
+
+
 class KafkaAdmin(AdminClient):
     """An admin client that keeps the last of the errors in ``UNREACHABLE``, which the errors of
     failed requests omit.
@@ -48,7 +53,7 @@ class KafkaAdmin(AdminClient):
 
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""
-        config: dict[str, Any] = {**with_tokens(options), **FORCED, "error_cb": self._note}
+        config: dict[str, Any] = {**EAGER, **with_tokens(options), **FORCED, "error_cb": self._note}
         super().__init__(config, logger=logger)
 
     def _note(self, error: KafkaError) -> None:

@@ -23,6 +23,12 @@ def ids_at(home: int, fate: str, count: int = 10) -> list[str]:
     return [name for name in names if partition_for(name.encode(), PARTITIONS) == home][:count]
 
 
+def connections_refused() -> int:
+    """On this machine since it was started."""
+    names, counts = Path("/proc/net/snmp").read_text("ascii").splitlines()[6:8]
+    return int(dict(zip(names.split(), counts.split(), strict=True))["AttemptFails"])
+
+
 def test_records_for_a_home_without_leader_wait_in_order(tmp_path: Path) -> None:
     with (
         EmbeddedCluster(brokers=3, zookeepers=0) as cluster,
@@ -33,6 +39,7 @@ def test_records_for_a_home_without_leader_wait_in_order(tmp_path: Path) -> None
         target = bench.placed(bench.target_name("orders"), [[1, 2, 3]])
         service = bench.serve()
         cluster.stop_broker(3, kill=True)
+        before = connections_refused()
         ids = {name: fate for fate in OPS for name in ids_at(AWAY, fate)}
         soon = ids_at(AWAY, "delivered")
         for number, name in enumerate([*ids, *soon]):
@@ -47,6 +54,7 @@ def test_records_for_a_home_without_leader_wait_in_order(tmp_path: Path) -> None
         for number, (name, fate) in enumerate(ids.items()):
             bench.send([("delay-id", name), OPS[fate]], partition=number % AWAY)
         assert outcomes_by_id(bench) == {}, "nothing is decided away from home"
+        assert connections_refused() - before < 10_000, "clients pause before they connect again"
         cluster.start_broker(3)
         await_true(
             lambda: outcomes_by_id(bench).keys() >= ids.keys(),
