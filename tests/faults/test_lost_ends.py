@@ -66,7 +66,9 @@ def test_records_that_a_delay_topic_kept_have_one_outcome_after_it_lost_its_end(
         stage.history.finish()
         # A lost requeued record takes its schedule with it.
         recurring = [one.step.arrivals for one in stage.history.acked if one.step.times]
-        stage.await_true(lambda: stage.watch.uids.issuperset(*recurring), "what recurs has ended")
+        stage.await_true(
+            lambda: all(map(stage.watch.uids.issuperset, recurring)), "what recurs has ended"
+        )
         write(stage, b"before")
         with without_the_end(stage, stage.delay_topic):
             stage.cut |= write(stage, b"lost")

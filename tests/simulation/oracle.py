@@ -894,10 +894,12 @@ class Oracle:
                 is_away = record.group or shard.home_of(record) is not None
                 if is_away and record.outcome not in FINAL:
                     continue  # it has gone on
+                if record.is_put_off and not record.number:
+                    continue  # its copy may begin where it is fired
                 ends = final.setdefault(record.source(shard.place), [])
                 if record.outcome in FINAL:
                     ends.append(record.outcome)
-                elif record.wish.cron and not record.number and not record.is_put_off:
+                elif record.wish.cron and not record.number:
                     ends.append("begun")
         for source in self._refused:
             place, user = self._users(source)

@@ -61,6 +61,7 @@ BROKE_ONCE = [
     (OUTAGE | {"absent": 0.3}, 78_081_890),
     (OUTAGE | {"absent": 0.3}, 91_081_245),
     (OUTAGE, 103_081_555),
+    ({"absent": 0.7}, 203_100_032),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2
