@@ -171,6 +171,7 @@ class KafkaSource:
 
     def drop(self, place: Place) -> None:
         self._held.discard(place)
+        self._standing.pop(place, None)
         if place in self._positions:
             self._unassign(place)
             del self._positions[place], self._last_read[place], self._begun[place]
@@ -187,10 +188,11 @@ class KafkaSource:
             self._consumer_of(place).resume([TopicPartition(*place)])
 
     def log_reaches(self, place: Place, end: int) -> None:
-        position = self._positions.get(place, end)
-        if position >= end or place in self._held or place in self._damaged:
+        is_read = self._is_assigned(place) and place not in self._held
+        if not is_read or self._positions[place] >= end:
             self._standing.pop(place, None)
             return
+        position = self._positions[place]
         now_s = self._clients.monotonic_s()
         stood_at, since_s = self._standing.setdefault(place, (position, now_s))
         if stood_at != position:
@@ -203,8 +205,8 @@ class KafkaSource:
                 partition=place[1],
                 offset=position,
                 end=end,
-                hint="the log goes on, and Kafka's client brought nothing of it for 15 s: it "
-                "hangs, or a producer has left a transaction open there",
+                hint="the log goes on, and Kafka's client brought nothing of it for "
+                f"{SILENT_S:.0f} s: it hangs, or a producer has left a transaction open there",
             )
             self.seek(place, position, self._last_read[place])
 
@@ -213,8 +215,9 @@ class KafkaSource:
             self._read_damaged_again()
         messages: list[Any] = []
         if self._catching_up:
-            messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))
-            self._has_more[True] = len(messages) >= min(limit, BEHIND_RECORDS)
+            behind_max = min(limit, BEHIND_RECORDS)
+            messages = take(self._behind, 0, behind_max)
+            self._has_more[True] = len(messages) >= behind_max
             timeout_s = 0 if messages else min(timeout_s, BEHIND_WAIT_S)
         runs = list(self._runs(messages)) if messages else []
         messages = and_more(self._head, self._await_first(timeout_s), limit, gather_s)
