@@ -200,13 +200,7 @@ class KafkaSource:
         elif now_s - since_s >= SILENT_S and not self._has_more[place in self._catching_up]:
             del self._standing[place]
             _log.info(
-                "partition_read_anew",
-                topic=place[0],
-                partition=place[1],
-                offset=position,
-                end=end,
-                hint="the log goes on, and Kafka's client brought nothing of it for "
-                f"{SILENT_S:.0f} s: it hangs, or a producer has left a transaction open there",
+                "partition_read_anew", topic=place[0], partition=place[1], offset=position, end=end
             )
             self.seek(place, position, self._last_read[place])
 

@@ -270,9 +270,10 @@ class OffsetAdvance:
 
     # Requeued ones are in flight from now on (rule 14).
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
-        bases = [base for one in outputs if one[0] in outcome.COPIES]
-        if record_id is not None and bases:
-            self.in_flight.setdefault(record_id, []).extend(bases)
+        if record_id is not None:
+            bases = [base for one in outputs if one[0] in outcome.COPIES]
+            if bases:
+                self.in_flight.setdefault(record_id, []).extend(bases)
         return outputs
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
