@@ -305,6 +305,8 @@ def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
     drawn |= {"roll_window_ms": window_ms, "far": 0.0 if window_ms == NO_ROLL_MS else plan.far}
     if kind is HOMES_ADDED and homes == kind["partitions"]:
         drawn["counted"] = Random(f"counted {seed}").random() < 0.5
+        if drawn["counted"]:  # the slice of partition 0 tells the others how many there are
+            drawn["stuck"] = ""
     if plan.load:  # each try to go home is one more record to read: one a poll would not keep up
         drawn["poll_records"] = max(plan.poll_records, 5)
     return replace(plan, **kind | drawn)

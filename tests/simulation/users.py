@@ -234,6 +234,13 @@ class Users:
             record_id = b"id-%d" % self._rng.randrange(self._world.plan.ids)
             self._write(place, replace(wish, record_id=record_id), None)
 
+    def write_to(self, slice_no: int) -> None:
+        """Write a record that is due now, which the owner of the slice has to settle."""
+        place = next(place for place in self._world.open_places if place[1] == slice_no)
+        level_ms = LEVELS_MS.get(place[0], 0)
+        wish = Wish(SCHEDULE, due_ms=self._world.now_ms + level_ms, target=TARGETS[0])
+        self._write(place, replace(wish, value=b"now", level_ms=level_ms), None)
+
     # --- transactions --------------------------------------------------------------------------
 
     def _maybe_transaction(self) -> Transaction | None:

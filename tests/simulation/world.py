@@ -516,7 +516,10 @@ class World:
         owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
         self._drain(owners)
         self.oracle.check_chains()
-        if self.plan.load:  # a writer that was lost may rest until then, and a clock be in doubt
+        if self.plan.load:  # a writer may be lost, which a commit shows, and a clock be in doubt
+            for number in owners:
+                self.users.write_to(number)
+            self._turn_until(lambda: self.oracle.is_drained)
             self._turn_until(lambda: all(_serves(n, o) for n, o in owners.items()))
             self._serve_load()
             self._turn_until(lambda: self.oracle.is_drained)
