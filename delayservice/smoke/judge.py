@@ -34,6 +34,7 @@ from delayservice.base.errors import ClusterError
 from delayservice.base.tokens import with_tokens
 from delayservice.smoke.helper import READY, Counter
 from delayservice.smoke.load import (
+    ADMIN_OPTIONS,
     AFTER,
     HEAD,
     QUIET,
@@ -288,9 +289,7 @@ class KafkaSource:
     def __init__(
         self, client: Mapping[str, str], topics: Sequence[str], *, from_end: bool = False
     ) -> None:
-        self._admin = AdminClient(
-            {**with_tokens(client), "allow.auto.create.topics": False}, logger=QUIET
-        )
+        self._admin = AdminClient({**with_tokens(client), **ADMIN_OPTIONS}, logger=QUIET)
         options: dict[str, Any] = {
             "fetch.wait.max.ms": 50,
             # Pause before a full queue is checked again: the default of a second limits every

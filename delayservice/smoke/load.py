@@ -29,6 +29,13 @@ QUIET: Final = logging.getLogger("delayservice.smoke.clients")
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
+# Of admin clients. One whose request waits for a broker that is down would connect to it without a
+# pause, as those of the service would.
+ADMIN_OPTIONS: Final[Mapping[str, Any]] = {
+    "allow.auto.create.topics": False,
+    "enable.sparse.connections": False,
+}
+
 # Number u64; due time in epoch milliseconds u64, or the delay in ms if the due time follows from
 # the append time; tag of the load. A value goes on with random bytes, up to the Batch's size.
 HEAD: Final = struct.Struct(">QQ8s")

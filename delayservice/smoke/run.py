@@ -16,7 +16,7 @@ from delayservice.base.errors import ClusterError
 from delayservice.base.tokens import with_tokens
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import JudgePlan, Verdict, judge
-from delayservice.smoke.load import QUIET, Loaded, LoadPlan, load
+from delayservice.smoke.load import ADMIN_OPTIONS, QUIET, Loaded, LoadPlan, load
 from delayservice.smoke.progress import Steps
 
 _TARGET_PARTITIONS: Final = 4
@@ -26,7 +26,7 @@ _ANSWER_S: Final = 5.0
 
 def await_topics(client: Mapping[str, str], delay_topic: str, target: str, wait_ms: int) -> None:
     """Wait for brokers and the delay topic, and create the target if it is missing."""
-    admin = AdminClient({**with_tokens(client), "allow.auto.create.topics": False}, logger=QUIET)
+    admin = AdminClient({**with_tokens(client), **ADMIN_OPTIONS}, logger=QUIET)
     deadline_s = time.monotonic() + wait_ms / 1_000
     why = f"{delay_topic} does not exist; is the service running?"
     while True:

@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -31,8 +31,6 @@ BAD_BROKER: Final = 3
 SOUND_BROKERS: Final = (1, 2)
 PAUSE_MS: Final = 7_000
 """The longest: 3 s of stall, 0.3 s for an abort that can't end, 1 s for the fence, and a retry."""
-SAME_TRANSACTION: Final = timedelta(seconds=2)
-"""By then the writer of the transaction in which the target was recognised is given up."""
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +76,13 @@ def play(bench: Bench, bad: str, fail: Callable[[], object]) -> ServiceProcess:
 
 
 def assert_no_pause_once_known(service: ServiceProcess) -> None:
-    """No transaction ends without its records after the bad target was recognised, however slow
-    the machine is: what waits for the target is not in any.
+    """Only the transaction in which the bad target was recognised may end without its records,
+    however slow the machine is: what waits for the target is in none that follows.
     """
     known = min(happened(service, "target_blocked"))
-    pauses = happened(service, "writer_ended") + happened(service, "ownership_lost")
-    assert pauses
-    assert max(pauses) <= known + SAME_TRANSACTION
+    ended = happened(service, "writer_ended")
+    assert ended
+    assert sum(at > known for at in ended) <= 1
 
 
 def happened(service: ServiceProcess, name: str) -> list[datetime]:

@@ -20,7 +20,7 @@ from tests.integration.nodes import two_nodes
 pytestmark = [pytest.mark.night, pytest.mark.timeout(7_200)]
 
 PENDING = int(os.environ.get("PENDING_RECORDS", "10000000"))
-PER_S = 8_000
+PER_S = 16_000
 """Rate at which they become due, and the least at which both nodes store them."""
 RSS_MIB_MAX = 1 << 10
 """Of all processes of a node, however many records are pending."""
@@ -61,7 +61,7 @@ def test_pending_records_outlive_the_death_of_their_owner_and_its_return(
             group.await_home()
             assert now_ms() < due_ms
             judging.tell(loaded)
-            verdict = judging.expect(Verdict)
+            verdict = judging.expect(Verdict, timeout_s=4 * stored_s)
             assert verdict.is_good, counts(verdict)
             for node in group.nodes.values():
                 await_true(lambda: holds(node, 0), "a node holds none", 60)  # noqa: B023
