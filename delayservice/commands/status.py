@@ -19,9 +19,12 @@ from delayservice.commands.console import (
     show_table,
     span,
 )
+from delayservice.commands.options import now_ms
 from delayservice.metrics.status import NodeState, Pause, SliceState
 
 _COLUMNS: Final = ("slice", "worker", "state", "epoch", "pending", "stored", "lag", "next due")
+# A node counts its records once a second: what has come due since then may be delivered.
+_COUNTED_MS: Final = 2_000
 
 
 def run(common: ApiOptions) -> int:
@@ -78,9 +81,14 @@ def _paused(pause: Pause) -> str:
 
 def _cells(row: SliceState) -> list[object]:
     state = f"{row.state} !" if row.alarm else row.state
-    due = None if row.oldest_due_ms is None else from_now(row.oldest_due_ms)
     counts = (row.epoch or None, row.pending, row.stored, row.source_lag)
-    return [row.slice, row.worker, state, *counts, due]
+    return [row.slice, row.worker, state, *counts, _next_due(row.oldest_due_ms)]
+
+
+def _next_due(due_ms: int | None) -> str | None:
+    if due_ms is None:
+        return None
+    return "now" if 0 <= now_ms() - due_ms <= _COUNTED_MS else from_now(due_ms)
 
 
 def _lateness(ms: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from fastapi import FastAPI
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from connectors.kafka.outcomes import together
 from delayservice.admin import context as context_module
@@ -137,15 +138,27 @@ def test_probes_are_answered_while_all_server_threads_wait() -> None:
 
 @pytest.mark.parametrize(("alarm", "exit_code"), [("", 0), ("its log lost its end", 3)])
 def test_the_exit_status_of_status_is_the_health_of_the_node(alarm: str, exit_code: int) -> None:
-    context = context_of(None, slices=(SliceState(0, state="owner", alarm=alarm, stored=1_234),))
-    server = HttpServer(make_app(context, []), "admin", "127.0.0.1:0")
-    try:
-        done = CliRunner().invoke(command_line, ["status", "--api", str(server.serve())])
-    finally:
-        server.close()
+    done = _status(SliceState(0, state="owner", alarm=alarm, stored=1_234))
     assert done.exit_code == exit_code, done.output
     assert "1,234" in done.stdout
     assert alarm in done.stdout
+
+
+@pytest.mark.parametrize(("ago_ms", "shown"), [(500, "now"), (7_500_000, "2 hours ago")])
+def test_status_shows_a_record_as_overdue_only_if_it_was_there_when_last_counted(
+    ago_ms: int, shown: str
+) -> None:
+    due_ms = time.time_ns() // 1_000_000 - ago_ms
+    done = _status(SliceState(0, state="owner", oldest_due_ms=due_ms))
+    assert shown in done.stdout
+
+
+def _status(state: SliceState) -> Result:
+    server = HttpServer(make_app(context_of(None, slices=(state,)), []), "admin", "127.0.0.1:0")
+    try:
+        return CliRunner().invoke(command_line, ["status", "--api", str(server.serve())])
+    finally:
+        server.close()
 
 
 async def _probe_while_full(app: FastAPI, hung: Hung) -> tuple[httpx.Response, httpx.Response]:
