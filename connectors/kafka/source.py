@@ -56,9 +56,6 @@ BEHIND_RECORDS: Final = 2_000
 WAKE_S: Final = 0.1
 # Longest wait for records of other partitions while some partitions catch up, in s.
 BEHIND_WAIT_S: Final = 0.01
-# Time after which a partition of which the client brings nothing is read anew, in s. librdkafka
-# 2.16 may never end its check of a position (https://github.com/confluentinc/librdkafka/issues/4492).
-SILENT_S: Final = 15.0
 # Time after which a damaged partition is read again, in s: another broker may lead it by then.
 DAMAGED_AGAIN_S: Final = 5.0
 
@@ -104,10 +101,6 @@ class KafkaSource:
         # When each partition that was found damaged is read again, monotonic s. Until then it is
         # not assigned.
         self._damaged: dict[Place, float] = {}
-        # Position of each partition whose log goes on, and since when it stands there, monotonic s.
-        self._standing: dict[Place, tuple[int, float]] = {}
-        # The last poll left records in the queue of the consumer that catches up, or at the head.
-        self._has_more = {True: False, False: False}
         self._troubles: list[PartitionError] = []
         self._is_woken = False
         if not NAMES_ARE_CHECKED:
@@ -159,22 +152,25 @@ class KafkaSource:
         consumer.incremental_assign([begin])
         self._begun[place] = begin.offset
         self._positions[place] = offset
-        if place in self._held:  # the client forgets a pause of what was not assigned
+        if place in self._held:
             consumer.pause([TopicPartition(*place)])
 
     def _unassign(self, place: Place) -> None:
-        if self._damaged.pop(place, None) is None:
-            self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
+        if self._damaged.pop(place, None) is not None:
+            return
+        consumer, partition = self._consumer_of(place), TopicPartition(*place)
+        if place in self._held:  # the client keeps a pause of what it no longer reads
+            consumer.resume([partition])
+        consumer.incremental_unassign([partition])
 
     def _is_assigned(self, place: Place) -> bool:
         return place in self._positions and place not in self._damaged
 
     def drop(self, place: Place) -> None:
-        self._held.discard(place)
-        self._standing.pop(place, None)
         if place in self._positions:
             self._unassign(place)
             del self._positions[place], self._last_read[place], self._begun[place]
+        self._held.discard(place)
         self._catching_up.discard(place)
 
     def pause(self, place: Place) -> None:
@@ -187,35 +183,15 @@ class KafkaSource:
         if self._is_assigned(place):
             self._consumer_of(place).resume([TopicPartition(*place)])
 
-    def log_reaches(self, place: Place, end: int) -> None:
-        is_read = self._is_assigned(place) and place not in self._held
-        if not is_read or self._positions[place] >= end:
-            self._standing.pop(place, None)
-            return
-        position = self._positions[place]
-        now_s = self._clients.monotonic_s()
-        stood_at, since_s = self._standing.setdefault(place, (position, now_s))
-        if stood_at != position:
-            self._standing[place] = position, now_s
-        elif now_s - since_s >= SILENT_S and not self._has_more[place in self._catching_up]:
-            del self._standing[place]
-            _log.info(
-                "partition_read_anew", topic=place[0], partition=place[1], offset=position, end=end
-            )
-            self.seek(place, position, self._last_read[place])
-
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[PolledBatch]:
         if self._damaged:
             self._read_damaged_again()
         messages: list[Any] = []
         if self._catching_up:
-            behind_max = min(limit, BEHIND_RECORDS)
-            messages = take(self._behind, 0, behind_max)
-            self._has_more[True] = len(messages) >= behind_max
+            messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))
             timeout_s = 0 if messages else min(timeout_s, BEHIND_WAIT_S)
         runs = list(self._runs(messages)) if messages else []
         messages = and_more(self._head, self._await_first(timeout_s), limit, gather_s)
-        self._has_more[False] = len(messages) >= limit
         return runs + list(self._runs(messages))
 
     def _read_damaged_again(self) -> None:

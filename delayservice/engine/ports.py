@@ -113,11 +113,6 @@ class Source(Protocol):
     def take_errors(self) -> Sequence[PartitionError]:
         """Return an error for each partition that could not be read since the last call."""
 
-    def log_reaches(self, place: Place, end: int) -> None:
-        """Note that a partition's log ends at ``end`` or above. If nothing of it comes for long, it
-        is read anew.
-        """
-
     def pause(self, place: Place) -> None:
         """Stop fetching a partition until ``resume``; records fetched already are kept."""
 

@@ -33,7 +33,7 @@ class Fetch:
             self.is_paused = is_paused
 
     def let_go(self) -> None:
-        """Stop reading, and end a pause, which the client would keep otherwise."""
+        """Stop reading, and end a pause."""
         self.pause(is_paused=False)
         if self.position != NOWHERE:
             self.source.drop(self._place)

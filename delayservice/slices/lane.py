@@ -207,7 +207,6 @@ class Lane:
     def log_reaches(self, end: int) -> None:
         """Note that the log ends at source offset ``end``, exclusive."""
         self.shard.reaches(end)
-        self._fetch.source.log_reaches(self.place, end)
 
     def step_down(self) -> None:
         """Become a replica again at the committed cursor; safe after an error in another call."""
@@ -708,5 +707,4 @@ class Lane:
         ``Source.drop``.
         """
         self._note_position()
-        self._fetch.pause(is_paused=False)  # the client would remember it for the next lane
         self.store.close()

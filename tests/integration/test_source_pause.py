@@ -1,5 +1,6 @@
-"""A pause holds, also one from before the partition was assigned: the client forgets those. And it
-hides no error of a position.
+"""A pause holds, also one from before the partition was assigned, which the client forgets; and it
+ends, also for a consumer that read the partition when it began, which the client does not forget.
+It hides no error of a position.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from connectors.kafka.errors import answer_of
 from connectors.kafka.source import KafkaSource
 from delay_devtools.cluster import EmbeddedCluster
+from delayservice.engine.ports import Place
 from tests.integration.bench import await_true
 
 pytestmark = pytest.mark.cluster
@@ -46,17 +48,54 @@ def test_nothing_is_read_until_it_is_resumed(cluster: EmbeddedCluster) -> None:
         source.seek(PLACE, 4)
         assert sum(len(run.rows) for run in source.poll(1.0, 100)) == 0
         source.resume(PLACE)
-        offsets: list[int] = []
-
-        def has_all() -> bool:
-            for run in source.poll(0.2, 100):
-                offsets.extend(row[0] for row in run.rows)
-            return len(offsets) >= 6
-
-        await_true(has_all, "everything is read")
-        assert offsets == [4, 5, 6, 7, 8, 9]
+        assert read(source, 6) == [4, 5, 6, 7, 8, 9]
     finally:
         source.close()
+
+
+@pytest.mark.parametrize("again", ["sought", "dropped"])
+def test_a_partition_that_is_sought_while_it_is_paused_is_read_on_at_the_head(
+    cluster: EmbeddedCluster, again: str
+) -> None:
+    client: dict[str, Any] = {"bootstrap.servers": cluster.bootstrap}
+    topic = f"paused_and_{again}"
+    admin = ten_records(client, topic)
+    source, place = KafkaSource(client, admin, "test"), (topic, 0)
+    try:
+        source.seek(place, 0)
+        assert read(source, 10) == list(range(10))
+        await_true(lambda: is_at_head(source, place), "the other consumer reads it")
+        source.pause(place)
+        if again == "dropped":
+            source.drop(place)
+        source.seek(place, 8)
+        source.resume(place)
+        assert read(source, 2) == [8, 9]
+        await_true(lambda: is_at_head(source, place), "the other consumer reads it again")
+        producer = Producer(client)
+        producer.produce(topic, b"10")
+        assert producer.flush(30) == 0
+        assert read(source, 1) == [10]
+    finally:
+        source.close()
+
+
+def is_at_head(source: KafkaSource, place: Place) -> bool:
+    source.poll(0.1, 100)
+    return place not in source._catching_up
+
+
+def read(source: KafkaSource, count: int) -> list[int]:
+    """Return the offsets of that many records and of those that come with them."""
+    offsets: list[int] = []
+
+    def has_all() -> bool:
+        for run in source.poll(0.2, 100):
+            offsets.extend(row[0] for row in run.rows)
+        return len(offsets) >= count
+
+    await_true(has_all, "everything is read")
+    return offsets
 
 
 def test_a_lost_position_is_reported_for_a_paused_partition_too(cluster: EmbeddedCluster) -> None:

@@ -733,6 +733,11 @@ def end_is_no_stop(
     del stops
 
 
+def pause_outlives_its_consumer() -> AbstractContextManager[Any]:
+    """A partition that is paused stays so in the consumer that reads it no longer."""
+    return rewritten(KafkaSource, "_unassign", "place in self._held", "False")
+
+
 def batches_grow_again() -> AbstractContextManager[Any]:
     """What a topic takes at most is not remembered."""
     return patch.object(TargetLimits, "learn", lambda *_: False)

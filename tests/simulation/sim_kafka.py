@@ -529,7 +529,8 @@ class SimMessage:
 
 class SimConsumer:
     """A consumer that is in no group. It fetches ahead; what it has of a partition is dropped when
-    that is paused or assigned no longer, except the error of a position that the log has lost.
+    that is paused or assigned no longer, except the error of a position that the log has lost. A
+    pause holds until it is ended, also for a partition that is assigned anew.
     """
 
     def __init__(self, node: Node, options: Mapping[str, Any]) -> None:
@@ -574,7 +575,6 @@ class SimConsumer:
             self._fetched_epochs[place] = self._given_epochs[place] = known
             self._lives[place] = self._life(place)
             self._ended.pop(place, None)
-            self._paused.discard(place)
             if self._kind == "source":
                 self._node.trace(f"reads {place} from {partition.offset} on")
 

@@ -105,8 +105,6 @@ class Logs:
     def seek(self, place: Place, offset: int, _last: object = None) -> None:
         self.positions[place] = offset
 
-    def log_reaches(self, place: Place, end: int) -> None: ...
-
     def drop(self, place: Place) -> None:
         self.positions.pop(place, None)
 

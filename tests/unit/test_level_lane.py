@@ -124,10 +124,6 @@ def test_a_pause_does_not_outlive_the_ownership() -> None:
     stage.read(0, 12)
     stage.lane.step_down()
     assert not stage.log.paused
-    stage.own()
-    stage.read(0, 12)
-    stage.lane.close()
-    assert not stage.log.paused
 
 
 def test_one_step_is_bounded_in_records_and_bytes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from confluent_kafka import KafkaError
 from msgspec import structs
 
 from connectors.kafka.clients import KAFKA
-from connectors.kafka.source import SILENT_S, KafkaSource
+from connectors.kafka.source import KafkaSource
 from delayservice.base.errors import LogTruncatedError
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost, skipped
@@ -182,8 +181,6 @@ class Consumer:
 
     def incremental_unassign(self, _partitions: Sequence[Any]) -> None: ...
 
-    def pause(self, _partitions: Sequence[Any]) -> None: ...
-
     def poll(self, _timeout: float) -> Message | None:
         return self.messages.pop(0) if self.messages else None
 
@@ -192,9 +189,7 @@ class Consumer:
         return taken
 
 
-def source(
-    monotonic_s: Callable[[], float] = time.monotonic,
-) -> tuple[KafkaSource, Consumer, Consumer]:
+def source() -> tuple[KafkaSource, Consumer, Consumer]:
     """A source, with its consumers at the head and behind."""
     made: list[Consumer] = []
 
@@ -202,7 +197,7 @@ def source(
         made.append(Consumer())
         return made[-1]
 
-    clients = replace(KAFKA, consumer=consumer, monotonic_s=monotonic_s)
+    clients = replace(KAFKA, consumer=consumer)
     reader = KafkaSource({}, cast("Any", None), "n1", clients=clients)
     head, behind = made
     return reader, head, behind
@@ -240,36 +235,6 @@ def test_a_position_above_which_records_were_read_is_assigned_as_it_is() -> None
     made, _, behind = source()
     made.seek(PLACE, 3, LastRead(OLD, 4))
     assert behind.assigned[0].offset == 3
-
-
-@pytest.mark.parametrize(
-    ("end", "more", "is_paused", "is_read_anew"),
-    [
-        (9, [], False, True),
-        (7, [], False, False),  # there is nothing to come
-        (9, [], True, False),
-        (9, [Message(0, OLD)] * 100, False, False),  # others have their turn
-    ],
-)
-def test_a_partition_of_which_the_client_brings_nothing_is_read_anew(
-    end: int, more: list[Message], *, is_paused: bool, is_read_anew: bool
-) -> None:
-    now_s = [0.0]
-    made, head, behind = source(lambda: now_s[0])
-    made.seek(PLACE, 7, LastRead(OLD, 6))
-    behind.messages = [_ended(7)]
-    made.poll(0, 100)
-    assert len(head.assigned) == 1
-    if is_paused:
-        made.pause(PLACE)
-    for passed_s in (0, SILENT_S - 1, SILENT_S):
-        now_s[0] = passed_s
-        head.messages = list(more)
-        made.poll(0, 100)
-        assert len(behind.assigned) == 1
-        made.log_reaches(PLACE, end)
-    anew = [(one.offset, one.leader_epoch) for one in behind.assigned[1:]]
-    assert anew == ([(7, OLD)] if is_read_anew else [])
 
 
 @pytest.mark.parametrize(("why", "is_truncated"), [("", True), ("Broker: out of range", False)])
