@@ -220,7 +220,8 @@ class Shard:
                 continue
             known = self._names.first(record_id, base, offset)
             scans[offset] = scanned[offset] if known is None else known
-            if offset >= self.seen:  # else it came back before
+            # Else it came back before, or is of an earlier owner.
+            if offset >= max(self.seen, self.end):
                 self.walk.came_back(record_id, base)
         return scans
 

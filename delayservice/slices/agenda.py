@@ -64,6 +64,7 @@ class Agenda:
 
     def __init__(self) -> None:
         self.walking: dict[Place, None] = {}
+        self._waiting: dict[Place, None] = {}
         self._dues: DueTimes[Place] = DueTimes()
 
     def walk(self, lane: Lane) -> None:
@@ -78,7 +79,7 @@ class Agenda:
     def wait(self, lane: Lane) -> None:
         """Schedule a shard whose due record can't be settled yet for the next iteration only."""
         self._dues.put(lane.place, None)
-        self.walking[lane.place] = None
+        self.walking[lane.place] = self._waiting[lane.place] = None
 
     def look_again(self, lane: Lane) -> None:
         """Schedule a changed shard as ``walk`` does, or remove it if this node does not own it."""
@@ -89,14 +90,17 @@ class Agenda:
 
     def forget(self, place: Place) -> None:
         self.walking.pop(place, None)
+        self._waiting.pop(place, None)
         self._dues.put(place, None)
 
     def next_due_ms(self) -> int | None:
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:
-        """Return the shards to settle at ``now_ms``, epoch ms: those with due records, earliest
-        first, then others in ``walking``. The due times of the former are removed.
+        """Return the shards to settle at ``now_ms``, epoch ms: those that waited, for what they
+        wait for may be enough for one of them; those with due records, earliest first, whose due
+        times are removed; then others in ``walking``.
         """
-        places = dict.fromkeys(self._dues.take_due(now_ms))
+        places = self._waiting | dict.fromkeys(self._dues.take_due(now_ms))
+        self._waiting.clear()
         return list(places | self.walking)

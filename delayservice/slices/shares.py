@@ -60,8 +60,8 @@ def settle(state: LoopState) -> None:
                 state.agenda.look_when_due(lane)
 
 
-# Shards with a due record come first, earliest first, then those whose H has to move. While a
-# log that has moved is looked at, nothing of it is settled.
+# Shards whose due record had to wait come first, then those with a due record, earliest first, then
+# those whose H has to move. While a log that has moved is looked at, nothing of it is settled.
 def _lanes_to_settle(state: LoopState, now_ms: int) -> list[tuple[Slice, Lane]]:
     agenda, roles, moved = state.agenda, state.roles, state.log_ends.moved
     lanes = []

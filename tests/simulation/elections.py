@@ -37,7 +37,8 @@ ELECTION_RATE = 20
 """
 BY_HAND_S = SESSION_S + 2.0
 """How long an owner may not know that its node was deleted by hand: if it is out of touch, until
-it is connected again with the same session, and has looked."""
+it is connected again with the same session, and has looked. No session ends while ZooKeeper is
+down."""
 _STANDS_STILL_MS = (5, 20, 60, 200)
 
 
@@ -152,6 +153,7 @@ class Elections:
         self._hidden: dict[str, int] = {}
         """A slice that a node can't see."""
         self._by_hand_s = dict.fromkeys(range(world.plan.slices), -math.inf)
+        self._stopped_s = 0.0
         world.events.check = self.check
 
     def start(self, node: Node) -> SimProcess:
@@ -179,10 +181,10 @@ class Elections:
             self._world.trace(f"{node.name} reaches ZooKeeper")
             process.mend()
         elif not zookeeper.is_running:
-            self._world.trace("ZooKeeper starts")
-            zookeeper.start()
+            self._start_zookeeper()
         elif choice < 0.15:
             self._world.trace("ZooKeeper stops")
+            self._stopped_s = self._world.events.now_s
             zookeeper.stop()
         elif choice < 0.45:
             self._strike_slice(node)
@@ -230,12 +232,18 @@ class Elections:
         self._shift.clear()
         self._hidden.clear()
         if not self.zookeeper.is_running:
-            self.zookeeper.start()
+            self._start_zookeeper()
         for process in self.processes:
             if process.is_frozen:
                 process.wake()
             if process.link.is_cut:
                 process.mend()
+
+    def _start_zookeeper(self) -> None:
+        self._world.trace("ZooKeeper starts")
+        for number in self._by_hand_s:
+            self._by_hand_s[number] += self._world.events.now_s - self._stopped_s
+        self.zookeeper.start()
 
     # --- promises ------------------------------------------------------------------------------
 

@@ -62,6 +62,9 @@ BROKE_ONCE = [
     (OUTAGE | {"absent": 0.3}, 91_081_245),
     (OUTAGE, 103_081_555),
     ({"absent": 0.7}, 203_100_032),
+    (OUTAGE | {"absent": 0.3}, 303_081_706),
+    ({}, 304_300_187),
+    (TRUNCATED_LEVELS, 307_500_673),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

@@ -289,6 +289,16 @@ def test_a_copy_that_is_read_again_is_not_taken_for_the_other_one_in_flight() ->
     assert not walked.walk.waits
 
 
+def test_a_copy_of_an_earlier_owner_is_not_taken_for_one_in_flight() -> None:
+    walked = shard()
+    walked.take_over(Cursor((5_000, 0), 0), [], 1)
+    walked.walk._flying([(outcome.ROLLED, "delay_topic_any", 0, None, None, [], 0, 0)], b"0", 0)
+    for offset, waits in ((0, True), (1, False)):
+        copy: Entry = (offset, COPY, 6_000, b"0", (*FAR[:6], (b"0", b"source", 2, None)), 0)
+        walked.ingest(offset, [copy], offset + 1, {offset: NO_MARK}, lambda _, __: None)
+        assert walked.walk.waits == waits
+
+
 @given(st.lists(st.tuples(st.booleans(), IDS, OFFSETS)), IDS, OFFSETS)
 def test_a_flying_copy_is_found(
     changes: list[tuple[bool, bytes, int]], asked: bytes, offset: int
