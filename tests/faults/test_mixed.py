@@ -133,8 +133,14 @@ class Faults:
             self.stage.random.choice(self.stage.cluster.broker_ids), kill=True
         ):
             yield []
-        # Each node owns slices again.
-        self.stage.admin.elect_leaders(ElectionType.PREFERRED, None).result(30)
+        self.stage.await_true(self.each_broker_leads, "each node owns slices again")
+
+    def each_broker_leads(self) -> bool:
+        """Elect preferred leaders, which has no effect before a broker's copies are in sync."""
+        admin, topic = self.stage.admin, self.stage.delay_topic
+        admin.elect_leaders(ElectionType.PREFERRED, None).result(30)
+        partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
+        return {one.leader for one in partitions.values()} == {*self.stage.cluster.broker_ids}
 
     @contextmanager
     def zookeeper_down(self) -> Useless:
