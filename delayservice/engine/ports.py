@@ -99,7 +99,7 @@ class Source(Protocol):
         """
 
     def drop(self, place: Place) -> None:
-        """Stop reading a partition."""
+        """Stop reading a partition, and end a pause of it."""
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[PolledBatch]:
         """Return about ``limit`` fetched records at most; wait up to ``timeout_s`` for the

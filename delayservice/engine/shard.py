@@ -220,8 +220,7 @@ class Shard:
                 continue
             known = self._names.first(record_id, base, offset)
             scans[offset] = scanned[offset] if known is None else known
-            # Else it came back before, or is of an earlier owner.
-            if offset >= max(self.seen, self.end):
+            if offset >= max(self.seen, self.end):  # else seen before, or of an earlier owner
                 self.walk.came_back(record_id, base)
         return scans
 

@@ -58,8 +58,8 @@ class DueTimes(Generic[K]):
 
 class Agenda:
     """Due times of the shards that a worker owns. ``walking`` are those to settle in the next
-    iteration whether or not a record is due: H has not passed all records, or the shard has
-    changed.
+    iteration whether or not a record is due: H has not passed all records, a due one could not be
+    settled, or the shard has changed.
     """
 
     def __init__(self) -> None:

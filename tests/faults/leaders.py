@@ -33,11 +33,24 @@ def move_leaders(bootstrap: str, admin: AdminClient, topic: str) -> None:
     replicas = {number: _turned(found) for number, found in _replicas(admin, topic).items()}
     _reassign(bootstrap, topic, replicas)
     await_true(lambda: _replicas(admin, topic) == replicas, "the replicas have their new order")
-    places = [TopicPartition(topic, number) for number in replicas]
-    # A broker that leads already is an error of its partition only, and no harm.
-    admin.elect_leaders(ElectionType.PREFERRED, places).result(30)
-    wanted = {number: order[0] for number, order in replicas.items()}
-    await_true(lambda: leaders(admin, topic) == wanted, "the leaders have moved")
+    elect_preferred(admin, topic, [TopicPartition(topic, number) for number in replicas])
+
+
+def elect_preferred(
+    admin: AdminClient, topic: str, places: list[TopicPartition] | None = None
+) -> None:
+    """Make the first replica of each of the places, or of all of the cluster, its leader, and await
+    that it is for ``topic``.
+    """
+    wanted = {number: order[0] for number, order in _replicas(admin, topic).items()}
+
+    def lead() -> bool:
+        # A broker that leads already is an error of its partition only, and no harm; so is one
+        # whose copy is not in sync yet, which is why it is asked for again.
+        admin.elect_leaders(ElectionType.PREFERRED, places).result(30)
+        return leaders(admin, topic) == wanted
+
+    await_true(lead, "the preferred leaders lead")
 
 
 def leaders(admin: AdminClient, topic: str) -> dict[int, int]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import pytest
-from confluent_kafka import ElectionType
 
 from connectors.spark.audit import AuditOptions, audit
 from connectors.spark.common.session import open_session
@@ -24,6 +23,7 @@ from delay_devtools.servers import LOOPBACK
 from tests.faults.conftest import MINUTES, Scenario
 from tests.faults.disk import SmallDisk, disk_missing
 from tests.faults.kafka_proxy import KafkaProxy, ProxiedCluster
+from tests.faults.leaders import elect_preferred
 from tests.faults.network import Namespace, Network
 from tests.faults.node import Node, Place
 from tests.faults.stage import SECRET, Script, Stage
@@ -133,14 +133,7 @@ class Faults:
             self.stage.random.choice(self.stage.cluster.broker_ids), kill=True
         ):
             yield []
-        self.stage.await_true(self.each_broker_leads, "each node owns slices again")
-
-    def each_broker_leads(self) -> bool:
-        """Elect preferred leaders, which has no effect before a broker's copies are in sync."""
-        admin, topic = self.stage.admin, self.stage.delay_topic
-        admin.elect_leaders(ElectionType.PREFERRED, None).result(30)
-        partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
-        return {one.leader for one in partitions.values()} == {*self.stage.cluster.broker_ids}
+        elect_preferred(self.stage.admin, self.stage.delay_topic)  # each node owns slices again
 
     @contextmanager
     def zookeeper_down(self) -> Useless:

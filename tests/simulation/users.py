@@ -220,15 +220,9 @@ class Users:
     def load(self) -> None:
         """Write one more record that is due in a moment, although all were written."""
         place = self._rng.choice(self._world.open_places)
-        due_ms = self._world.now_ms + (LEVELS_MS.get(place[0]) or self._rng.randrange(60))
+        wait_ms = 0 if place[0] in LEVELS_MS else self._rng.randrange(60)
         self._left -= 1
-        wish = Wish(
-            SCHEDULE,
-            due_ms=due_ms,
-            target=self._rng.choice(TARGETS),
-            value=b"load %d" % -self._left,
-            level_ms=LEVELS_MS.get(place[0], 0),
-        )
+        wish = self._soon(place, wait_ms, self._rng.choice(TARGETS), b"load %d" % -self._left)
         self._write(place, wish, None)
         if self._world.plan.homes and place[0] not in LEVELS_MS and self._rng.random() < 0.5:
             record_id = b"id-%d" % self._rng.randrange(self._world.plan.ids)
@@ -237,9 +231,12 @@ class Users:
     def write_to(self, slice_no: int) -> None:
         """Write a record that is due now, which the owner of the slice has to settle."""
         place = next(place for place in self._world.open_places if place[1] == slice_no)
+        self._write(place, self._soon(place, 0, TARGETS[0], b"now"), None)
+
+    def _soon(self, place: Place, wait_ms: int, target: str, value: bytes) -> Wish:
         level_ms = LEVELS_MS.get(place[0], 0)
-        wish = Wish(SCHEDULE, due_ms=self._world.now_ms + level_ms, target=TARGETS[0])
-        self._write(place, replace(wish, value=b"now", level_ms=level_ms), None)
+        due_ms = self._world.now_ms + level_ms + wait_ms
+        return Wish(SCHEDULE, due_ms=due_ms, target=target, value=value, level_ms=level_ms)
 
     # --- transactions --------------------------------------------------------------------------
 
