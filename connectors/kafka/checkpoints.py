@@ -88,6 +88,8 @@ class KafkaCheckpoints:
         # Start of the log and first tailed offset, by partition.
         self._starts: dict[int, tuple[int, int]] = {}
         self._positions: dict[Place, int] = {}
+        # End of each partition when this consumer began, and the partitions read up to it since.
+        self._ends: dict[int, int] = {}
         self._reached: set[int] = set()
         self._is_searched = False
         # Standing (epoch and commit number) and description of a checkpoint that lies in another
@@ -154,8 +156,12 @@ class KafkaCheckpoints:
         with self._changed:
             return [read_back.data for read_back in self._tailed.values()]
 
+    def is_newest(self, slice_no: int) -> bool:
+        return self._partition(slice_no) in self._reached
+
     def is_unserved(self, slice_no: int) -> bool:
-        return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)
+        is_read = self._is_searched and self.is_newest(slice_no)
+        return is_read and slice_no not in self._tailed and not self.alarm(slice_no)
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
         if slice_no not in self._cuts:
@@ -292,12 +298,16 @@ class KafkaCheckpoints:
 
     def _begin(self) -> Consumer:
         consumer = self._consumer = self._clients.consumer(self._config)
+        with self._changed:
+            self._reached.clear()
+            self._news |= self._tailed.keys()
         assigned = []
         for number in range(self._partitions):
             low, high = watermarks(consumer, (self._topic, number))
             at = self._positions.get((self._topic, number), max(low, high - _FIRST_LOOK))
             self._starts.setdefault(number, (low, at))
             self._positions.setdefault((self._topic, number), at)
+            self._ends[number] = high
             assigned.append(TopicPartition(self._topic, number, at))
         low, _ = watermarks(consumer, (self._claims_topic, 0))
         at = max(self._positions.get((self._claims_topic, 0), 0), low)
@@ -330,10 +340,10 @@ class KafkaCheckpoints:
                     self._take_record(message)
                     self._positions[place] = message.offset() + 1
                     self._damages.pop(place, None)
+                    self._reach(place, message.offset() + 1)
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                     self._positions[place] = max(self._positions.get(place, 0), message.offset())
-                    if place[0] == self._topic:
-                        self._reached.add(place[1])
+                    self._reach(place, None)
                 elif error.code() in DAMAGED:
                     self._damages[place] = why_damaged(place, message)
                     self._changed.notify_all()
@@ -343,6 +353,16 @@ class KafkaCheckpoints:
                 elif error.code() != NO_GROUP:
                     _log.debug("fetch_error", place=place, why=str(error))
             self._changed.notify_all()
+
+    # ``position`` None: this is the end, which lies above the last record, behind the markers of
+    # transactions. Under load no end is told.
+    def _reach(self, place: Place, position: int | None) -> None:
+        topic, number = place
+        if topic != self._topic or number in self._reached:
+            return
+        if position is None or position >= self._ends[number]:
+            self._reached.add(number)
+            self._news |= {n for n in self._tailed if self._partition(n) == number}
 
     def _take_record(self, message: Any) -> None:  # noqa: ANN401  # the client's stubs are vague
         if message.topic() == self._claims_topic:

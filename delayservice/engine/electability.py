@@ -174,7 +174,7 @@ class Lag:
     def __init__(self) -> None:
         self._goal: Mapping[str, int] | None = None
         self._goal_s = 0.0
-        self._newest: Mapping[str, int] = {}
+        self._newest: Mapping[str, int] | None = None
         self._stored: Mapping[str, int] = {}
         self._newest_s = 0.0
         self._reached_s = -math.inf
@@ -186,8 +186,6 @@ class Lag:
     def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
         """Note H of each delay topic in the newest checkpoint. ``now_s``: monotonic seconds."""
         self._newest, self._newest_s = offsets, now_s
-        if self._goal is None:
-            self._goal, self._goal_s = offsets, now_s
 
     def lag_s(
         self, stored: Mapping[str, int], now_s: float, log_ends: Mapping[str, int] | None = None
@@ -199,8 +197,10 @@ class Lag:
         if any(stored.get(topic, 0) < offset for topic, offset in self._stored.items()):
             self._reached_s = -math.inf  # the store has started over
         self._stored = dict(stored)
-        if self._goal is None:
+        if self._newest is None:
             return math.inf
+        if self._goal is None:
+            self._goal, self._goal_s = self._newest, self._newest_s
         ends = log_ends or {}
         if _has(stored, self._newest, ends):
             self._reached_s = now_s

@@ -230,6 +230,11 @@ class Checkpoints(Protocol):
     def read_back(self, slice_no: int) -> ReadBack | None:
         """Return a slice's newest checkpoint, the same object until there is a newer one."""
 
+    def is_newest(self, slice_no: int) -> bool:
+        """Return whether what ``read_back`` returns from now on is not older than the end of the
+        checkpoints when their consumer connected; ``take_updated`` tells when that changes.
+        """
+
     def is_unserved(self, slice_no: int) -> bool:
         """Return whether the whole checkpoint topic was read, and holds no record of the slice."""
 

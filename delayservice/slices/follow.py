@@ -35,6 +35,8 @@ class Follower:
         self._secrets = secrets
         self.refusal = ""
         self._last: ReadBack | None = None
+        # Whether ``newest`` may be compared with: a consumer that has just begun reads old ones.
+        self._is_newest = False
         self.newest: Checkpoint | None = None
         self._lag = Lag()
 
@@ -65,6 +67,7 @@ class Follower:
         """
         if self.refusal:
             return None
+        self._is_newest = self._checkpoints.is_newest(self._slice_no)  # asked before it is read
         read_back = self._checkpoints.read_back(self._slice_no)
         if read_back is None or read_back is self._last:
             return None
@@ -103,6 +106,8 @@ class Follower:
             return math.inf
         if self.newest is None and self._checkpoints.is_unserved(self._slice_no):
             self._lag.never_served(self._now_s)
+        elif not self._is_newest:
+            return math.inf
         stored = {topic: lane.shard.stored for topic, lane in lanes.items()}
         return self._lag.lag_s(stored, self._now_s, log_ends)
 

@@ -253,6 +253,9 @@ class Tailed:
     def read_back(self, slice_no: int) -> ReadBack | None:
         return self._writer.checkpoints.get(slice_no)
 
+    def is_newest(self, _slice_no: int) -> bool:
+        return True
+
     def is_unserved(self, slice_no: int) -> bool:
         return slice_no not in self._writer.checkpoints
 

@@ -99,6 +99,20 @@ def test_it_does_not_know_how_far_it_is_before_anything_was_read_back() -> None:
     assert math.isinf(replica.lag_s()), "the topic may hold a checkpoint that is searched for yet"
 
 
+def test_a_checkpoint_says_nothing_about_a_copy_while_newer_ones_are_not_read() -> None:
+    replica = Replica(stored=40)
+    replica.checkpoints.is_newest.return_value = False
+    replica.hears(checkpoint(40))
+    assert math.isinf(replica.lag_s()), "its consumer has just begun, with old checkpoints"
+    replica.hears(checkpoint(70))
+    replica.checkpoints.is_newest.return_value = True
+    assert math.isinf(replica.lag_s()), "a newer one may have been read since it was looked"
+    replica.hears(checkpoint(90))
+    assert math.isinf(replica.lag_s()), "it is behind of the newest, whatever old ones it has"
+    replica.lane.shard.stored = 90
+    assert replica.lag_s() == 0
+
+
 def test_a_slice_without_any_checkpoint_is_new() -> None:
     replica = Replica(stored=0)
     replica.checkpoints.is_unserved.return_value = True
@@ -175,6 +189,7 @@ def test_a_copy_that_has_never_caught_up_is_infinitely_behind() -> None:
 def test_a_copy_is_behind_by_the_age_of_the_newest_checkpoint_that_it_has_passed() -> None:
     lag = Lag()
     lag.heard({"t": 5}, 10)
+    assert math.isinf(lag.lag_s({"t": 0}, 11))
     lag.heard({"t": 9}, 12)
     assert lag.lag_s({"t": 6}, 13) == 3  # it has that of 10, not that of 12
     assert lag.lag_s({"t": 8}, 14) == 4  # the goal is the one of 12 now
