@@ -9,17 +9,22 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.sink import WriterOptions
 from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.clock import SystemClock
 from delayservice.base.errors import OwnershipLostError
+from delayservice.engine.checkpoint import Checkpoint, encode_checkpoint
 from delayservice.engine.claims import CLAIM, Tenure
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Control
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader
-from tests.integration.claimants import PLACE, SLICE, Topics, Worker
+from tests.integration.claimants import PLACE, SECRET, SLICE, Topics, Worker
 from tests.simulation.mutations import to_lso
 
 pytestmark = [pytest.mark.cluster, pytest.mark.quick]
@@ -205,3 +210,36 @@ def await_forgotten(topics: Topics, writer: str) -> None:
         reader.await_match(
             lambda one: writer.encode() in (one.key or b"") and one.value is None, timeout_s=60
         )
+
+
+def test_old_checkpoints_are_not_taken_for_the_newest_while_they_are_read(topics: Topics) -> None:
+    few = {**topics.client, "max.partition.fetch.bytes": "1000"}
+    options = WriterOptions(
+        name_prefix="test",
+        checkpoint_topic=topics.checkpoint,
+        checkpoint_partitions=1,
+        claims_topic=topics.claims,
+        producer=topics.client,
+        consumer=few,
+    )
+    producer = Producer({**topics.client, "batch.num.messages": 5, "linger.ms": 5})
+
+    def write(commits: range) -> None:
+        for commit in commits:
+            written = Checkpoint(SLICE, "a", 1, SECRET, {}, commit, Tenure("a", 1))
+            producer.produce(topics.checkpoint, encode_checkpoint(written), b"%d" % SLICE)
+        assert producer.flush(30) == 0
+
+    tail, last = KafkaCheckpoints(options, SystemClock(), "tail"), 0
+    for more in (300, 200):  # when it begins, and when it connects anew
+        write(range(last, last + more))
+        first, last = last, last + more
+        read: list[int] = []
+        while not read or not tail.is_newest(SLICE):
+            assert tail.tail(5.0)
+            found = tail.read_back(SLICE)
+            assert found is not None
+            read.append(found.offset)
+        assert first <= read[0] < read[-1] == last - 1
+        assert SLICE in tail.take_updated()
+        tail._end()
