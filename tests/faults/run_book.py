@@ -119,5 +119,7 @@ def _variable(setting: str) -> tuple[str, str]:
     """Return ``section.key=value`` as an environment variable."""
     name, _, value = setting.partition("=")
     section, _, key = name.partition(".")
-    key = key.replace(".", "__", 1).replace(".", "_")
+    if section == "kafka":  # options of its client have dots in their names
+        key = key.replace(".", "__", 1).replace(".", "_")
+    key = key.replace(".", "__")
     return f"DELAYSERVICE_{section}__{key}".upper(), value
