@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -15,7 +17,8 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar, cast
+from select import select
+from typing import IO, Any, Final, TypeVar, cast
 
 from confluent_kafka import Message, Producer
 from nats.aio.client import Client
@@ -31,6 +34,9 @@ from delayservice.smoke.load import Headers, LoadPlan
 
 _ANSWER_LOOK_S: Final = 0.05
 _TIMEOUT_S: Final = 30.0
+# Time for a client to start, which ends before the helper's own.
+_START_S: Final = 100.0
+_DUMP_S: Final = 2.0
 _Value = TypeVar("_Value")
 
 
@@ -183,14 +189,29 @@ class _Program:
     def __init__(self, command: Sequence[str], log_path: str) -> None:
         with Path(log_path).open("ab") as log:
             self._process = start(command, log, pipe=subprocess.PIPE)
-        if self._process.stdout is None or self._process.stdout.readline() != b"ready\n":
-            raise DelayServiceError(
-                f"the client of RocketMQ did not start; its log ends:\n{tail(Path(log_path))}"
-            )
+        self._out = cast("IO[bytes]", self._process.stdout)
+        if not self._answers(_START_S):
+            self._process.send_signal(signal.SIGQUIT)  # Java prints the stacks of its threads
+            raise self._not_ready(f"was not ready within {_START_S:.0f} s", log_path)
+        if self._out.readline() != b"ready\n":
+            raise self._not_ready("did not start", log_path)
         threading.Thread(target=self._read, name="rocketmq", daemon=True).start()
 
+    def _answers(self, timeout_s: float) -> bool:
+        return bool(select([self._out], [], [], timeout_s)[0])
+
+    def _not_ready(self, what: str, log_path: str) -> DelayServiceError:
+        said = b""
+        while self._answers(_DUMP_S) and (more := os.read(self._out.fileno(), 1 << 16)):
+            said += more
+        self._process.kill()
+        return DelayServiceError(
+            f"the client of RocketMQ {what}. Its log ends:\n{tail(Path(log_path))}\n"
+            f"It printed:\n{said.decode(errors='replace')}"
+        )
+
     def _read(self) -> None:
-        for line in self._process.stdout or ():
+        for line in self._out:
             self.heard(line.split())
 
     def heard(self, words: list[bytes]) -> None:
