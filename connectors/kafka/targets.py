@@ -370,10 +370,10 @@ class TargetTopics:
         if known.contradictions > _CONTRADICTIONS_MAX:
             self.give_up({(topic, -1)}, "refuses records")
 
-    def give_up(self, targets: Collection[Target], why: str, least_s: float = _GIVEN_UP_S) -> None:
-        """Count targets as bad for ``least_s`` seconds. If that happens again within a minute after
-        the pause, the next one is twice as long, up to 60 s. ``why``: what is wrong; it goes on
-        after the topic's name.
+    def give_up(self, targets: Collection[Target], why: str, least_s: float = 0.0) -> None:
+        """Count targets as bad for a second, or for ``least_s``. If that happens again within a
+        minute after the pause, the next one is twice as long, up to 60 s. ``why``: what is wrong;
+        it goes on after the topic's name.
         """
         if not targets:
             return
@@ -382,7 +382,11 @@ class TargetTopics:
             recent = {t: d for t, d in self._down.items() if d.until_s + _GIVEN_UP_MAX_S > now_s}
             for target in targets:
                 before = recent.get(target)
-                lasts_s = min(2 * before.lasts_s, _GIVEN_UP_MAX_S) if before else least_s
+                lasts_s = (
+                    min(2 * before.lasts_s, _GIVEN_UP_MAX_S)
+                    if before
+                    else max(least_s, _GIVEN_UP_S)
+                )
                 recent[target] = _Down(now_s + lasts_s, lasts_s, why)
             self._down = recent
         self.changed()

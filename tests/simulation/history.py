@@ -275,10 +275,10 @@ class ShardHistory:
         by = self.canceller_of(record)
         if by is None or not (self.is_freed(record) or self.may_come_again(record)):
             return record.since
-        without_effect = {by, *(o for o in self._named_after(record) if o < base)}
-        if any(self.placed[o].wish.op == SCHEDULE for o in without_effect):
+        named = self._named_after(record)
+        if any(self.placed[o].wish.op == SCHEDULE for o in named if o < max(base, self.log_start)):
             self.doubled_ids.add(record.wish.record_id)
-        return max(without_effect)
+        return max({by, *(o for o in named if o < base)})
 
     def may_come_again(self, record: Placed) -> bool:
         """Whether a copy was settled by what the log no longer holds: who reads it again goes by

@@ -65,6 +65,9 @@ BROKE_ONCE = [
     (OUTAGE | {"absent": 0.3}, 303_081_706),
     ({}, 304_300_187),
     (TRUNCATED_LEVELS, 307_500_673),
+    ({}, 309_100_044),
+    (OUTAGE, 311_081_273),
+    ({}, 312_300_213),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

@@ -195,7 +195,9 @@ class Link:
         held_back, self._held_back = self._held_back, []
         if not self.is_alive:
             return
-        if self._session in self._zookeeper.silent_since_s and self._session is not None:
+        if self.is_cut:  # thawed, out of touch as before
+            self.fall_silent()
+        elif self._session in self._zookeeper.silent_since_s and self._session is not None:
             self._zookeeper.heard(self._session)
             for what in held_back:  # sent again, if the connection has survived
                 self.notify(what)
