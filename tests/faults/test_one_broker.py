@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from typing import Final
 
 import pytest
 
+from delay_devtools.cluster import EmbeddedCluster
 from tests.faults.conftest import Scenario
 from tests.faults.network import Namespace
 from tests.faults.node import Place
@@ -16,7 +18,9 @@ from tests.faults.stage import Script, Stage
 pytestmark = pytest.mark.fault
 
 STOOD_STILL_S: Final = 6.0
-"""Longer than an owner waits for one silent broker, shorter than the session of a broker."""
+"""Longer than an owner waits for one silent broker."""
+BROKER_SESSION_S: Final = 20
+"""Longer than it stands still: else other brokers soon lead, and nobody asks it any more."""
 
 
 def port_of(stage: Stage, broker: int) -> int:
@@ -49,7 +53,11 @@ def test_a_node_without_contact_to_one_broker_hands_over_its_slices(
 def test_a_broker_that_stands_still_makes_no_node_let_go_as_if_only_it_were_cut_off(
     scenario: Scenario,
 ) -> None:
-    with scenario.play(Script(settle_s=120)) as stage:
+    patient = {"broker.session.timeout.ms": str(1_000 * BROKER_SESSION_S)}
+    with (
+        EmbeddedCluster(brokers=3, broker_properties=patient) as own,
+        replace(scenario, cluster=own).play(Script(settle_s=120)) as stage,
+    ):
         stage.await_written(600)
         stage.cluster.signal_broker(2, signal.SIGSTOP)
         try:
