@@ -68,6 +68,7 @@ BROKE_ONCE = [
     ({}, 309_100_044),
     (OUTAGE, 311_081_273),
     ({}, 312_300_213),
+    ({}, 316_100_028),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

@@ -571,6 +571,9 @@ class World:
         if self.plan.stuck == "take-over":
             self._begin_take_over(late, owners)
         if self.plan.stuck:
+            # The coordinator ends what that take-over was to end, and other slices wait for.
+            for writer in list(self.log.open):
+                self.log.give_up(writer)
             self._turn_until(lambda: self.oracle.is_drained_but(late))
         self.unelected.clear()
         self.unanswered.clear()
