@@ -377,16 +377,12 @@ class TargetTopics:
         """
         if not targets:
             return
-        now_s = self._monotonic_s()
+        now_s, first_s = self._monotonic_s(), max(least_s, _GIVEN_UP_S)
         with self._lock:
             recent = {t: d for t, d in self._down.items() if d.until_s + _GIVEN_UP_MAX_S > now_s}
             for target in targets:
                 before = recent.get(target)
-                lasts_s = (
-                    min(2 * before.lasts_s, _GIVEN_UP_MAX_S)
-                    if before
-                    else max(least_s, _GIVEN_UP_S)
-                )
+                lasts_s = min(2 * before.lasts_s, _GIVEN_UP_MAX_S) if before else first_s
                 recent[target] = _Down(now_s + lasts_s, lasts_s, why)
             self._down = recent
         self.changed()

@@ -37,6 +37,16 @@ class Topics:
     def client(self) -> dict[str, Any]:
         return {"bootstrap.servers": self.bootstrap}
 
+    def options(self, name: str) -> WriterOptions:
+        return WriterOptions(
+            name_prefix=f"test-{name}",
+            checkpoint_topic=self.checkpoint,
+            checkpoint_partitions=1,
+            claims_topic=self.claims,
+            producer=self.client,
+            consumer=self.client,
+        )
+
     def delivered(self) -> list[bytes]:
         """Return what a read_committed consumer of the target sees, to the end of the log."""
         with Reader(self.bootstrap, [self.target]) as reader:
@@ -57,14 +67,7 @@ class Worker:
     def __post_init__(self) -> None:
         """Its clients, as a worker has them."""
         topics, admin = self.topics, admin_client(self.topics.client)
-        options = WriterOptions(
-            name_prefix=f"test-{self.name}",
-            checkpoint_topic=topics.checkpoint,
-            checkpoint_partitions=1,
-            claims_topic=topics.claims,
-            producer=topics.client,
-            consumer=topics.client,
-        )
+        options = topics.options(self.name)
         self.sink = KafkaSink(options, TargetTopics(admin))
         self.tail = KafkaCheckpoints(options, SystemClock(), self.name)
         self.tail.start()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.sink import WriterOptions
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base.clock import SystemClock
 from delayservice.base.errors import OwnershipLostError
@@ -214,14 +214,7 @@ def await_forgotten(topics: Topics, writer: str) -> None:
 
 def test_old_checkpoints_are_not_taken_for_the_newest_while_they_are_read(topics: Topics) -> None:
     few = {**topics.client, "max.partition.fetch.bytes": "1000"}
-    options = WriterOptions(
-        name_prefix="test",
-        checkpoint_topic=topics.checkpoint,
-        checkpoint_partitions=1,
-        claims_topic=topics.claims,
-        producer=topics.client,
-        consumer=few,
-    )
+    options = replace(topics.options("tail"), consumer=few)
     producer = Producer({**topics.client, "batch.num.messages": 5, "linger.ms": 5})
 
     def write(commits: range) -> None:

@@ -270,7 +270,8 @@ class ShardHistory:
     def since_of_next(self, record: Placed, base: int) -> int:
         """``since`` of the record with this base that goes on from one: if the canceller of that
         has expired, what came between them did not settle it either. If a schedule is among these,
-        two records of one id are pending, and later ones of the id settle either.
+        or among what the log has lost since, two records of one id are pending, and later ones of
+        the id settle either.
         """
         by = self.canceller_of(record)
         if by is None or not (self.is_freed(record) or self.may_come_again(record)):

@@ -319,6 +319,11 @@ class SimLog:
         """The coordinator aborts a transaction that takes too long; its writer is fenced."""
         self.init_producer(writer, doubt_commits=False)
 
+    def give_up_open(self) -> None:
+        """All transactions that are open now take too long."""
+        for writer in list(self.open):
+            self.give_up(writer)
+
     def forget(self, writer: str) -> None:
         """The coordinator forgets an id that has not been used for long."""
         self.epochs.pop(writer, None)

@@ -63,8 +63,7 @@ class Strangers:
             if good is newest or good is None:
                 continue
             if self._world.calm:  # in the end, what dead nodes have left open times out
-                for writer in list(self._log.open):
-                    self._log.give_up(writer)
+                self._log.give_up_open()
             if not self._log.partition(place).pinning:
                 self._world.trace(f"the operator restores the checkpoint of slice {slice_no}")
                 self._log.append(place, self._world.now_ms, (good.key, good.value, good.headers))

@@ -460,8 +460,7 @@ class World:
         for _ in range(_READ_TURNS):
             self._tick(20)
             self._turn()
-        for writer in list(self.log.open):
-            self.log.give_up(writer)
+        self.log.give_up_open()
         for node in self.nodes:
             node.stop()
         self.calm = False
@@ -572,8 +571,7 @@ class World:
             self._begin_take_over(late, owners)
         if self.plan.stuck:
             # The coordinator ends what that take-over was to end, and other slices wait for.
-            for writer in list(self.log.open):
-                self.log.give_up(writer)
+            self.log.give_up_open()
             self._turn_until(lambda: self.oracle.is_drained_but(late))
         self.unelected.clear()
         self.unanswered.clear()

@@ -191,11 +191,13 @@ class Link:
             self.drop()
 
     def speak_again(self) -> None:
-        """Thawed or mended: an expired session is told at once, another goes on."""
+        """Go on after a thaw or a mended network: an expired session is told at once, another goes
+        on. A process that is still cut off stays out of touch.
+        """
         held_back, self._held_back = self._held_back, []
         if not self.is_alive:
             return
-        if self.is_cut:  # thawed, out of touch as before
+        if self.is_cut:
             self.fall_silent()
         elif self._session in self._zookeeper.silent_since_s and self._session is not None:
             self._zookeeper.heard(self._session)
