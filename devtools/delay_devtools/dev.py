@@ -242,10 +242,12 @@ def _arrival(message: Message, now_ms: int) -> ShownArrival:
 
 def _tell(console: Console, arrival: ShownArrival) -> None:
     due = datetime.fromtimestamp(arrival.due_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+    # A record that was fired comes before it is due.
+    when = "later" if arrival.lateness_ms >= 0 else "before that"
     console.print(f"{arrival.place}", style="bold green", end="", highlight=False)
     console.print(
         f"  key {arrival.key!r}, value {arrival.value!r}; due {due}, "
-        f"in the consumer's hand {arrival.lateness_ms} ms later",
+        f"in the consumer's hand {abs(arrival.lateness_ms)} ms {when}",
         highlight=False,
         markup=False,
         soft_wrap=True,

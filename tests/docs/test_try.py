@@ -65,13 +65,19 @@ def test_it_stays_to_be_tried_until_it_is_told_to_end(trying: subprocess.Popen[s
     told = json.loads(trying.stdout.readline())
     with urllib.request.urlopen(f"http://{told['page']}/", timeout=10) as page:
         assert page.status == 200
-    again = [sys.executable, "-m", "delayservice", "send", "again"]
-    subprocess.run(
-        [*again, "--after", "1s", "--target", "orders"],
-        env={**os.environ, "DELAYSERVICE_CONFIG": told["config"]},
-        timeout=60,
-        check=True,
-    )
-    assert any("value 'again'" in line for line in iter(trying.stderr.readline, ""))
+    for command in (
+        ["send", "again", "--after", "1s", "--target", "orders"],
+        ["send", "fired", "--after", "1h", "--target", "orders", "--id", "one"],
+        ["record", "fire", "one"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "delayservice", *command],
+            env={**os.environ, "DELAYSERVICE_CONFIG": told["config"]},
+            timeout=60,
+            check=True,
+        )
+    for value, place_in_time in (("again", "later"), ("fired", "before that")):
+        line = next(one for one in iter(trying.stderr.readline, "") if f"'{value}'" in one)
+        assert line.endswith(f" ms {place_in_time}\n")
     trying.send_signal(signal.SIGINT)
     assert trying.wait(60) == 0
