@@ -210,14 +210,27 @@ def _joined(before: Batch, number: int, cut: Cut, evidence: Evidence) -> Batch:
     # Logs begin where the archive does, and what retention took before an earlier batch is missing
     # for ever.
     first = {**evidence.spans, **before.evidence.spans}
+    cut = _with_deleted_targets(cut, before.cut)
     spans = {place: replace(span, start=first[place].start) for place, span in cut.spans.items()}
     complete_ms = {**before.evidence.complete_ms, **evidence.complete_ms}
     return Batch(
         number,
         {**before.ends, **{place: span.end for place, span in spans.items()}},
         _spanning(cut, spans),
-        replace(evidence, spans=spans, complete_ms=complete_ms),
+        replace(
+            evidence,
+            spans=spans,
+            complete_ms=complete_ms,
+            policies={**before.evidence.policies, **evidence.policies},
+        ),
     )
+
+
+def _with_deleted_targets(cut: Cut, before: Cut) -> Cut:
+    # The archive still holds what was delivered to them.
+    gone = {place: span for place, span in before.others.items() if place[0] not in cut.partitions}
+    counts = {topic: before.partitions[topic] for topic, _ in gone}
+    return replace(cut, others={**gone, **cut.others}, partitions={**counts, **cut.partitions})
 
 
 def _kept(options: ArchiveOptions) -> list[Column]:

@@ -124,10 +124,13 @@ class MadeHistory(History):
         sets.append(f"kafka.bootstrap={self.bootstrap}")
         return [word for setting in sets for word in ("--set", setting)]
 
+    def delete(self, topic: str) -> None:
+        self.flush()
+        self._admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+
     def make_anew(self) -> None:
         """Delete the delay topic and make it again."""
-        self.flush()
-        self._admin.delete_topics([self.delay], operation_timeout=30)[self.delay].result(30)
+        self.delete(self.delay)
         new = NewTopic(self.delay, self.partitions, 1, config=self.config)
         for attempt in Retrying(stop=stop_after_delay(FLUSH_S), wait=wait_fixed(0.1)):
             with attempt:  # the broker forgets a deleted topic after a while

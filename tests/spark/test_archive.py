@@ -100,6 +100,24 @@ def test_an_archive_refuses_a_topic_that_was_created_again(
         written(spark, h, tmp_path)
 
 
+def test_what_was_delivered_to_a_topic_that_is_deleted_stays_delivered(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    due_ms = h.now_ms - MINUTE
+    h.delivered(h.record(due_ms, target=h.other), due_ms, topic=h.other)
+    h.settled(h.now_ms)
+    path = tmp_path / "archive"
+    written(spark, h, path)
+    h.delete(h.other)
+    for _ in range(2):  # it is known to the batch after the next one too
+        h.delivered(h.record(due_ms), due_ms)
+        h.settled(h.now_ms)
+        written(spark, h, path)
+    result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
+    assert (result.findings, result.unjudged, result.counts["delivered"]) == ({}, {}, 3)
+
+
 def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
