@@ -32,8 +32,10 @@ def first_times(
     found: dict[Place, int] = {}
     looked = Counter[Place]()
     waiting = dict(spans)
-    # One small fetch of each partition is all that is wanted.
-    for message in read_logs(client, waiting, **{"fetch.message.max.bytes": 1_024}):
+    # One small fetch of each partition is all that is wanted. What retention has taken since the
+    # spans were asked for is passed over: a log without a first record would count as empty.
+    more = {"fetch.message.max.bytes": 1_024, "auto.offset.reset": "earliest"}
+    for message in read_logs(client, waiting, **more):
         if message.error() is not None:
             continue
         place, at_ms = (message.topic(), message.partition()), message.timestamp()[1]
