@@ -97,6 +97,8 @@ def test_a_time_range_and_shards_are_chosen_by_options(spark: SparkSession, node
     assert rows.count() == 2 * len(expected) > 0
     assert rows.where("value is not null or headers is not null").count() == 0
     assert read_store(spark, str(node), topics={"other": "delay_topic_other"}).count() == 0
+    after = read_store(spark, str(node), from_ms=START_MS + 2 * HOURS * HOUR_MS)
+    assert (after.rdd.getNumPartitions(), after.count()) == (1, 0)  # of no slot, or an empty wheel
 
 
 def test_damage_is_a_row_or_an_error_as_the_mode_says(

@@ -165,7 +165,9 @@ class StoreReader(DataSourceReader):
         for from_ms, to_ms in pairwise([*firsts, DUE_STOP_MS]):
             yield ReadBounds(max(from_ms, asked.from_ms), min(to_ms, asked.to_ms))
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:  # type: ignore[override]  # its own
+    def read(self, part: Part | None) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        if part is None:  # what PySpark asks for where there are no parts
+            return
         if part.why:
             yield self._damaged(ShardName("", -1), _whole(part.why))
             return
