@@ -111,8 +111,14 @@ def audited(
     if options.topic is not None:
         sender = (name_for("audit", options.out), None)
         rows = spark.read.schema(FINDING).parquet(result.findings_path)
-        publish(options.client, options.topic, sender, ("finding", rows), result.to_json())
+        told = _published(result.to_json())
+        publish(options.client, options.topic, sender, ("finding", rows), told)
     return result
+
+
+def _published(summary: Mapping[str, object]) -> dict[str, object]:
+    # They hold every shard, of which there may be thousands, and a record must stay small.
+    return {name: said for name, said in summary.items() if name not in ("cut", "judged")}
 
 
 def cut_of(options: AuditOptions) -> Cut:
@@ -161,6 +167,9 @@ class Following:
             KafkaEdgeError: the cluster can't be read, or a topic named in the options does not
                 exist.
         """
+        newest = self._state.newest()
+        if newest.number > self.manifest.number:  # the step that wrote it failed after that
+            self.manifest, self._is_concluded = newest, False
         if not self._is_concluded:
             self._conclude()
         began_s = time.monotonic()
@@ -207,9 +216,8 @@ class Following:
             found = self._spark.read.schema(FINDING).parquet(self._of_interval("findings", number))
             sender = (name_for("audit", self.manifest.audit), number)
             begun = options.path("state/published")
-            publish(
-                options.client, options.topic, sender, ("finding", found), json.loads(text), begun
-            )
+            told = _published(json.loads(text))
+            publish(options.client, options.topic, sender, ("finding", found), told, begun)
         faults.point("audit_published")
         self._is_concluded = True
 
