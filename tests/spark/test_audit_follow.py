@@ -25,6 +25,7 @@ from connectors.spark.common import cut
 from connectors.spark.common.session import FAILURES
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base import faults
+from delayservice.base.errors import DelayServiceError
 from tests.integration.bench import Reader
 from tests.spark.audits import audit_options
 from tests.spark.made_history import MadeHistory, aborted
@@ -131,6 +132,28 @@ def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
     summaries = [one for one in said if one["kind"] == "summary"]
     assert [one["findings"] for one in summaries if one["findings"]] == [{"lost": 1}] * 2
     assert len({one["at_ms"] for one in summaries}) == len(summaries)
+
+
+def test_a_step_that_failed_after_its_cut_was_stored_is_not_made_again(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = history
+    following = Following(spark, options(h, tmp_path))
+
+    def failing(path: str) -> None:
+        raise DelayServiceError(f"{path} can't be deleted")
+
+    for number in range(1, 4):
+        h.record(h.now_ms - MINUTE)  # lost
+        h.settled(h.now_ms)
+        if number < 3:
+            following.step()
+    with monkeypatch.context() as patched:  # it deletes what the first cut has left
+        patched.setattr("connectors.spark.audit.state.delete", failing)
+        with pytest.raises(DelayServiceError, match="can't be deleted"):
+            following.step()
+    assert following.step().findings == {}
+    assert (following.manifest.number, following.manifest.findings) == (4, {"lost": 3})
 
 
 def test_pending_records_of_a_recreated_topic_are_not_judged(

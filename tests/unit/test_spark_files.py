@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(b'{"v": "\xff"}')
     with pytest.raises(DelayServiceError, match=r"manifest-1.json is damaged: it is not UTF-8"):
         read_text(str(path))
+
+
+def test_a_folder_that_fails_is_an_error_of_one_line_that_names_it(tmp_path: Path) -> None:
+    """So that a job that repeats its work tries again."""
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    for wrong, named in (
+        (f"{path}/manifest-1.json", str(path)),
+        ("ftp://host/it", "ftp://host/it"),
+    ):
+        with pytest.raises(DelayServiceError, match=re.escape(named)):
+            write_text(wrong, "text")
 
 
 def test_a_text_that_a_kill_tore_is_neither_read_nor_listed(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Reads and writes small files beside Parquet: in local folders, HDFS and object stores.
 
 It uses Arrow's file systems instead of Java's, so that Spark may be in another process (Spark
-Connect). A path without a scheme such as ``s3://`` is local.
+Connect). A path without a scheme such as ``s3://`` is local. Failures of the file system are
+``DelayServiceError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,10 +18,19 @@ from pyarrow import dataset, fs
 from delayservice.base.errors import DelayServiceError
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as exc:
+        raise DelayServiceError(f"a file can't be read or written: {exc}") from exc
+
+
 def write_text(path: str, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+@_explained()
 def write_bytes(path: str, data: bytes) -> None:
     # Where the file system allows it, readers see either the old content or the new one. A process
     # that is killed meanwhile leaves a hidden file, which ``names_in`` passes over.
@@ -31,6 +42,7 @@ def write_bytes(path: str, data: bytes) -> None:
     system.move(f"{folder}/.{name}", place)
 
 
+@_explained()
 def read_bytes(path: str) -> bytes | None:
     """Return the content of a file, or None if there is none."""
     system, place = _located(path)
@@ -48,11 +60,13 @@ def read_text(path: str) -> str | None:
         raise DelayServiceError(f"{path} is damaged: it is not UTF-8 ({exc.reason})") from exc
 
 
+@_explained()
 def is_there(path: str) -> bool:
     system, place = _located(path)
     return bool(system.get_file_info(place).type != fs.FileType.NotFound)
 
 
+@_explained()
 def names_in(path: str) -> list[str]:
     """Return the names in a folder in ascending order, without hidden ones, which begin with a
     dot; none if there is no folder.
@@ -62,6 +76,7 @@ def names_in(path: str) -> list[str]:
     return sorted(info.base_name for info in found if not info.base_name.startswith("."))
 
 
+@_explained()
 def parquet_range(path: str, column: str) -> tuple[int, int, int]:
     """Return the number of rows of a Parquet folder, and the least and greatest whole number in a
     column, from the files' footers; zeros without such a column.
@@ -84,6 +99,7 @@ def parquet_range(path: str, column: str) -> tuple[int, int, int]:
     return rows, first, max((one.max for one in told), default=0)
 
 
+@_explained()
 def read_parquet(
     paths: Sequence[str],
     schema: pa.Schema,
@@ -102,6 +118,7 @@ def read_parquet(
     return read.to_table(filter=where) if limit is None else read.head(limit, filter=where)
 
 
+@_explained()
 def write_parquet(path: str, rows: pa.Table) -> None:
     """Write rows to a Parquet folder, in place of what is there."""
     delete(path)
@@ -110,6 +127,7 @@ def write_parquet(path: str, rows: pa.Table) -> None:
     pq.write_table(rows, f"{place}/part-00000.parquet", filesystem=system)
 
 
+@_explained()
 def is_replaceable(path: str) -> bool:
     """Return whether there is nothing at ``path``, or only files of Spark."""
     system, place = _located(path)
@@ -118,6 +136,7 @@ def is_replaceable(path: str) -> bool:
     return all(name.startswith(("part-", "_")) for name in names_in(path))
 
 
+@_explained()
 def delete(path: str) -> None:
     system, place = _located(path)
     kind = system.get_file_info(place).type
