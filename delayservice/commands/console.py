@@ -116,7 +116,7 @@ def emit(found: object, show: Callable[[], object], *, as_json: bool) -> None:
         return
     for one in found if isinstance(found, (list, Iterator)) else [found]:
         print_json(one)
-    sys.stdout.flush()  # so that a reader gets each line at once
+    out.file.flush()  # so that a reader gets each line at once
 
 
 def show_table(names: Sequence[str], rows: Iterable[Sequence[object]], empty: str = "") -> None:
@@ -155,7 +155,8 @@ def print_json(value: object) -> None:
     text = json.dumps(value, ensure_ascii=False)
     if not text.isprintable():  # within strings only: JSON itself is printable
         text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
-    print(text)  # noqa: T201 (rich would wrap and colour it)
+    # Rich would wrap and colour it. While progress is shown, sys.stdout leads to standard error.
+    print(text, file=out.file)
 
 
 def print_error(message: str) -> None:

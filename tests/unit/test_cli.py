@@ -345,6 +345,14 @@ def test_a_length_of_time_is_told_in_the_largest_unit_that_fits_twice() -> None:
     assert told == ["0 ms", "1,999 ms", "2 seconds", "120 seconds", "90 minutes", "30 days"]
 
 
+def test_json_goes_to_standard_output_while_progress_is_shown_on_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Console(stderr=True, force_terminal=True).status("looking"):
+        console.emit([{"a": 1}], print, as_json=True)
+    assert capsys.readouterr().out == '{"a": 1}\n'
+
+
 def test_json_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"detail": HOSTILE + "\u00e4"})
     line = capsys.readouterr().out.removesuffix("\n")
