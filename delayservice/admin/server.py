@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from delayservice.admin.page import page_routes
 from delayservice.admin.probes import probe_routes
 from delayservice.admin.reading import reading_routes
 from delayservice.base.errors import SettingsError
+from delayservice.base.secret_file import make_secret_file
 from delayservice.config.admin import TOKEN_CHARS_MIN, NamedToken, made_token_path
 from delayservice.config.settings import Settings
 from delayservice.inspection.asking import WorkerClient
@@ -91,7 +91,7 @@ def _made_token(state_dir: Path) -> str:
     path = made_token_path(state_dir)
     try:
         if not path.exists():
-            _make_token(path)
+            make_secret_file(path, secrets.token_urlsafe(32))
         token = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise SettingsError(f"the token in {path} can't be read or made: {exc}") from exc
@@ -101,18 +101,6 @@ def _made_token(state_dir: Path) -> str:
             "least: delete it, and the node makes another when it starts"
         )
     return token
-
-
-def _make_token(path: Path) -> None:
-    # The finished file is renamed: a partial or empty token would be a security hole.
-    unfinished = path.with_suffix(".new")
-    unfinished.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with os.fdopen(os.open(unfinished, flags, 0o600), "w") as file:
-        file.write(secrets.token_urlsafe(32))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 class AdminServer:

@@ -35,7 +35,7 @@ from delayservice.config.units import (
     read_secret_bytes,
 )
 
-_SECRET_CHARS_MIN = 16
+SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
 # Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
 # million records due in one second are rolled over a quarter of an hour.
@@ -48,10 +48,10 @@ def workers_default() -> int:
 
 def _secret(path: Path, text: bytes) -> bytes:
     secret = text.strip()
-    if len(secret) < _SECRET_CHARS_MIN:
+    if len(secret) < SECRET_CHARS_MIN:
         raise SettingsError(
             f"{path} holds a secret of {len(secret)} bytes; "
-            f"the cluster secret needs {_SECRET_CHARS_MIN} at least"
+            f"the cluster secret needs {SECRET_CHARS_MIN} at least"
         )
     return secret
 
@@ -87,8 +87,8 @@ class NodeSettings(Section):
     @field_validator("cluster_secret")
     @classmethod
     def _long_enough(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None and len(secret.get_secret_value()) < _SECRET_CHARS_MIN:
-            raise ValueError(f"the secret needs {_SECRET_CHARS_MIN} characters at least")
+        if secret is not None and len(secret.get_secret_value()) < SECRET_CHARS_MIN:
+            raise ValueError(f"the secret needs {SECRET_CHARS_MIN} characters at least")
         return secret
 
     @model_validator(mode="after")

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Final
 
@@ -30,8 +29,9 @@ from connectors.kafka.topics import TopicKeeper
 from delayservice.admin.http_server import HttpServer, make_metrics_app
 from delayservice.admin.server import AdminServer
 from delayservice.base.errors import DelayServiceError, SettingsError
+from delayservice.base.secret_file import make_secret_file
 from delayservice.config.reference import secret_values
-from delayservice.config.settings import Settings
+from delayservice.config.settings import SECRET_CHARS_MIN, Settings
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
 from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
@@ -129,7 +129,7 @@ def cluster_secret(settings: Settings) -> bytes:
     keeps in its state folder.
 
     Raises:
-        SettingsError: the state folder can't be written.
+        SettingsError: the state folder can't be written, or the file was cut off.
     """
     configured = settings.node.secret_bytes()
     if configured is not None:
@@ -137,16 +137,23 @@ def cluster_secret(settings: Settings) -> bytes:
     path = settings.node.state_dir / "cluster_secret"
     try:
         if not path.exists():
-            _write_new(path, secrets.token_hex(32))
+            make_secret_file(path, secrets.token_hex(32))
             _log.warning(
                 "secret_made",
                 file=str(path),
                 hint="keep it: a node without it can't read rolled records. Set "
                 "node.cluster_secret to the same value on every node before adding a second one",
             )
-        return path.read_bytes()
+        secret = path.read_bytes()
     except OSError as exc:
         raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
+    if len(secret) < SECRET_CHARS_MIN:
+        raise SettingsError(
+            f"{path} holds {len(secret)} bytes, and a secret needs {SECRET_CHARS_MIN} at least: "
+            "put the node's secret there again; or, if it never had one, delete the file, and the "
+            "node makes another when it starts"
+        )
+    return secret
 
 
 def node_instance(settings: Settings) -> str:
@@ -160,20 +167,12 @@ def node_instance(settings: Settings) -> str:
     path = settings.node.state_dir / "instance"
     try:
         if not path.exists():
-            _write_new(path, secrets.token_hex(8))
+            make_secret_file(path, secrets.token_hex(8))
         place = path.stat()
         text = path.read_text(encoding="ascii")
         return f"{text}@{socket.gethostname()}/{place.st_dev:x}.{place.st_ino:x}"
     except OSError as exc:
         raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
-
-
-def _write_new(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import pickle
+import resource
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +23,7 @@ from delayservice.config.settings import Settings, load, load_with_origins, work
 from delayservice.config.units import format_duration
 from delayservice.contract.contracts import Contract
 from delayservice.contract.times import read_duration_ms
+from delayservice.process.node import cluster_secret
 
 UNITS = {
     "ms": 1,
@@ -228,6 +230,26 @@ def test_the_cluster_secret_comes_from_its_file_and_from_one_place_only(tmp_path
     path.write_text("short")
     with pytest.raises(SettingsError, match="of 5 bytes"):
         from_file.secret_bytes()
+
+
+def test_a_secret_that_the_node_makes_is_whole_or_not_there(tmp_path: Path) -> None:
+    settings = load(None, [f"node.state_dir={tmp_path}"], {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # as a disk that is full soon
+    try:
+        with pytest.raises(SettingsError, match=f"node.state_dir {tmp_path}"):
+            cluster_secret(settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    secret = cluster_secret(settings)
+    assert len(secret) >= 32
+    assert cluster_secret(settings) == secret
+    path = tmp_path / "cluster_secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_bytes(b"")
+    with pytest.raises(SettingsError, match="holds 0 bytes"):
+        cluster_secret(settings)
 
 
 def test_further_secrets_are_accepted_one_a_line(tmp_path: Path) -> None:
