@@ -106,6 +106,7 @@ class SessionOptions:
         Raises:
             DelayServiceError: there is no Java for Spark, a setting has no ``=``, or Spark failed.
         """
+        from py4j.protocol import Py4JError
         from pyspark.sql import SparkSession
 
         from connectors.spark.common.progress import hush, shown
@@ -125,9 +126,16 @@ class SessionOptions:
                 yield Running(spark, say, as_json)
         except FAILURES as exc:
             raise DelayServiceError(f"Spark failed: {reason(exc)}") from exc
+        except (Py4JError, ConnectionError) as exc:
+            raise DelayServiceError(
+                f"Spark's Java process does not answer, as if it was killed ({reason(exc)}): "
+                "if memory was short, give it less than the machine has, with "
+                "--conf spark.driver.memory=…"
+            ) from exc
         finally:
             if is_ours:
-                spark.stop()
+                with suppress(Py4JError, ConnectionError):  # it is gone already
+                    spark.stop()
                 _end_java()
                 if not was_there:
                     with suppress(OSError):  # a folder with content is kept
