@@ -202,13 +202,15 @@ def show_records(
     """Print the records of each shard that match ``wanted``, in order of delivery, ``limit`` per
     shard at most. Return the exit status: 1: some could not be read.
     """
-    problems: list[str] = []
+    status = 0
     for shard, store in each_store(path):
+        problems: list[str] = []
         found = islice(_read(shard, store, wanted, problems, values=values), limit)
         emit(found, partial(show_pending, found, whole=values), as_json=as_json)
         for problem in problems:
             print_error(problem)
-    return EXIT_ERROR if problems else 0
+            status = EXIT_ERROR
+    return status
 
 
 def _read(
