@@ -98,7 +98,9 @@ class SliceCopies:
         keeper = self._keepers.get(slice_no)
         if keeper is None:
             return
-        for command in [one for one in self._unplaced if one.partition == slice_no]:
+        # The loop's thread and that of the node's topics both come here. A copy is made without a
+        # switch of threads; in a loop over the deque itself, an append would be an error.
+        for command in [one for one in self._unplaced.copy() if one.partition == slice_no]:
             with suppress(ValueError):  # another thread was faster
                 self._unplaced.remove(command)
                 if command.command == "records":
