@@ -125,6 +125,13 @@ INPUT: Final[Mapping[str, InputHeader]] = {
 }
 """All headers of records of users that are read or dropped, by name."""
 
+OWN_INPUT: Final = frozenset(
+    name
+    for name, header in INPUT.items()
+    if name.startswith("delay-") and header.group != "dropped"
+)
+"""The service's own headers of users' records."""
+
 TARGET_TOPICS: Final = [name for name, header in INPUT.items() if header.group == "targets"]
 """Names of the headers that name the target topic, the service's own first."""
 

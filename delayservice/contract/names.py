@@ -55,30 +55,6 @@ DELAY_COPY_MAC = "delay-copy-mac"
 DELAY_HOME = "delay-home"
 DELAY_HOME_MAC = "delay-home-mac"
 
-# The service's own input headers, from a user's record.
-OWN_INPUT = frozenset(
-    {
-        DELAY_AT,
-        DELAY_AFTER,
-        DELAY_TARGET_TOPIC,
-        DELAY_TARGET_PARTITION,
-        DELAY_TARGET_KEY,
-        DELAY_ID,
-        DELAY_OP,
-        DELAY_EXPIRES_AT,
-        DELAY_WINDOW_MS,
-        DELAY_CRON,
-        DELAY_EVERY,
-        DELAY_TIMES,
-        DELAY_TIMEZONE,
-        DELAY_BACKOFF,
-        DELAY_RETRIES,
-        DELAY_IF,
-    }
-)
-
-RECURRING = frozenset({DELAY_CRON, DELAY_EVERY, DELAY_TIMES, DELAY_TIMEZONE})
-
 # Dropped from a user's record.
 OUTPUT = frozenset(
     {
@@ -98,13 +74,6 @@ COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
 
 # Of envelopes (``contract.home``); the same holds.
 HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
-
-
-def misspelt(name: str) -> str | None:
-    """Return the input header that ``name`` misspells by case or ``_``, as ``Delay_After`` does."""
-    meant = name.lower().replace("_", "-")
-    return meant if meant != name and meant in OWN_INPUT else None
-
 
 TOPIC_NAME: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 

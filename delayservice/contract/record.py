@@ -58,6 +58,7 @@ from delayservice.contract.input_headers import (
     FIRE_OP,
     INPUT,
     KNOWN,
+    OWN_INPUT,
     SCHEDULE_OP,
     Draft,
     own_headers,
@@ -339,9 +340,11 @@ class UserRecords:
         return self.targets.allowed.get(text) or self.targets.check(name, text)
 
 
+# Names that differ from input headers by case or ``_``, as ``Delay_After`` does.
 def _misspelt(headers: Headers) -> str:
-    found = [(name, meant) for name, _ in headers if (meant := names.misspelt(name))]
-    return "".join(f"; {name[:64]} is not read, {meant} would be" for name, meant in found[:4])
+    meant = [(name, name.lower().replace("_", "-")) for name, _ in headers]
+    found = [(name, right) for name, right in meant if right != name and right in OWN_INPUT]
+    return "".join(f"; {name[:64]} is not read, {right} would be" for name, right in found[:4])
 
 
 # Without a header for it, key, value and id imply the operation.

@@ -17,7 +17,7 @@ from typing import Final
 from delayservice.contract import names
 from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID
 from delayservice.contract.entry import Headers, NewRecord, PolledRecord, RecordPlace, read_place
-from delayservice.contract.input_headers import INPUT, ROCKETMQ_TIMES, TARGET_TOPICS
+from delayservice.contract.input_headers import INPUT, OWN_INPUT, ROCKETMQ_TIMES, TARGET_TOPICS
 from delayservice.contract.names import Header
 
 REPLAYED: Final = "replayed"
@@ -223,7 +223,7 @@ def _retimed(headers: Headers, time: Header) -> Headers:
             kept.append((_ROCKETMQ_TIME[time[0]], time[1]))
         elif name not in INPUT or INPUT[name].group not in _REPLACED:
             kept.append((name, value))
-        elif name not in names.OWN_INPUT:
+        elif name not in OWN_INPUT:
             kept.append(_KEY_IS_ID)
     return [*kept, time]
 

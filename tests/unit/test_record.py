@@ -10,7 +10,7 @@ from delayservice.contract import names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import INVALID, SCHEDULE, UNREADABLE, Headers
-from delayservice.contract.input_headers import INPUT
+from delayservice.contract.input_headers import INPUT, OWN_INPUT
 from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
 from delayservice.contract.record import RecordReader
 from delayservice.contract.recurrence import recurrence_of
@@ -82,7 +82,7 @@ def test_rocketmq_has_eighteen_levels_of_rising_delay() -> None:
 def test_the_user_s_pages_list_every_code_header_and_alias() -> None:
     quoted = set(re.findall(r"`([^`\n]+)`", (DOCS / "header-contract.md").read_text()))
     assert set(EXPLANATIONS) <= quoted
-    assert quoted >= names.OUTPUT | names.RECURRING | names.COPY_NAMES
+    assert quoted >= names.OUTPUT | OWN_INPUT | names.COPY_NAMES
     others = (DOCS / "internals/other-systems.md").read_text()
     assert [name for name in INPUT if "delay-" not in name and f"`{name}`" not in others] == []
 
