@@ -102,16 +102,12 @@ class MetricsHub:
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
         """Replace the snapshot of the worker with this number by the next one, as encoded by
-        ``encode_snapshot``, and add what was counted between both. Count a restart if another
-        process made it.
+        ``encode_snapshot``, and add what was counted between both.
         """
         with self._lock:
             known = self._workers.get(worker_index)
             packed = known.snapshot.packed if known is not None else {}
             snapshot = decode_snapshot(snapshot_bytes, packed)
-            if known is not None and _life(known.snapshot) != _life(snapshot):
-                self._count_loss(worker_index)
-                known = None
             if known is None:
                 self._workers[worker_index] = _Worker(snapshot, self._now_s())
                 return
@@ -136,14 +132,11 @@ class MetricsHub:
         Workers that die before their first report count as well, so that a loop of crashes is seen.
         """
         with self._lock:
-            self._count_loss(worker_index)
-
-    def _count_loss(self, worker_index: int) -> None:
-        self._restarts[worker_index] = self._restarts.get(worker_index, 0) + 1
-        gone = self._workers.pop(worker_index, None)
-        if gone is None:
-            return
-        self._past_workers.setdefault(worker_index, WorkerMetrics()).add(gone.snapshot.worker)
+            self._restarts[worker_index] = self._restarts.get(worker_index, 0) + 1
+            gone = self._workers.pop(worker_index, None)
+            if gone is not None:
+                past = self._past_workers.setdefault(worker_index, WorkerMetrics())
+                past.add(gone.snapshot.worker)
 
     def slices(self) -> list[SliceState]:
         """Return the slices that this node keeps, as last reported."""
@@ -254,10 +247,6 @@ class MetricsHub:
             targets=target_states(facts),
             pinned=facts.pinned,
         )
-
-
-def _life(snapshot: Snapshot) -> tuple[int, int]:
-    return snapshot.pid, snapshot.started_ns
 
 
 def total_of(parts: Iterable[WorkerMetrics]) -> WorkerMetrics:

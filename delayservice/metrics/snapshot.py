@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -13,14 +12,9 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.metrics.counts import BOUNDS_MS, AuditFacts, ReconcileFacts, WorkerMetrics
 from delayservice.metrics.status import PauseFacts, SliceState
 
-# Start of this process, monotonic clock.
-_STARTED_NS: Final = time.monotonic_ns()
-
 
 class Snapshot(msgspec.Struct):
-    """Metrics of one worker process, and the state of all its slices. Counters only grow while
-    ``pid`` and ``started_ns`` stay the same.
-    """
+    """Metrics of one worker process, and the state of all its slices. Counters only grow."""
 
     pid: int
     # Problems of the whole worker for people, one sentence each.
@@ -44,7 +38,6 @@ class Snapshot(msgspec.Struct):
     # Why slices stay on their owners; empty: they may move.
     pinned: str = ""
     copies: ReconcileFacts | None = None
-    started_ns: int = _STARTED_NS
     # State of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills it in.
     packed: dict[bytes, SliceState] = {}
 
