@@ -1,10 +1,19 @@
-"""Caps on elapsed time."""
+"""Elapsed time: caps on it, and a clock that tests set."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @contextmanager

@@ -179,30 +179,6 @@ def test_a_missing_target_means_a_dead_letter_where_nothing_can_or_may_be_parked
     assert letter.header("delay-source") == f"{level(bench, 1)}:0:0"
 
 
-@pytest.mark.parametrize(
-    ("headers", "code"),
-    [
-        ([("delay-id", b"a")], "op-invalid"),
-        ([("delay-op", b"cancel"), ("delay-id", b"a")], "op-invalid"),
-        ([("delay-op", b"fire"), ("delay-id", b"a")], "op-invalid"),
-        ([("delay-copy", b"{}"), ("delay-copy-mac", b"00")], "copy-forged"),
-        ([("delay-at", b"9" * 13)], "time-ambiguous"),
-        ([("delay-after", b"1s")], "time-ambiguous"),
-    ],
-)
-def test_a_level_topic_refuses_ids_operations_and_times_of_its_own(
-    bench: Bench, headers: list[Header], code: str
-) -> None:
-    bench.serve(*leveled(bench, 300))
-    target = bench.target("plain")
-    to_target: list[Header] = [("delay-target-topic", target)]
-    bench.send([*to_target, *headers], topic=level(bench, 1), value=b"bad")
-    bench.send(to_target, topic=level(bench, 1), value=b"good")
-    (letter,) = bench.read(bench.dead_letter, 1)
-    assert (letter.header("delay-error"), letter.value) == (code, b"bad")
-    assert [one.value for one in bench.read(target, 1)] == [b"good"]
-
-
 def test_levels_change_and_what_was_written_before_does_not(bench: Bench) -> None:
     target = bench.target("changed")
     service = bench.serve(*leveled(bench, 200, 4_000))

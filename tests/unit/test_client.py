@@ -37,7 +37,7 @@ from delayservice.contract.request import (
     target_headers,
     when_headers,
 )
-from tests.elapsed import at_most
+from tests.elapsed import Clock, at_most
 from tests.integration.bench import await_true
 
 NOWHERE: dict[str, object] = {"log_level": 0}  # no broker at all
@@ -127,13 +127,6 @@ class TellingProducer:
             raise KafkaException("away")
         found = SimpleNamespace(error=None, partitions=dict.fromkeys(range(self.count)))
         return SimpleNamespace(topics={"t": found} if self.count else {"tt": found})
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def places_of(cluster: TellingProducer, clock: Clock) -> Places:

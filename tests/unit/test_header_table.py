@@ -426,6 +426,7 @@ COMBINATIONS: Final = [
             [IF_ABSENT],
         )
     ],
+    Row([("delay-op", b"cancel"), AN_ID], "op-invalid", LEVEL),
     Row([TARGET, SOON], "time-ambiguous", LEVEL),
     Row([TARGET, PAST], "time-ambiguous", LEVEL),
     Row([TARGET], "time-invalid", LEVEL, timestamp_ms=-1),

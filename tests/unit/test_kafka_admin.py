@@ -27,16 +27,10 @@ from delayservice.config.settings import Settings
 from delayservice.engine.electability import TURN_S_MAX
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.ports import Bounds
+from tests.elapsed import Clock
 from tests.unit.test_claims import OPTIONS
 
 TIMED_OUT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Admin:

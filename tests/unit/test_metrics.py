@@ -54,17 +54,10 @@ from tests.alert_rules import (
     run_book,
     with_recorded,
 )
+from tests.elapsed import Clock
 from tests.needs import program
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-class Time:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def busy(number: int = 0, pending: int = 4) -> SliceState:
@@ -87,8 +80,8 @@ def packed(pid: int, slices: list[SliceState], count: int = 3) -> bytes:
     return encode_snapshot(snapshot, [encode_slice(one) for one in slices])
 
 
-def hub(time: Time | None = None) -> MetricsHub:
-    return MetricsHub(load(None, ["node.workers=1"], {}), time or Time())
+def hub(time: Clock | None = None) -> MetricsHub:
+    return MetricsHub(load(None, ["node.workers=1"], {}), time or Clock(100.0))
 
 
 def server(of: MetricsHub, listen: str = "127.0.0.1:0") -> HttpServer:
@@ -183,7 +176,7 @@ def test_counters_never_go_back_when_a_worker_is_replaced() -> None:
 
 
 def test_counters_of_a_replaced_worker_are_kept() -> None:
-    time = Time()
+    time = Clock(100.0)
     collecting = hub(time)
 
     def report(pid: int, cpu_s: float, count: int) -> None:
@@ -213,7 +206,7 @@ def test_the_number_of_series_grows_with_the_slices_by_gauges_only() -> None:
 
 
 def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> None:
-    time = Time()
+    time = Clock(100.0)
     collecting = hub(time)
     assert not collecting.status().healthy
     collecting.update(0, packed(1, [busy()]))
@@ -296,13 +289,6 @@ ORDERS = Paused("target", "orders*")
 TOPIC = Paused("topic", "delay_topic_any")
 
 
-class PausedTime:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def hub_with(pauses: Pauses | None) -> MetricsHub:
     hub = MetricsHub(load(None, ["node.workers=1"], {}))
     hub.update(0, encode_snapshot(Snapshot(1, pauses=pause_facts(pauses))))
@@ -348,7 +334,7 @@ def test_nothing_is_told_while_nothing_is_paused_or_nobody_has_heard() -> None:
 
 
 def test_the_worker_that_reported_last_speaks_for_all_that_have_heard() -> None:
-    time = PausedTime()
+    time = Clock()
     hub = MetricsHub(load(None, ["node.workers=3"], {}), time)
     said: Iterator[Pauses | None] = iter([Pauses({TOPIC: Pause(1_000)}), Pauses(), None])
     for worker in (2, 1, 0):

@@ -28,6 +28,7 @@ from ha.election_state import Lease, RoleViews
 from ha.notes import LifeNote, NodeNote, OwnerNote, decode, encode, worker_name, worker_of
 from ha.pipeline import REQUESTS_MAX, EnsembleError, EnsembleRefusedError, Pipeline
 from ha.placement import PlacedMember, SliceFacts, StableLeaders, place, rank_owners
+from tests.elapsed import Clock
 
 
 class SilenceError(Exception):
@@ -141,16 +142,9 @@ def test_a_refused_transaction_is_raised_last(server: Server, pipeline: Pipeline
 # --- a lease ends before the session can, whatever the node hears or does not hear ----------------
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 def test_a_lease_is_not_valid_before_the_first_answer(clock: Clock) -> None:
