@@ -28,6 +28,8 @@ from delayservice.engine.ports import Bounds, Place
 # Number of clients that fence in parallel, as each has threads.
 FENCES_AT_ONCE: Final = 8
 FENCE_TIMEOUT_S: Final = 20.0
+# Time for which the broker must have answered that the transaction of an earlier writer of this
+# process is decided, in s: then that counts as a fence.
 OWN_FENCE_TIMEOUT_S: Final = 1.0
 # Wait for a fence before it is asked for again, in s; it doubles each time.
 FENCE_RETRY_S: Final = 0.05
@@ -115,9 +117,7 @@ class KafkaTakeOverClient:
         started_s = self._clients.monotonic_s()
         is_own = writer in self._given_up
         try:
-            self._fence_until(
-                writer, started_s + (OWN_FENCE_TIMEOUT_S if is_own else FENCE_TIMEOUT_S)
-            )
+            self._init_patiently(writer, is_own=is_own)
         except KafkaException as exc:
             # The transaction of that writer is decided, but a partition takes no marker: perhaps
             # for hours, if a target has too few copies in sync. This process begins no other
@@ -136,20 +136,26 @@ class KafkaTakeOverClient:
         took_ms = round((self._clients.monotonic_s() - started_s) * 1000)
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
 
-    def _fence_until(self, writer: str, deadline_s: float) -> None:
+    def _init_patiently(self, writer: str, *, is_own: bool) -> None:
         # The broker answers CONCURRENT_TRANSACTIONS until it has aborted the writer's transaction,
         # which takes milliseconds. The client asks again after half a second, and has no setting
         # for that, but asks at once when it is called again.
         producer = self._producer(writer)
+        # Once it is connected: on a slow link that takes more than ``OWN_FENCE_TIMEOUT_S``.
+        begun_s = decided_s = self._clients.monotonic_s()
         wait_s = FENCE_RETRY_S
         while True:
-            left_s = deadline_s - self._clients.monotonic_s()
             try:
-                producer.init_transactions(min(wait_s, max(left_s, 0.0)))
+                producer.init_transactions(wait_s)
             except KafkaException as exc:
-                if left_s <= wait_s or not error_of(exc).retriable():
+                error, now_s = error_of(exc), self._clients.monotonic_s()
+                if is_own and error.code() == KafkaError.CONCURRENT_TRANSACTIONS:
+                    left_s = decided_s + OWN_FENCE_TIMEOUT_S - now_s
+                else:
+                    decided_s, left_s = now_s, begun_s + FENCE_TIMEOUT_S - now_s
+                if left_s <= 0 or not error.retriable():
                     raise
-                wait_s *= 2  # a slow broker may need longer for its answer
+                wait_s = min(2 * wait_s, left_s)  # a slow broker may need longer for its answer
             else:
                 return
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
-from unittest.mock import patch
+from typing import Any, cast
+from unittest.mock import create_autospec, patch
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from connectors.kafka import checkpoints
 from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.clients import Clients
 from connectors.kafka.sink import WriterOptions
+from connectors.kafka.take_over_client import FENCE_TIMEOUT_S, KafkaTakeOverClient
 from delayservice.base.clock import SystemClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contract, Contracts
@@ -383,3 +388,61 @@ def test_earlier_checkpoints_are_added_only_while_no_other_thread_reads() -> Non
             assert not tail._tailed
         searching.join()
     assert tail.newest_of_all() == [value]
+
+
+# --- the fence of a former writer of this process -------------------------------------------------
+
+DECIDED = KafkaError.CONCURRENT_TRANSACTIONS
+
+
+class SlowLink:
+    """A producer, and its clock: it connects within ``connects_s``; then the coordinator's answers
+    come, each from its time on, in s: an error code, or None: the writer is fenced.
+    """
+
+    def __init__(self, connects_s: float, answers: dict[float, int | None]) -> None:
+        self.now_s = 0.0
+        self._connects_s = connects_s
+        self._answers = answers
+
+    def list_topics(self, *_: object) -> None:
+        self.now_s += self._connects_s / 2
+
+    def init_transactions(self, timeout_s: float) -> None:
+        until_s, code = self.now_s + timeout_s, KafkaError._TIMED_OUT
+        for at_s, answer in self._answers.items():
+            if at_s <= until_s and answer is None:
+                self.now_s = max(self.now_s, at_s)
+                return
+            if at_s <= until_s and answer is not None:
+                code = answer
+        self.now_s = until_s
+        raise KafkaException(KafkaError(code, "", retriable=True))
+
+
+@pytest.mark.parametrize(
+    ("connects_s", "answers", "fenced_s"),
+    [
+        (1.2, {2.4: None}, 2.4),  # 100 ms for each of the round trips of SASL_SSL
+        (1.2, {1.2: DECIDED}, 2.2),
+        (1.2, {1.5: DECIDED}, 2.35),  # a second since an answer that was not yet that
+        (0.0, {0.1: DECIDED, 0.5: KafkaError.NOT_COORDINATOR, 9.0: None}, 9.0),
+        (1.2, {}, None),
+    ],
+)
+def test_a_former_own_writer_is_fenced_by_a_second_of_concurrent_transactions_or_as_any_other(
+    connects_s: float, answers: dict[float, int | None], fenced_s: float | None
+) -> None:
+    link = SlowLink(connects_s, answers)
+    clients = Clients(producer=lambda _: cast("Any", link), monotonic_s=lambda: link.now_s)
+    tail, admin = create_autospec(KafkaCheckpoints), create_autospec(AdminClient)
+    client = KafkaTakeOverClient(OPTIONS, tail, admin, frozenset, clients)
+    client.enter("former")
+    client.enter("writer")
+    if fenced_s is None:
+        with pytest.raises(KafkaEdgeError, match="writer former could not be fenced"):
+            client.fence(["former"])
+        fenced_s = connects_s + FENCE_TIMEOUT_S
+    else:
+        client.fence(["former"])
+    assert link.now_s == pytest.approx(fenced_s)
