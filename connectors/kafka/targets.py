@@ -70,7 +70,7 @@ class _Known:
         """
         access = self.access
         if access is None:
-            return TARGET_UNKNOWN, f"topic {topic} is not known yet"
+            return TARGET_DOWN, f"no broker has told yet whether topic {topic} exists"
         if access.lacks(WRITE):
             return TARGET_UNAUTHORIZED, f"the service may not write to {topic}: give it Write"
         count, needed = access.partitions, self.in_sync_needed
@@ -236,16 +236,23 @@ class TargetTopics:
                 if changes == self._changes:
                     self.writable.add(target)
             return None
-        if self._given_up(target) is None and not self._is_answered(topic, asked_s, now_s):
+        is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
+        if self._given_up(target) is None and not self._is_decided(topic, now_s, is_new=is_new):
             return self._awaited(topic, now_s), f"topic {topic} is being looked up"
+        if found[0] == TARGET_UNKNOWN and not is_new:  # it may have been created since
+            found = TARGET_DOWN, f"{found[1]}, as brokers said before; there is no newer answer"
         if topic in self._own and self._access(topic) is None:
             return None
-        self._log.blocked(target, found[1], now_s)
-        if topic in self._own:
-            self._waited_for[topic] = found[1], now_s
-        elif self._is_delay_topic(topic):
-            self._waited_for[f"{topic}:{target[1]}"] = found[1], now_s
+        self._note_blocked(target, found[1], now_s)
         return found
+
+    def _note_blocked(self, target: Target, why: str, now_s: float) -> None:
+        topic, partition = target
+        self._log.blocked(target, why, now_s)
+        if topic in self._own:
+            self._waited_for[topic] = why, now_s
+        elif self._is_delay_topic(topic):
+            self._waited_for[f"{topic}:{partition}"] = why, now_s
 
     def _hold(self, topic: str) -> tuple[str, str] | None:
         paused = self._why_paused(topic)
@@ -270,11 +277,10 @@ class TargetTopics:
             if at_s > since_s
         ]
 
-    def _is_answered(self, topic: str, asked_s: float, now_s: float) -> bool:
+    def _is_decided(self, topic: str, now_s: float, *, is_new: bool) -> bool:
         """Return whether the metadata by which a target is bad may be used: they are new enough, or
         a shard has waited ``_ANSWER_S`` for newer ones. If not, request newer ones.
         """
-        is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
         if is_new or now_s - self._seek(topic, now_s) >= _ANSWER_S:
             self._wanted_s.pop(topic, None)
             return True
