@@ -98,6 +98,6 @@ def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) ->
     ``not_pending`` if all records have that; None: not known yet.
     """
     done = next((one for one in told.values() if one != _NOT_PENDING), None)
-    if done is not None or len(told) < len(written):
+    if done is not None or not written or len(told) < len(written):
         return done
     return _NOT_PENDING

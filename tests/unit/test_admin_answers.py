@@ -313,6 +313,7 @@ def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> N
     assert together([one, two], {one: "not_pending", two: "cancelled"}) == "cancelled"
     assert together([one, two], {one: "not_pending", two: "not_pending"}) == "not_pending"
     assert together([one], {}) is None
+    assert together([], {}) is None
 
 
 def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Refusal:

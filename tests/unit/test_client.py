@@ -20,6 +20,7 @@ from connectors.kafka.client import (
     InvalidRequestError,
     LevelProducer,
     LruSeen,
+    OutcomeReader,
     RetryLadder,
     own_headers,
 )
@@ -108,6 +109,22 @@ def test_levels_ascend_from_above_zero(levels_ms: tuple[int, ...]) -> None:
 def test_a_handed_over_producer_is_used_as_it_is() -> None:
     producer = Producer(NOWHERE)
     assert DelayProducer(producer).producer is producer
+
+
+def test_no_outcome_is_made_up_where_a_producer_reports_failures_only() -> None:
+    mock = {**NOWHERE, "bootstrap.servers": "none", "test.mock.num.brokers": 1}
+    cluster = Producer(mock)
+    (broker,) = cluster.list_topics(timeout=10).brokers.values()
+    for topic in ("delay_topic_any", "delay_outcomes"):
+        cluster.produce(topic)
+    assert cluster.flush(10) == 0
+    config = {**NOWHERE, "bootstrap.servers": f"{broker.host}:{broker.port}"}
+    reader = OutcomeReader(config)
+    assert reader.cancel(DelayProducer(config), "id", 0) is None
+    client = DelayProducer({**config, "delivery.report.only.error": True})
+    for ask in (reader.cancel, reader.fire):
+        with pytest.raises(KafkaEdgeError, match=r"takes effect, .*delivery\.report\.only\.error"):
+            ask(client, "id", 0)
 
 
 class TellingProducer:

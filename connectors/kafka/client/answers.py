@@ -47,7 +47,8 @@ class OutcomeReader:
 
         Raises:
             KafkaEdgeError: the cancel may not have been written, the outcomes topic can't be read,
-                or as by ``DelayProducer.cancel``.
+                the cancel is written, but ``producer`` has the option
+                ``delivery.report.only.error``, or as by ``DelayProducer.cancel``.
             InvalidRequestError, BufferError, KafkaException: as by ``DelayProducer.cancel``.
         """
         return self._hear(producer, lambda told: producer.cancel(id, on_delivery=told), timeout_s)
@@ -74,6 +75,11 @@ class OutcomeReader:
             if unwritten or failed:
                 why = failed[0].str() if failed else f"{unwritten} records wait for the broker"
                 raise KafkaEdgeError(f"it may not have been written: {why}")
+            if not reports:
+                raise KafkaEdgeError(
+                    "it is written and takes effect, but its outcome can't be found, as the "
+                    "producer tells of failures only: leave out its delivery.report.only.error"
+                )
             written = [place_of(message) for _, message in reports]
             left_s = max(deadline_s - time.monotonic(), 0.0)
             return together(written, outcomes.of(written, left_s, replaces=False))
