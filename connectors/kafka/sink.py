@@ -162,8 +162,8 @@ class KafkaSink:
         # Time for which the loop has waited in the open transaction, in s: for room in the client's
         # queue, and for records that are sent one by one.
         self._awaited_s = 0.0
-        # Topics of the outputs in the open transaction.
-        self._sent_to: set[str] = set()
+        # Targets of the outputs in the open transaction.
+        self._sent_to: set[Target] = set()
         # Topics of all outputs of the writer.
         self._used: set[str] = set()
         # Slices whose checkpoints are part of the present commit.
@@ -207,6 +207,10 @@ class KafkaSink:
         self._targets.limits.end_transaction()
 
     @property
+    def _topics(self) -> set[str]:
+        return {topic for topic, _ in self._sent_to}
+
+    @property
     def _fenced_producer(self) -> Producer:
         if self._producer is None:
             raise WriterEndedError("there is no writer: none was opened, or it has ended")
@@ -232,9 +236,9 @@ class KafkaSink:
         if not outputs:
             return
         self._begin()
-        topics = {output[1] for output in outputs}
-        self._sent_to |= topics
-        self._used |= topics
+        targets = {(output[1], output[2]) for output in outputs}
+        self._sent_to |= targets
+        self._used |= {topic for topic, _ in targets}
         producer = self._fenced_producer
         if self._direct is not None:
             self._produce(self._direct, place, [one for one in outputs if one[0] == DELIVERED])
@@ -338,7 +342,7 @@ class KafkaSink:
             faults.point("flushed")
         faults.point("before_commit")
         self._commit_transaction(producer)
-        self._targets.limits.committed(self._sent_to)
+        self._targets.limits.committed(self._topics)
         self._forget()
         return acknowledged_s
 
@@ -374,11 +378,11 @@ class KafkaSink:
         # For example a topic that was deleted and perhaps created again: the client would retry
         # until its time-out.
         try:
-            gone = self._targets.unserved({(topic, -1) for topic in self._sent_to})
+            gone = self._targets.unserved(self._sent_to)
         except KafkaEdgeError as exc:  # asked again with the next step, until there is no time left
             _log.debug("targets_not_seen", why=str(exc))
             return
-        if why := self._remade(self._sent_to):
+        if why := self._remade(self._topics):
             self._fail(why)
         if gone and waited_s > UNKNOWN_AFTER_MS / 1000:
             self._fail("; ".join(detail for _, detail in gone.values()))
@@ -399,7 +403,7 @@ class KafkaSink:
             if error.fatal() or not error.txn_requires_abort() or not is_known:
                 raise lost("commit_transaction", exc) from exc
             if meaning is Meaning.LOST:  # the coordinator does not say which topic it is
-                for topic in self._sent_to:
+                for topic in self._topics:
                     self._targets.forget(topic)
             self._fail(str(error))
 
@@ -413,7 +417,7 @@ class KafkaSink:
         for error in failed:
             if MEANINGS.get(error.code()) is Meaning.WRITER:
                 raise lost("delivery", KafkaException(error))
-        sent_to, slices = set(self._sent_to), set(self._slices)
+        sent_to, slices = self._topics, set(self._slices)
         waiting = self._abort()
         stuck: frozenset[int] = frozenset()
         if is_stalled and not failed and not refusals:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,8 @@ from connectors.kafka.errors import MEANINGS, Meaning, meaning_of
 from connectors.kafka.log_ends import LATEST, log_bounds, log_ends, offsets_of
 from connectors.kafka.reach import KafkaReach
 from connectors.kafka.sink import KafkaSink
-from connectors.kafka.targets import TargetTopics
+from connectors.kafka.targets import TargetTopics, _Known
+from connectors.kafka.topic_facts import Access
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.errors import KafkaEdgeError, WriterEndedError
 from delayservice.config.settings import Settings
@@ -350,14 +352,19 @@ class SilentProducer:
     def purge(self, **_: object) -> None: ...
 
 
-def opened(room: int, acknowledges_s: float = math.inf) -> tuple[KafkaSink, list[float]]:
+def opened(
+    room: int, acknowledges_s: float = math.inf, in_sync: tuple[int, ...] = (1,)
+) -> tuple[KafkaSink, list[float]]:
+    """``in_sync``: copies in sync of each partition of the topic ``orders``."""
     clock = [1_000.0]
     clients = Clients(
         producer=lambda _: cast("Any", SilentProducer(clock, room, acknowledges_s)),
         monotonic_s=lambda: clock[0],
     )
     targets = TargetTopics(cast("Any", None), lambda: clock[0])
-    targets.unserved = lambda targets: {}  # type: ignore[method-assign]  # noqa: ARG005  # all serve
+    leaders = tuple(range(len(in_sync)))
+    targets._known["orders"] = _Known(Access(len(in_sync), None, in_sync, 1, "", leaders))
+    targets._ask = lambda *_: ()  # type: ignore[method-assign]
     sink = KafkaSink(OPTIONS, targets, clients)
     sink.open()
     return sink, clock
@@ -382,6 +389,16 @@ def test_a_flush_ends_after_three_seconds_without_progress(
         with pytest.raises(WriterEndedError, match="not acknowledged"):
             sink.commit([])
         assert clock[0] - 1_000 == pytest.approx(ends_s, abs=0.3)
+
+
+@pytest.mark.parametrize(("partition", "is_ended"), [(0, False), (1, True), (-1, True)])
+def test_a_long_flush_ends_for_a_partition_without_a_leader_that_it_may_concern(
+    partition: int, *, is_ended: bool
+) -> None:
+    sink, _ = opened(100, 2.5, in_sync=(1, 0))
+    sink.send(("delay_topic_any", 0), [(DELIVERED, "orders", partition, b"k", b"v", [], 0, 1)])
+    with pytest.raises(WriterEndedError, match="without a leader") if is_ended else nullcontext():
+        sink.commit([])
 
 
 def test_all_waits_of_a_transaction_for_room_in_the_queue_together_have_an_end() -> None:
