@@ -257,6 +257,8 @@ class FateFinder:
                         row = row_of(message)
                         left -= bytes_of(row)
                         yield place, row
+                        if time.monotonic() >= until_s:  # the caller may read for each row
+                            break
                     elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                         unread.discard(place)
                     elif error.code() not in NO_RECORDS:

@@ -13,9 +13,12 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from confluent_kafka import Consumer
 from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
+from connectors.kafka import clients, fate
+from connectors.kafka.fate import FateFinder
 from connectors.kafka.outcomes import together
 from delayservice.admin import context as context_module
 from delayservice.admin.changing import Aim, aim_of, refuse_what_would_fail, said
@@ -38,6 +41,7 @@ from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
 from delayservice.metrics.status import SliceState
 from ha.members import Holding, Members
+from tests.unit.mock_cluster import mock_cluster
 
 TOKEN = "a token that only the tests know"  # noqa: S105
 NOW_MS = 1_700_000_000_000
@@ -314,6 +318,40 @@ def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> N
     assert together([one, two], {one: "not_pending", two: "not_pending"}) == "not_pending"
     assert together([one], {}) is None
     assert together([], {}) is None
+
+
+def test_a_search_of_an_outcome_that_opens_many_consumers_ends_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, address = mock_cluster(TOPIC)
+    for _ in range(500):  # each of another record of its id
+        cluster.produce(
+            "delay_outcomes",
+            partition=0,
+            headers={
+                "delay-id": b"r",
+                "delay-outcome": b"replaced",
+                "delay-shard": f"{TOPIC}:0".encode(),
+                "delay-settles": b"0",
+                "delay-settled-by": b"5",
+            },
+        )
+    assert cluster.flush(10) == 0
+    opened: list[Consumer] = []
+
+    def consumer_client(options: dict[str, Any]) -> Consumer:
+        opened.append(clients.consumer_client(options))
+        return opened[-1]
+
+    monkeypatch.setattr(fate, "consumer_client", consumer_client)
+    monkeypatch.setattr(fate, "READ_S_MAX", 0.5)
+    monkeypatch.setattr(fate, "offsets_since", lambda *_: {("delay_outcomes", 0): 0})
+    found = settings(f"kafka.bootstrap={address}")
+    finder = FateFinder(found, cast("Any", None), lambda: NOW_MS, threading.Lock())
+    sought = fate._Sought(TOPIC, 1, ROW.offset, ROW)
+    assert finder._read(sought, "delay_outcomes", [0], 0, "") is None
+    assert sought.problems == {"delay_outcomes holds more than was read"}
+    assert 1 < len(opened) < 500
 
 
 def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Refusal:

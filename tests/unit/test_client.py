@@ -40,6 +40,7 @@ from delayservice.contract.request import (
 )
 from tests.elapsed import Clock, at_most
 from tests.integration.bench import await_true
+from tests.unit.mock_cluster import mock_cluster
 
 NOWHERE: dict[str, object] = {"log_level": 0}  # no broker at all
 
@@ -112,13 +113,8 @@ def test_a_handed_over_producer_is_used_as_it_is() -> None:
 
 
 def test_no_outcome_is_made_up_where_a_producer_reports_failures_only() -> None:
-    mock = {**NOWHERE, "bootstrap.servers": "none", "test.mock.num.brokers": 1}
-    cluster = Producer(mock)
-    (broker,) = cluster.list_topics(timeout=10).brokers.values()
-    for topic in ("delay_topic_any", "delay_outcomes"):
-        cluster.produce(topic)
-    assert cluster.flush(10) == 0
-    config = {**NOWHERE, "bootstrap.servers": f"{broker.host}:{broker.port}"}
+    _cluster, address = mock_cluster("delay_topic_any", "delay_outcomes")
+    config = {**NOWHERE, "bootstrap.servers": address}
     reader = OutcomeReader(config)
     assert reader.cancel(DelayProducer(config), "id", 0) is None
     client = DelayProducer({**config, "delivery.report.only.error": True})
