@@ -51,6 +51,7 @@ class Staged(Generic[K, V]):
     def __init__(self) -> None:
         self._committed: dict[K, V] = {}
         self._staged: dict[K, V] = {}
+        self._saved: dict[K, V] = {}
 
     def get(self, key: K, default: V) -> V:
         found = self._staged.get(key)
@@ -71,6 +72,12 @@ class Staged(Generic[K, V]):
 
     def abort(self) -> None:
         self._staged.clear()
+
+    def save(self) -> None:
+        self._saved = self._staged.copy()
+
+    def restore(self) -> None:
+        self._staged = self._saved
 
     def keep(self, is_kept: Callable[[K, V], bool]) -> None:
         self._committed = {key: n for key, n in self._committed.items() if is_kept(key, n)}
@@ -97,7 +104,7 @@ class Flow:
             *(self._next_ms, self._moved_ms, self._went_ms),
             *(self._taken, self._with_room),
         )
-        self._over_cap = 0
+        self._over_cap = self._over_cap_saved = 0
         self._commits = 0
         self.over_cap = 0
 
@@ -212,6 +219,18 @@ class Flow:
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0
+
+    def save(self) -> None:
+        """Remember what was given so far, for ``restore`` before the next commit or abort."""
+        for numbers in self._all:
+            numbers.save()
+        self._over_cap_saved = self._over_cap
+
+    def restore(self) -> None:
+        """Take back what was given since ``save``."""
+        for numbers in self._all:
+            numbers.restore()
+        self._over_cap = self._over_cap_saved
 
     def _forget(self, now_ms: int) -> None:
         since_s = now_ms // _SECOND_MS - _KEPT_S

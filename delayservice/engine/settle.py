@@ -114,8 +114,16 @@ class Settler:
         """
         if payload[6] is not None and not self._may_search(payload[6]):
             return None
+        flow = self._flow
+        takes = flow is None or self.requeuer.takes()
+        if flow is not None and not takes:
+            flow.save()
         output = self._settled(offset, key_ms, payload, now_ms, base)
-        return output if output is None or self._can_follow(output, payload) else None
+        if output is None or self._can_follow(output, payload):
+            return output
+        if flow is not None and not takes:
+            flow.restore()  # each retry would take another turn or place
+        return None
 
     def _may_search(self, meta: Meta) -> bool:
         recurrence = recurrence_of(meta)

@@ -222,6 +222,39 @@ def test_where_no_copy_can_be_written_there_is_no_limit() -> None:
     assert world.kinds() == {outcome.DELIVERED: 10}
 
 
+RECURS: Payload = (
+    *payload()[:6],
+    (None, b"source#1", 1, None, encode(Recurrence(every_ms=5_000))),
+)
+
+
+@pytest.mark.parametrize(
+    ("flow", "record", "then"),
+    [
+        (limited(1), payload(), outcome.PACED),
+        (limited(1), RECURS, outcome.PACED),
+        (capped(1, "spread"), payload(), outcome.PACED),
+        (capped(2, "spread"), RECURS, outcome.DELIVERED),
+        (capped(2, "dead-letter"), RECURS, outcome.DELIVERED),
+    ],
+)
+def test_what_can_not_be_requeued_takes_no_turn_and_no_place(
+    flow: Flow, record: Payload, then: int
+) -> None:
+    world = World(flow)
+    world.targets.why[TOPIC, PARTITION] = ("target-unavailable", "")
+    delivered = some(world.settler.settle(1, NOW_MS, payload(), NOW_MS, 2))
+    assert delivered[0] == outcome.DELIVERED, "what needs no copy does not wait"
+    for _ in range(20):
+        assert world.settler.settle(2, NOW_MS, record, NOW_MS, 3) is None
+    flow.commit(NOW_MS)
+    assert flow.over_cap == 0
+    world.targets.why.clear()
+    output = some(world.settler.settle(2, NOW_MS, record, NOW_MS, 3))
+    assert output[0] == then
+    assert then == outcome.DELIVERED or copied(output)[0] == NOW_MS + 1_000
+
+
 def test_a_fire_waits_for_no_turn() -> None:
     world = World(limited(1))
     burst(world, 5)
