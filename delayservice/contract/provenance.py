@@ -31,7 +31,7 @@ from delayservice.contract.names import (
 from delayservice.contract.recurrence import recurrence_of
 
 # Above these bytes of value or header values, the record's exact size is checked.
-_LARGE_BYTES: Final = 500_000
+LARGE_BYTES: Final = 500_000
 
 
 class Provenance:
@@ -147,6 +147,6 @@ def without_content(original: Original) -> tuple[Original, str]:
 
 def is_large(value: bytes | None, headers: Headers) -> bool:
     """Return whether a topic may refuse value or header values as too large."""
-    if value is not None and len(value) > _LARGE_BYTES:
+    if value is not None and len(value) > LARGE_BYTES:
         return True
-    return bool(headers) and sum([len(text or b"") for _, text in headers]) > _LARGE_BYTES
+    return bool(headers) and sum([len(text or b"") for _, text in headers]) > LARGE_BYTES

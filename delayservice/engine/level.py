@@ -18,7 +18,7 @@ from delayservice.contract.entry import (
 )
 from delayservice.contract.input_headers import KNOWN
 from delayservice.contract.names import DELAY_TARGET_TOPIC
-from delayservice.contract.provenance import Provenance, due_header
+from delayservice.contract.provenance import LARGE_BYTES, Provenance, due_header
 from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler
@@ -77,6 +77,7 @@ class LevelRecords:
             is_plain = 0 <= timestamp_ms < MAX_DELAY_MS_MAX and headers is not UNREADABLE
             text: bytes | None = None
             own: Headers = []
+            content_bytes = len(value or b"")
             for header in headers or ():
                 name = header[0]
                 if name == DELAY_TARGET_TOPIC:
@@ -86,8 +87,10 @@ class LevelRecords:
                     is_plain = False
                 else:
                     own.append(header)
+                    content_bytes += len(header[1] or b"")
             target = targets.get(text) if is_plain else None
-            if target is not None and not is_hindered and (target, PARTITION_BY_KEY) in writable:
+            is_fit = content_bytes <= LARGE_BYTES and (target, PARTITION_BY_KEY) in writable
+            if target is not None and is_fit and not is_hindered:
                 if due_ms != stamped_ms:  # all records of a producer's batch have one timestamp
                     stamped_ms, due = due_ms, due_header(due_ms)
                 own += (due, *origin(offset))

@@ -31,6 +31,7 @@ from delayservice.engine.ports import Bounds, PolledBatch, Source, Targets
 from delayservice.slices.lane import Lane
 from tests.unit.known_targets import KnownTargets
 from tests.unit.lanes import QuietSource, routes_of, window_of
+from tests.unit.test_settle import Takes
 
 TOPIC = "delay_topic_1"
 NOW_MS = 1_800_000_000_000
@@ -242,11 +243,15 @@ class Owned:
     """A shard that this node owns from offset 0 on."""
 
     def __init__(
-        self, *contracts: tuple[int, Contract], records_max: int = 100, bytes_max: int = 10_000
+        self,
+        *contracts: tuple[int, Contract],
+        records_max: int = 100,
+        bytes_max: int = 10_000,
+        targets: KnownTargets | None = None,
     ) -> None:
         routes = routes_of(60_000, 1_000, 2_000, secret=SECRET)
         self.park_topic: str | None = ANY
-        self.targets = KnownTargets()
+        self.targets = targets or KnownTargets()
         self.window = window_of(records_max, bytes_max, lambda: self.park_topic)
         self.lane = Lane(
             TOPIC, 0, "id", self.window, cast("Source", QuietSource()), routes, self.targets
@@ -410,6 +415,22 @@ def test_a_refused_level_record_is_dead_lettered_and_the_next_delivered() -> Non
     assert owned.lane.verdicts.refused
     owned.lane.committed()
     assert not owned.lane.verdicts.refused, "it is forgotten with the commit that settles it"
+
+
+def test_a_large_level_record_is_compared_with_what_even_a_fit_target_takes() -> None:
+    targets = Takes("orders", "too-large")
+    targets.writable.add(("orders", -1))
+    owned = Owned(targets=targets)
+    key, large = b"key", b"v" * 600_000
+    owned.take(
+        row(0),
+        (1, NOW_MS, key, large, TO_ORDERS),
+        (2, NOW_MS, key, None, [*TO_ORDERS, ("own", large)]),
+        row(3),
+    )
+    outputs = owned.settle(NOW_MS + LEVEL_MS)
+    letter = outcome.DEAD_LETTERED
+    assert [output[0] for output in outputs] == [0, letter, letter, 0]
 
 
 def test_a_record_that_expired_unserved_is_expired() -> None:
