@@ -73,6 +73,7 @@ def log_read(state: LoopState, event: LogRead) -> None:
         if not lane.shard.owned:  # an owner steps down with its release
             lane.step_down()
         return
+    found[0].clear_trouble()
     if batch is not None:
         store(state, batch)
     state.agenda.look_again(lane)

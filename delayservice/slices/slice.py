@@ -216,6 +216,12 @@ class Slice:
         self._unserved = dict(checkpoint.shards) if checkpoint else {}
         self.move(Step.TAKE)
 
+    def clear_trouble(self) -> None:
+        """Forget the trouble of a replica if another node has served the slice since."""
+        newest = self.follower.newest
+        if self.phase is Phase.REPLICA and newest and newest.tenure.claim > self.claim:
+            self.trouble = ""
+
     def known_of(self, topic: str) -> ShardCheckpoint | None:
         """Return the shard's part of the checkpoint that this node took over from."""
         return self._unserved.get(topic)

@@ -63,6 +63,7 @@ def _follow(state: LoopState, slice_: Slice) -> None:
     if slice_.number in upkeep.behind:
         upkeep.hurried_s = -math.inf
     if read_back is not None:
+        slice_.clear_trouble()
         compare_clocks(state, slice_.number, read_back)
 
 

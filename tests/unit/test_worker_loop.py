@@ -539,6 +539,37 @@ def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
     assert stage.of(0).trouble == why
     assert stage.delivered() == [(1, 0)]
     assert (0, "release") in [word for one in stage.sink.committed for word in one.words]
+    stage.gate.says(Role.REPLICA, [0])
+    lane.ingest = lambda _: 0  # type: ignore[assignment, method-assign]
+    stage.step(1_000, 2)
+    assert stage.of(0).trouble == why, "nobody serves it yet"
+    stage.sink.note_checkpoint(0, left_by("another", len(stage.sink.claims)))
+    stage.step(1_000, 2)
+    assert stage.of(0).trouble == ""
+
+
+def test_a_replica_that_reads_its_log_again_is_in_no_trouble() -> None:
+    stage = Stage(0)
+    stage.sink.note_checkpoint(0, left_by("old", 0))
+    stage.step(1_000, 2)  # there is no other checkpoint
+    lane, scan = stage.lane(0), stage.logs.scan
+    failures = [KafkaEdgeError("a leader is being elected")]
+
+    def scans(place: Place, start: int, stop: int) -> Iterator[PolledBatch]:
+        if failures:
+            raise failures.pop()
+        return scan(place, start, stop)
+
+    def wants_its_log(_: PolledBatch) -> int:
+        lane.log_wanted = RecordWanted((NOW_MS, 0))
+        return 0
+
+    stage.logs.scan = scans  # type: ignore[method-assign]
+    lane.ingest = wants_its_log  # type: ignore[assignment, method-assign]
+    stage.write(0, 0)
+    stage.step(10, 3)
+    assert stage.gate.given_up == [(0, "a leader is being elected")]
+    assert stage.of(0).trouble == ""
 
 
 def test_other_slices_go_on_while_a_damaged_slot_is_rebuilt() -> None:
