@@ -95,11 +95,12 @@ class Verdict(NamedTuple):
 ELECTABLE: Final = Verdict()
 
 
-def rest_s(failures: int) -> float:
-    """Return for how long other nodes are preferred after failures, seconds: 5, doubled by each
-    further one, at most 60.
+def rest_s(failures: int, first_s: float = _REST_S, longest_s: float = _REST_S_MAX) -> float:
+    """Return the rest after failures in a row, seconds: ``first_s``, doubled by each further one,
+    at most ``longest_s``. By default: for how long other nodes are preferred.
     """
-    return min(_REST_S * 2 ** (failures - 1), _REST_S_MAX) if failures > 0 else 0.0
+    doubled = min(failures - 1, 100)  # far more would be too large for a float
+    return min(first_s * 2**doubled, longest_s) if failures > 0 else 0.0
 
 
 def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:

@@ -32,7 +32,7 @@ from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.base.secret_file import make_secret_file
 from delayservice.config.reference import secret_values
 from delayservice.config.settings import SECRET_CHARS_MIN, Settings
-from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
+from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX, rest_s
 from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
 from delayservice.process import fork_server, logs
@@ -295,7 +295,7 @@ class Supervisor:
         # A hang soon after the start counts as a crash soon after the start.
         steady_s = lived_s - child.hung_s
         tries = 0 if steady_s > STEADY_S else self._restarts.get(index, 0)
-        wait_s = min(0.2 * 2 ** (tries - 1), RESTART_WAIT_S_MAX) if tries else 0.0
+        wait_s = rest_s(tries, 0.2, RESTART_WAIT_S_MAX)
         self._restarts[index] = tries + 1
         self._due_s[index] = time.monotonic() + wait_s
         self._hub.forget(index)

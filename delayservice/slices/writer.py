@@ -8,13 +8,14 @@ from enum import Enum
 from typing import Final
 
 from delayservice.base.clock import Clock
+from delayservice.engine.electability import rest_s
 from delayservice.slices.slice import next_phase
 
 _OPEN_RETRY_S: Final = 1.0
 # After more losses in a row, slices are left to other nodes.
 LOSSES_MAX: Final = 2
-# Multiplied by 2 to the power of the number of losses in a row.
-_LOSS_REST_S: Final = 0.1
+# Doubled by each further loss in a row.
+_LOSS_REST_S: Final = 0.2
 _LOSS_REST_S_MAX: Final = 5.0
 _SLOW_S: Final = 5.0
 # Longest time between two losses that count as losses in a row.
@@ -116,5 +117,4 @@ class Writer:
         self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1
         self._lost_s = now_s
         if self.losses > 1:  # another node's take-over causes one loss
-            rest_s = min(_LOSS_REST_S * 2**self.losses, _LOSS_REST_S_MAX)
-            self._open_after_s = now_s + rest_s
+            self._open_after_s = now_s + rest_s(self.losses, _LOSS_REST_S, _LOSS_REST_S_MAX)

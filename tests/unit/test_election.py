@@ -529,6 +529,7 @@ def test_only_what_others_are_merely_preferred_to_is_a_last_resort() -> None:
 
 def test_retries_wait_twice_as_long_each_time_and_a_minute_at_most() -> None:
     assert [rest_s(failures) for failures in range(7)] == [0, 5, 10, 20, 40, 60, 60]
+    assert rest_s(2_000) == 60
 
 
 def test_a_verdict_without_a_cause_has_no_reason() -> None:

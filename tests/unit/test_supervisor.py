@@ -212,6 +212,10 @@ def test_the_lives_of_a_worker_that_ended_soon_are_counted_for_the_next_one() ->
         supervisor._buried(0)
         assert supervisor._restarts[0] == crashes
         supervisor._children[0] = child
+    supervisor._restarts[0] = 2_000
+    supervisor._buried(0)
+    assert supervisor._next_start_s <= time.monotonic() + node.RESTART_WAIT_S_MAX
+    supervisor._children[0] = child
     child.started_s -= 3_600
     supervisor._buried(0)
     assert supervisor._restarts[0] == 1, "it lived for long"

@@ -289,6 +289,10 @@ def test_writers_that_are_lost_one_after_another_are_opened_ever_more_slowly() -
         stage.sink.refuses_to["commit"] = OwnershipLostError("fenced")
         stage.step(10)
     assert len(stage.sink.opened) <= 8, "of ten seconds"
+    for _ in range(2_000):
+        stage.loop.state.writer.count_loss()
+    stage.step(5_000, 2)
+    assert stage.loop.state.writer.name
 
 
 # --- taking over --------------------------------------------------------------------------------
