@@ -121,8 +121,7 @@ def log_found(state: LoopState, event: LogFound) -> None:
         else:
             drop_lane(state, lane.partition, lane.topic)
     except KafkaEdgeError as exc:
-        stored = lane.shard.stored
-        state.edges.source.seek(lane.place, stored, lane.last_below(stored))
+        lane.read_anew()
         ownership.interrupted(state, found[0], str(exc))
 
 

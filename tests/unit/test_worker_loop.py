@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -28,12 +29,23 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
 from delayservice.engine.cursor import Cursor, Frame, Key
-from delayservice.engine.ports import Bounds, Control, PartitionError, Place, PolledBatch, Role
+from delayservice.engine.ports import (
+    Bounds,
+    Control,
+    PartitionError,
+    Place,
+    PolledBatch,
+    Role,
+    Source,
+)
 from delayservice.slices.edges import Limits
 from delayservice.slices.ingest import store
+from delayservice.slices.lane import Lane
 from delayservice.slices.log_reading import RecordWanted
 from delayservice.slices.slice import Phase
+from delayservice.store.memory import MemoryStore
 from tests.unit import loop_stage
+from tests.unit.lanes import window_of
 from tests.unit.loop_stage import NOW_MS, ROUTES, STEP_MS, TOPIC, Inline, Stage
 
 LITTLE = Limits(transaction_records=1_000, transaction_interval_ms_min=STEP_MS - 1)
@@ -574,6 +586,34 @@ def test_a_replica_that_reads_its_log_again_is_in_no_trouble() -> None:
     stage.step(10, 3)
     assert stage.gate.given_up == [(0, "a leader is being elected")]
     assert stage.of(0).trouble == ""
+
+
+@pytest.mark.parametrize("level_ms", [0, 5_000])
+def test_a_replica_that_can_t_ask_for_its_log_reads_on_unless_it_is_of_a_level(
+    level_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract = Contract(level_ms=level_ms)
+    monkeypatch.setattr(loop_stage, "contract_of", lambda *_: contract)
+    stage = Stage()
+    store = window_of() if level_ms else MemoryStore()
+    lane = Lane(TOPIC, 0, TOPIC, store, cast("Source", stage.logs), ROUTES, stage.targets)
+    lane.adopt(Contracts([(0, contract)]))
+    stage.loop.add_lanes(0, [lane])
+    if level_ms:
+        stage.own()  # only an owner reads
+    stage.write(0, 60_000)
+    stage.step(10, 2)
+
+    def fails(place: Place) -> Bounds:
+        raise KafkaEdgeError(f"no leader for {place[0]}")
+
+    stage.logs.bounds = fails  # type: ignore[method-assign]
+    stage.logs.positions.clear()
+    stage.logs.troubles.append(PartitionError(lane.place, "an offset is gone", has_moved=True))
+    stage.gate.says(Role.REPLICA, [0])
+    stage.step(10, 4)
+    assert stage.gate.given_up == [(0, f"no leader for {TOPIC}")]
+    assert stage.logs.positions == ({} if level_ms else {lane.place: 1})
 
 
 def test_other_slices_go_on_while_a_damaged_slot_is_rebuilt() -> None:
