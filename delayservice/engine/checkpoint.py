@@ -1,13 +1,7 @@
 """The checkpoint of a slice: the committed cursors of all its shards in one record.
 
-One JSON object, written in the transaction that carries the outputs it accounts for::
-
-    {"v": 1, "slice": 3, "node": "n1", "writer": "delayservice-n1-0-5c…", "claim": 17,
-     "epoch": 7, "commit": 42, "secret": "9f0c…",
-     "shards": {"delay_topic_any": {"topic_id": "…", "k": [key_ms, offset], "h": offset,
-                                    "contracts": [{"from": o, "contract": {…}}, …],
-                                    "last": [leader_epoch, offset],
-                                    "lost": [[first, stop], …]}}}
+One JSON object, written in the transaction that carries the outputs it accounts for; its fields
+are those of ``_Stored``, and ``docs/internals/design.md`` shows one.
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one ownership, so each
 checkpoint is unique and names its commit. ``secret`` is a fingerprint of the secret by which its
@@ -25,17 +19,17 @@ import hashlib
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.contract.contracts import ContractError, Contracts
 from delayservice.engine.claims import Tenure
-from delayservice.engine.cursor import Cursor
+from delayservice.engine.cursor import Cursor, Key
 
-VERSION = 1
-_NO_CHECKPOINT = (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError)
+VERSION: Final = 1
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class ForeignRecordError(DelayServiceError):
@@ -127,58 +121,59 @@ def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
         )
 
 
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    return msgspec.json.encode(
-        {
-            "v": VERSION,
-            "slice": checkpoint.slice_no,
-            "node": checkpoint.node_id,
-            "writer": checkpoint.tenure.writer,
-            "claim": checkpoint.tenure.claim,
-            "epoch": checkpoint.epoch,
-            "commit": checkpoint.commit,
-            "secret": checkpoint.secret_fingerprint,
-            "shards": {
-                topic: {
-                    "topic_id": shard.topic_id,
-                    "k": shard.cursor.key,
-                    "h": shard.cursor.offset,
-                    "contracts": shard.contracts.to_json(),
-                    **({"last": shard.last_read} if shard.last_read.leader_epoch >= 0 else {}),
-                    **({"lost": shard.lost} if shard.lost else {}),
-                }
-                for topic, shard in checkpoint.shards.items()
-            },
-        }
-    )
-
-
-class _ShardFacts(msgspec.Struct):
+# A default is left out of the JSON.
+class _StoredShard(msgspec.Struct, omit_defaults=True):
     topic_id: str
-    k: tuple[int, int]
+    k: Key
     h: int
-    contracts: msgspec.Raw
+    contracts: msgspec.Raw  # of a version that this build may not know
+    last: LastRead = NOTHING_READ
+    lost: tuple[Lost, ...] = ()
 
 
-# Only what is checked when a checkpoint is read.
-class _Facts(msgspec.Struct):
-    v: int
+class _Stored(msgspec.Struct):
+    v: Literal[1]
     slice: int
     node: str
-    epoch: int
-    secret: str
-    shards: dict[str, _ShardFacts]
-    commit: int
     writer: str
     claim: int
+    epoch: int
+    commit: int
+    secret: str
+    shards: dict[str, _StoredShard]
 
 
 class _Version(msgspec.Struct):
     v: int
 
 
-_decode_facts = msgspec.json.Decoder(_Facts).decode
+_decode_stored = msgspec.json.Decoder(_Stored).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    stored = _Stored(
+        v=VERSION,
+        slice=checkpoint.slice_no,
+        node=checkpoint.node_id,
+        writer=checkpoint.tenure.writer,
+        claim=checkpoint.tenure.claim,
+        epoch=checkpoint.epoch,
+        commit=checkpoint.commit,
+        secret=checkpoint.secret_fingerprint,
+        shards={
+            topic: _StoredShard(
+                topic_id=shard.topic_id,
+                k=shard.cursor.key,
+                h=shard.cursor.offset,
+                contracts=msgspec.Raw(shard.contracts.encode()),
+                last=shard.last_read if shard.last_read.leader_epoch >= 0 else NOTHING_READ,
+                lost=shard.lost,
+            )
+            for topic, shard in checkpoint.shards.items()
+        },
+    )
+    return msgspec.json.encode(stored)
 
 
 class Standing(NamedTuple):
@@ -201,23 +196,14 @@ def standing_of(slice_no: int, data: bytes) -> Standing:
     ``UNKNOWN_STANDING``. Raise ``ForeignRecordError`` if it is no checkpoint of the slice.
     """
     try:
-        facts = _decode_facts(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        if _is_newer(data):
+        if _decode_version(data).v > VERSION:
             return UNKNOWN_STANDING
+        stored = _decode_stored(data)
+    except _UNREADABLE as exc:
         raise ForeignRecordError(f"no checkpoint ({exc})") from exc
-    if facts.v != VERSION:
-        return UNKNOWN_STANDING
-    if facts.slice != slice_no:
-        raise ForeignRecordError(f"a checkpoint of slice {facts.slice}")
-    return Standing(facts.epoch, facts.commit)
-
-
-def _is_newer(data: bytes) -> bool:
-    try:
-        return _decode_version(data).v > VERSION
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+    if stored.slice != slice_no:
+        raise ForeignRecordError(f"a checkpoint of slice {stored.slice}")
+    return Standing(stored.epoch, stored.commit)
 
 
 def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
@@ -226,7 +212,7 @@ def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
     """
     longest: dict[str, int] = {}
     for data in checkpoints:
-        with suppress(*_NO_CHECKPOINT):
+        with suppress(*_UNREADABLE, LookupError, TypeError, ValueError, AttributeError):
             for topic, shard in msgspec.json.decode(data)["shards"].items():
                 for contract in [one["contract"] for one in shard["contracts"]]:
                     wait_ms = int(contract.get("level_ms") or contract["roll_window_ms"])
@@ -239,34 +225,34 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     slice must not be served.
     """
     try:
-        raw = msgspec.json.decode(data)
-        version = raw["v"]
-        if version != VERSION:
+        version = _decode_version(data).v
+        if version > VERSION:
             raise KafkaEdgeError(
-                f"the checkpoint topic holds version {version!r}, this build reads version "
+                f"the checkpoint topic holds version {version}, this build reads version "
                 f"{VERSION}: upgrade this node, or the Spark job that reads it"
             )
+        stored = _decode_stored(data)
         return Checkpoint(
-            slice_no=raw["slice"],
-            node_id=raw["node"],
-            epoch=raw["epoch"],
-            secret_fingerprint=raw["secret"],
+            slice_no=stored.slice,
+            node_id=stored.node,
+            epoch=stored.epoch,
+            secret_fingerprint=stored.secret,
             shards={
                 topic: ShardCheckpoint(
-                    topic_id=shard["topic_id"],
-                    cursor=Cursor((shard["k"][0], shard["k"][1]), shard["h"]),
-                    contracts=Contracts.from_json(shard["contracts"]),
-                    last_read=LastRead(*shard.get("last", NOTHING_READ)),
-                    lost=tuple(Lost(*one) for one in shard.get("lost", ())),
+                    topic_id=shard.topic_id,
+                    cursor=Cursor(shard.k, shard.h),
+                    contracts=Contracts.from_json(msgspec.json.decode(shard.contracts)),
+                    last_read=shard.last,
+                    lost=shard.lost,
                 )
-                for topic, shard in raw["shards"].items()
+                for topic, shard in stored.shards.items()
             },
-            commit=raw["commit"],
-            tenure=Tenure(raw["writer"], raw["claim"]),
+            commit=stored.commit,
+            tenure=Tenure(stored.writer, stored.claim),
         )
     except ContractError as exc:
         raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc
-    except _NO_CHECKPOINT as exc:
+    except _UNREADABLE as exc:
         raise KafkaEdgeError(
             f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes "
             "to that topic: find it, and restrict the topic to the delay service"

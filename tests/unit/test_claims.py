@@ -214,7 +214,13 @@ def checkpoint(tenure: Tenure) -> Checkpoint:
 
 def test_a_checkpoint_reads_as_written() -> None:
     tenure = Tenure("delayservice-n1-0-5c", 17)
-    assert decode_checkpoint(encode_checkpoint(checkpoint(tenure))) == checkpoint(tenure)
+    data = encode_checkpoint(checkpoint(tenure))
+    assert decode_checkpoint(data) == checkpoint(tenure)
+    assert data == (
+        b'{"v":1,"slice":3,"node":"n1","writer":"delayservice-n1-0-5c","claim":17,"epoch":7,'
+        b'"commit":42,"secret":"%b","shards":{"delay_topic_any":{"topic_id":"id","k":[5,7],"h":42,'
+        b'"contracts":%b}}}' % (fingerprint(b"secret").encode(), CONTRACTS.encode())
+    )
 
 
 def test_a_checkpoint_holds_the_last_read_record_if_it_is_known() -> None:
@@ -301,6 +307,7 @@ def written(epoch: int = 3, commit: int = 9) -> bytes:
 
 def test_a_checkpoint_is_believed() -> None:
     assert standing_of(4, written()) == (3, 9)
+    assert standing_of(4, written().replace(b'"version":1', b'"version":99')) == (3, 9)
 
 
 @pytest.mark.parametrize(
@@ -312,6 +319,8 @@ def test_a_checkpoint_is_believed() -> None:
         (b'{"v":1}', "no checkpoint"),
         (written()[:-5], "no checkpoint"),
         (written().replace(b'"h":7', b'"h":"7"'), "no checkpoint"),
+        (written().replace(b'"h":7', b'"h":7,"last":7'), "no checkpoint"),
+        (written().replace(b'"v":1', b'"v":0'), "no checkpoint"),
         (written().replace(b'"slice":4', b'"slice":5'), "a checkpoint of slice 5"),
     ],
 )
