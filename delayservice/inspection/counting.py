@@ -61,7 +61,7 @@ def _count(lane: Lane, now_ms: int, seen: object) -> LaneCounts:
         return LaneCounts(seen, lane.store.stats().pending if first_ms else 0, (), first_ms)
     pending = total_of(ranges)
     waiting = census.by_target(pending)
-    named = [one for one in largest(waiting, TARGETS_MAX) if not lane.is_denied(one)]
+    named = [one for one in largest(waiting, TARGETS_MAX) if lane.settler.denial(one) is None]
     targets = with_others(waiting, named)
     return LaneCounts(seen, pending, ranges, next_due_ms(lane, ranges), targets)
 

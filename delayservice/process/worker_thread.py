@@ -326,7 +326,7 @@ class WorkerThread:
         ends = self._log_ends.get(slice_.number, _NOT_ASKED).ends
         lanes = list(slice_.lanes.values())
         for lane in lanes:
-            lane.log_reaches(ends.get(lane.topic, 0))
+            lane.shard.reaches(ends.get(lane.topic, 0))
         now_ms, now_s = self._clock.wall_ms(), self._clock.monotonic_s()
         is_time = now_s >= sampled.count_again_s
         sampled.counts = {

@@ -95,7 +95,7 @@ class Follower:
         for topic, shard in known.items():
             lane = lanes[topic]
             cursor = lane.clamp(shard.cursor, shard.last_read)
-            lane.prune(cursor)
+            lane.store.prune(cursor)
             if not is_owner:
                 lane.adopt(shard.contracts)
                 lane.follow(cursor)

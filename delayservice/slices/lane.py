@@ -64,37 +64,6 @@ from delayservice.slices.log_window import LogWindow
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
 
-
-class Prefetch:
-    """Preparations for records of one shard just stored. Targets that settings deny are not
-    looked up, because a client can name any number of them.
-    """
-
-    def __init__(self, settler: Settler, targets: Targets, flow: Flow | None) -> None:
-        self._settler = settler
-        self._targets = targets
-        self._flow = flow
-
-    def note(self, entries: Sequence[Entry]) -> None:
-        """Report the turns that an earlier owner gave to paced records, and look up unknown
-        targets.
-        """
-        flow, targets = self._flow, self._targets
-        if flow is not None and flow.has_rates:
-            for payload in (entry[4] for entry in entries if entry[1] == COPY):
-                turn_ms = turn_of(payload[6])
-                if turn_ms is not None:
-                    flow.observe(payload[0], turn_ms)
-        named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
-        unknown = [
-            target
-            for target in named
-            if target not in targets.writable and self._settler.denial(target[0]) is None
-        ]
-        if unknown:
-            targets.expect(unknown)
-
-
 # Mean size of a record that is assumed at first: the first batch must fit in memory.
 _FIRST_MEAN_BYTES = 32_768.0
 # Outputs in one list of ``settle_due``, to fit in the processor's cache.
@@ -144,7 +113,7 @@ class Lane:
         self.store = store
         self.window = window = store if isinstance(store, LogWindow) else None
         self._secrets = routes.secrets
-        self._settler = Settler(topic, partition, routes, Verdicts(), targets, flow)
+        self.settler = Settler(topic, partition, routes, Verdicts(), targets, flow)
         self.tenure = 0
         self._fetch = Fetch(source, self.place)
         # Offsets that H skipped because retention deleted them, for checkpoints.
@@ -152,19 +121,20 @@ class Lane:
         # Cursor and last record of the checkpoint that this owner took over from.
         self._claimed = Cursor(), NOTHING_READ
         self.past_due = PastDue()
-        self._prefetch = Prefetch(self._settler, targets, flow)
+        self._targets = targets
+        self._flow = flow
         # Batches not passed by H: end offset, exclusive, and first append time, epoch ms.
         self._read_runs: deque[tuple[int, int]] = deque()
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
-        self.shard = Shard(self._settler, store.open(), is_level=window is not None)
-        self._proof = LogProof(topic, partition, self.shard)
+        self.shard = Shard(self.settler, store.open(), is_level=window is not None)
+        self.proof = LogProof(topic, partition, self.shard)
         fingerprints = frozenset(map(fingerprint, self._secrets))
-        self._label = StoreLabel(store, self.place, fingerprints, self._proof)
+        self._label = StoreLabel(store, self.place, fingerprints, self.proof)
         self.contracts = self._label.contracts
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
-        self._level = LevelRecords(self.reader, self.contracts, self._settler)
+        self._level = LevelRecords(self.reader, self.contracts, self.settler)
         self._growth = Growth()
         self._scanner = store.scanner(for_repair=True)
         self.log_wanted: LogWanted | None = None
@@ -174,7 +144,7 @@ class Lane:
 
     @property
     def verdicts(self) -> Verdicts:
-        return self._settler.verdicts
+        return self.settler.verdicts
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -188,7 +158,7 @@ class Lane:
             return
         stored = self.shard.stored if self.window is None else 0
         was_wrong = self._label.is_read_otherwise(stored, contracts)
-        self.contracts = self._settler.requeuer.contracts = contracts
+        self.contracts = self.settler.requeuer.contracts = contracts
         if self._decoded is not None:  # by other contracts
             self._fetch.position = NOWHERE
         self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
@@ -204,10 +174,6 @@ class Lane:
         """
         return self._growth.offsets_ahead(end, now_ms) if self.window is None else 0
 
-    def log_reaches(self, end: int) -> None:
-        """Note that the log ends at source offset ``end``, exclusive."""
-        self.shard.reaches(end)
-
     def step_down(self) -> None:
         """Become a replica again at the committed cursor; safe after an error in another call."""
         if self.window is None:
@@ -220,7 +186,7 @@ class Lane:
     def follow(self, cursor: Cursor) -> None:
         """Become or stay a replica at the newest checkpoint's cursor."""
         self.shard.follow(cursor)
-        self._proof.follow()
+        self.proof.follow()
         self._read_on()
 
     def take_over(
@@ -235,7 +201,7 @@ class Lane:
         ``bounds`` were queried after former writers were fenced. ``last_read`` and ``lost``
         (offsets that H skipped because retention had deleted them) are from the checkpoint.
         """
-        proof = self._proof
+        proof = self.proof
         self.tenure += 1
         self._claimed = cursor, last_read
         if self.window is not None:
@@ -275,7 +241,7 @@ class Lane:
             self.follow(Cursor(cursor.key, h))
             return
         window.clear()
-        self._level = LevelRecords(self.reader, self.contracts, self._settler)
+        self._level = LevelRecords(self.reader, self.contracts, self.settler)
         self.shard.take_over(Cursor(cursor.key, h), (), bounds.end)
         self._fetch.go_to(window.proof.begin(h, last_read, bounds))
         self._read_on()
@@ -290,7 +256,7 @@ class Lane:
         """Return a checkpoint's cursor. If the log was truncated and grew again since
         ``last_read``, its H is lowered to the first record that replaced a lost one.
         """
-        newer = self._proof.first_newer(cursor, last_read)
+        newer = self.proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
     def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
@@ -301,7 +267,7 @@ class Lane:
             return
         cursor = self.shard.committed
         position = self._fetch.position
-        below = self.last_below(position)
+        below = self.proof.last_below(position)
         begun_at = position if below is NOTHING_READ else below.offset + 1
         if is_truncated is None:
             is_truncated = bounds.start <= begun_at  # else what is missing has expired
@@ -323,7 +289,7 @@ class Lane:
     # For checkpoints.
     @property
     def _last_read(self) -> LastRead:
-        return (self._proof if self.window is None else self.window.proof).checkpoint_last
+        return (self.proof if self.window is None else self.window.proof).checkpoint_last
 
     @property
     def is_doubtful(self) -> bool:
@@ -333,7 +299,7 @@ class Lane:
         if self.window is not None:
             return bool(self.awaited_end)
         shard = self.shard
-        is_read = shard.stored >= shard.committed.offset and not self._proof.is_unproved
+        is_read = shard.stored >= shard.committed.offset and not self.proof.is_unproved
         return shard.owned and not is_read
 
     @property
@@ -343,21 +309,13 @@ class Lane:
             return self.shard.awaited_end
         return self.window.proof.awaited_end if self.shard.owned else 0
 
-    def is_read_by(self, leader_epoch: int) -> bool:
-        """Return whether the newest record was read of a leader with this epoch or a later one."""
-        return self._proof.is_read_by(leader_epoch)
-
-    def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset``; ``NOTHING_READ``: unknown."""
-        return self._proof.last_below(offset)
-
     # The returned H is at most the end of the log. A log that ends below H or S was truncated; if
     # it starts above S, retention deleted records.
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
             cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
-        if self._proof.expire(bounds.start):
+        if self.proof.expire(bounds.start):
             self._fetch.position = NOWHERE  # forces a seek, or the log would seem to be truncated
         if self.shard.stored < bounds.start:
             report_expired(self.place, self.shard.stored, bounds.start)
@@ -374,14 +332,14 @@ class Lane:
             stored=self.shard.stored,
         )
         self.reset_store()
-        self._proof.forget_last()
+        self.proof.forget_last()
 
     def reset_store(self) -> None:
         """Empty the store and set S to 0, so that it is filled from the start of the log."""
         self.store.reset()
         self.log_wanted = None
         self.shard.stored = 0
-        self._proof.start_over()
+        self.proof.start_over()
         if self._is_adopted:
             self._label.write(self.contracts, has_refused=False)
 
@@ -391,12 +349,12 @@ class Lane:
             self._fetch_ahead(self.window)
             return
         # What the client has not checked yet is not read again: it may be gone.
-        wanted = self.shard.stored if self._proof.is_unproved else self.shard.wanted
+        wanted = self.shard.stored if self.proof.is_unproved else self.shard.wanted
         if self._is_adopted and wanted != self._fetch.position:
             self._decoded = None
             if isinstance(self.log_wanted, CancellersWanted):
                 self.log_wanted = None
-            self._fetch.go_to(wanted, self.last_below(wanted))
+            self._fetch.go_to(wanted, self.proof.last_below(wanted))
         self._hold_back()
 
     # A paused client throws away what it has fetched. So fetching resumes only when there is room
@@ -436,21 +394,39 @@ class Lane:
         return len(decoded.entries)
 
     def _decode(self, run: PolledBatch) -> list[Entry]:
-        epochs_before = self._proof.epochs
+        epochs_before = self.proof.epochs
         try:
-            self._proof.prove(run)
+            self.proof.prove(run)
         except LogTruncatedError:
             self._fetch.position = NOWHERE  # a seek is needed before the next read
             raise
-        if self._proof.epochs != epochs_before:
+        if self.proof.epochs != epochs_before:
             # Before the store holds a record of this epoch: after a crash the label tells.
             self._note_position()
         entries = self.reader.read_batch(run.rows)
         if self.reader.has_refused and not self._label.has_refused:
             # Written before the store's S passes the refused record.
             self._label.write(self.contracts, has_refused=True)
-        self._prefetch.note(entries)
+        self._prepare(entries)
         return entries
+
+    # Notes the turns that an earlier owner gave to paced records, and looks up unknown targets. Not
+    # those that settings deny, because a client can name any number of them.
+    def _prepare(self, entries: Sequence[Entry]) -> None:
+        flow, targets = self._flow, self._targets
+        if flow is not None and flow.has_rates:
+            for payload in (entry[4] for entry in entries if entry[1] == COPY):
+                turn_ms = turn_of(payload[6])
+                if turn_ms is not None:
+                    flow.observe(payload[0], turn_ms)
+        named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
+        unknown = [
+            target
+            for target in named
+            if target not in targets.writable and self.settler.denial(target[0]) is None
+        ]
+        if unknown:
+            targets.expect(unknown)
 
     def _keep(self, run: PolledBatch, entries: list[Entry], scanned: Scans) -> None:
         shard, store = self.shard, self.store
@@ -460,7 +436,7 @@ class Lane:
         if run.rows:
             self._growth.note(*run.rows[0][:2])
             self._growth.note(*run.rows[-1][:2])
-        self._proof.note(run)
+        self.proof.note(run)
         if run.rows and shard.owned:
             self._read_runs.append((run.stop, run.rows[0][1]))
             self.past_due.note(run.rows, entries)
@@ -491,10 +467,6 @@ class Lane:
         self._read_on()
         return len(rows)
 
-    def is_denied(self, target: str) -> bool:
-        """Return whether settings deny ``target`` to records written now."""
-        return self._settler.denial(target) is not None
-
     def _unwalked_ms(self) -> int | None:
         runs, h = self._read_runs, self.shard.staged.offset
         while runs and runs[0][0] <= h:
@@ -511,7 +483,7 @@ class Lane:
     # Fetching pauses while H has too many records to pass, or storing is forbidden.
     def _hold_back(self) -> None:
         shard = self.shard
-        stores_next = not self._proof.is_unproved and shard.wanted >= shard.stored
+        stores_next = not self.proof.is_unproved and shard.wanted >= shard.stored
         is_waiting = self._is_halted or (stores_next and not self._may_store)
         self._fetch.pause(is_paused=shard.is_full or is_waiting)
 
@@ -523,7 +495,7 @@ class Lane:
         """
         if self.is_doubtful or self.window is not None:
             return []
-        self._settler.begin(has_time)
+        self.settler.begin(has_time)
         stood_at = self.shard.staged.offset
         outputs = self.shard.advance_offset(now_ms, limit, self._pending_at, has_time)
         if self.shard.staged.offset > stood_at:
@@ -544,7 +516,7 @@ class Lane:
             return
         if self.is_doubtful or not shard.may_advance_key:
             return
-        self._settler.begin(has_time)
+        self.settler.begin(has_time)
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
         after = shard.staged.key
         settled = 0
@@ -574,7 +546,7 @@ class Lane:
     def _settle_window(
         self, window: LogWindow, now_ms: int, limit: int, bytes_max: int
     ) -> Iterator[list[Output]]:
-        self._settler.requeuer.topic = window.park_topic()
+        self.settler.requeuer.topic = window.park_topic()
         left = min(limit, int(bytes_max / window.mean_bytes) + 1) if self.shard.owned else 0
         while left > 0:
             asked = min(left, _CHUNK_RECORDS)
@@ -681,10 +653,6 @@ class Lane:
         self.verdicts.committed()
         self._read_on()
         self.past_due.forget(self.shard.committed)
-
-    def prune(self, cursor: Cursor) -> None:
-        """Delete the stored records that the committed ``cursor`` has settled."""
-        self.store.prune(cursor)
 
     def sync_soon(self) -> None:
         """Start to make all stored records durable on disk, without waiting."""

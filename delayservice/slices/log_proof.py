@@ -67,7 +67,8 @@ class LogProof:
         is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
-    # An unknown epoch, -1, counts as the same.
+    # Whether the newest record was read of a leader with this epoch or a later one. An unknown
+    # epoch, -1, counts as the same.
     def is_read_by(self, leader_epoch: int) -> bool:
         return self._newest >= leader_epoch
 

@@ -291,7 +291,7 @@ def log_ends_found(state: LoopState, event: LogEndsFound) -> None:
 def _take_lane(
     state: LoopState, slice_: Slice, lane: Lane, bounds: Bounds, stored_before: int
 ) -> bool:
-    if stored_before <= bounds.end and lane.is_read_by(bounds.leader_epoch):
+    if stored_before <= bounds.end and lane.proof.is_read_by(bounds.leader_epoch):
         bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
     known, edges = slice_.known_of(lane.topic), state.edges
     stated = known.contracts if known is not None and known.topic_id == lane.topic_id else None

@@ -209,7 +209,7 @@ def denied_when_it_is_read() -> AbstractContextManager[Any]:
     """Rule 2: a record is read as invalid by the settings of the node that reads it."""
 
     def judged(lane: Lane, row: PolledRecord, entry: Entry) -> Entry:
-        denied = None if entry[1] != SCHEDULE else lane._settler.denial(entry[4][0])
+        denied = None if entry[1] != SCHEDULE else lane.settler.denial(entry[4][0])
         if denied is None:
             return entry
         return (row[0], INVALID, 0, None, (row[2], row[3], row[4] or []), denied)

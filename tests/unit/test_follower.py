@@ -48,7 +48,7 @@ class Replica:
         self.lane = create_autospec(Lane, instance=True)
         self.lane.topic_id = "id"
         self.lane.shard = SimpleNamespace(stored=stored)
-        self.lane.prune = self.pruned
+        self.lane.store = SimpleNamespace(prune=self.pruned)
         self.lane.clamp = lambda cursor, _last_read: cursor
         self.pruned_to: list[Cursor] = []
         clock = SimpleNamespace(monotonic_s=lambda: self.now_s)
