@@ -298,8 +298,10 @@ class World:
         self.store.append([row], named, marks, self.stop)
 
     def settle(self, minutes: int) -> None:
-        """All with keys in the next minutes are settled."""
+        """All with keys in the next minutes are read, as delivery does, and settled."""
+        before = (self.k_ms - 1, OFFSET_MAX)
         self.k_ms += minutes * MINUTE_MS
+        self.store.read_due(before, self.k_ms - 1, 1_000)
         self.waits = {key: one for key, one in self.waits.items() if key[0] >= self.k_ms}
         self.ids = {name: key for name, key in self.ids.items() if key[0] >= self.k_ms}
         self.store.prune(Cursor((self.k_ms - 1, OFFSET_MAX), self.stop))
