@@ -160,9 +160,9 @@ class Settler:
         if output is None or output[0] != outcome.DELIVERED:
             return output
         if self._flow is not None:
-            limited = self._limit(self._flow, offset, key_ms, payload, now_ms, base)
-            if limited is not None:
-                return limited
+            output = self._limit(self._flow, output, key_ms, payload, now_ms, base)
+            if output is None or output[0] != outcome.DELIVERED:
+                return output
         if due_ms > now_ms:
             output = (outcome.FIRED, *output[1:])
         elif key_ms > due_ms:
@@ -320,13 +320,14 @@ class Settler:
         again, reason = to_input_headers(rest), (code, detail)
         return self.undelivered.letter_beside(offset, again, reason, source, rest[5])
 
-    # A cap counts each record once: a key above the due time means that it was put off before.
+    # The delivery, or the output that takes its place. None: it has to wait. A cap counts each
+    # record once: a key above the due time means that it was put off before.
     def _limit(
-        self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
+        self, flow: Flow, delivery: Output, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
         if self.requeuer.topic is None:
-            return None
-        target, due_ms, meta = payload[0], payload[5], payload[6]
+            return delivery
+        target, due_ms, meta, offset = payload[0], payload[5], payload[6], delivery[7]
         if flow.has_cap and key_ms <= due_ms <= now_ms:
             place_ms = flow.second_ms(self.topic, due_ms, now_ms)
             if place_ms is not None and flow.dead_letters:
@@ -337,10 +338,10 @@ class Settler:
                 return self.requeuer.pace(offset, payload, place_ms, now_ms, base)
         turn_ms = turn_of(meta)
         if turn_ms is not None and turn_ms <= now_ms and flow.may_go(target, now_ms):
-            return None
+            return delivery
         if turn_ms is None or turn_ms <= now_ms:
             turn_ms = flow.turn_ms(target, key_ms, now_ms)
         if turn_ms is None:
-            return None
+            return delivery
         again = (*payload[:6], with_turn(meta, turn_ms))
         return self.requeuer.pace(offset, again, turn_ms, now_ms, base)

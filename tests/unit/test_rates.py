@@ -14,6 +14,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from delayservice.contract.codec import Payload, turn_of
+from delayservice.contract.codes import TARGET_ASKED
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.recurrence import Recurrence, encode
@@ -253,6 +254,17 @@ def test_what_can_not_be_requeued_takes_no_turn_and_no_place(
     output = some(world.settler.settle(2, NOW_MS, record, NOW_MS, 3))
     assert output[0] == then
     assert then == outcome.DELIVERED or copied(output)[0] == NOW_MS + 1_000
+
+
+def test_a_record_over_the_cap_waits_while_the_dead_letter_topic_is_looked_up() -> None:
+    world = World(capped(1, "dead-letter"))
+    assert some(world.settler.settle(1, NOW_MS, payload(), NOW_MS, 2))[0] == outcome.DELIVERED
+    topic = world.settler.routes.dead_letter
+    world.targets.why[topic, -1] = (TARGET_ASKED, "being looked up")
+    assert world.settler.settle(2, NOW_MS, payload(), NOW_MS, 3) is None
+    world.targets.why.clear()
+    letter = some(world.settler.settle(2, NOW_MS, payload(), NOW_MS, 3))
+    assert (letter[0], dict(letter[5])["delay-error"]) == (outcome.DEAD_LETTERED, b"slot-full")
 
 
 def test_a_fire_waits_for_no_turn() -> None:
