@@ -1,18 +1,16 @@
 """Answers of a lane to queries of people about its pending records.
 
 A query delays the delivery of the slice, so its work is limited. It does not rebuild damaged parts
-of a store; these are counted, and delivery rebuilds them.
+of a store, which delivery does: a search counts them, and a look for one record in them fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Final
 
-from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import Payload, decode_payload, packed_recurrence
 from delayservice.contract.entry import (
     COPY,
@@ -128,14 +126,15 @@ def find(lane: Lane, asked: Find) -> Pending | None:
 
 
 def _at(lane: Lane, key: Key) -> Pending | None:
-    at = (frame for frame in _frames(lane, (key[0], key[1] - 1), key) if frame[:2] == key)
-    frame = next(at, None)
-    if frame is None or lane.shard.committed.has_settled(key, frame[2]):
+    # Damage is raised: whether the record is pending is not known then.
+    found = lane.store.scanner().read((key[0], key[1] - 1), key[0], 1)
+    if not found or found[0][:2] != key or lane.shard.committed.has_settled(key, found[0][2]):
         return None
-    return pending_of(lane.place, key, frame[2], decode_payload(frame[3]), whole=True)
+    _, _, mark, packed = found[0]
+    return pending_of(lane.place, key, mark, decode_payload(packed), whole=True)
 
 
-def _frames(lane: Lane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS) -> Iterator[Frame]:
+def _frames(lane: Lane, after: Key, upto: Key, at_once: int) -> Iterator[Frame]:
     # Settled ones are included, damaged parts are not.
     scanner = lane.store.scanner()
     while after < upto:
@@ -176,18 +175,19 @@ def locate(lane: Lane, asked: Locate) -> RecordStatus:
     if entry[1] not in (SCHEDULE, COPY):
         return _locate_other(lane, entry)
     offset, _, key_ms, _, payload, _ = entry
-    is_settled = offset < lane.shard.committed.offset
+    committed = lane.shard.committed
+    is_passed = offset < committed.offset
     row = pending_of(lane.place, (key_ms, offset), NO_MARK, payload, whole=True)
-    if lane.window is not None and not is_settled:
+    if lane.window is not None and not is_passed:
         return RecordStatus(state="pending", detail="it waits in its level topic", record=row)
-    with suppress(SlotDamagedError):
-        stored = None if lane.window is not None else _at(lane, (key_ms, offset))
+    if lane.window is None and not committed.has_settled((key_ms, offset), NO_MARK):
+        if offset >= lane.shard.stored:  # even below H, of a copy that lags behind the owner
+            return RecordStatus(state="unread", detail="this node has not read so far yet")
+        stored = _at(lane, (key_ms, offset))
         if stored is not None:
             return RecordStatus(state="pending", detail=_waits(stored), record=stored)
-    if is_settled:
+    if is_passed:
         return RecordStatus(state="settled", detail=_SETTLED, record=row)
-    if offset >= lane.shard.stored:
-        return RecordStatus(state="unread", detail="this node has not read so far yet")
     return RecordStatus(state="late", detail="it is due, and about to be settled", record=row)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import OFFSET_MAX, Headers, PolledRecord
 from delayservice.engine.cursor import Cursor
@@ -117,6 +118,10 @@ class World:
         return merged([one.page() for one in searches], asked.limit)
 
 
+def state_of(lane: Lane, row: PolledRecord) -> str:
+    return looking.locate(lane, Locate(topic=lane.topic, partition=lane.partition, row=row)).state
+
+
 @every_store
 @settings(max_examples=15)
 @given(
@@ -164,15 +169,25 @@ def test_pages_together_are_all_that_is_pending_in_the_range(
         assert found == wanted
 
 
-def test_a_search_counts_what_it_can_not_read() -> None:
+def test_a_search_counts_what_it_can_not_read_and_a_look_for_one_record_fails() -> None:
     with ExitStack() as stack:
-        world = World(stack, "wheel", [[(60_000, 0, None), (500_000, 0, None)]])
+        world = World(stack, "wheel", [[(60_000, 0, 1), (500_000, 0, 2)]])
         (lane,) = world.lanes
         lane.store.sync()
         first, _ = sorted(world.folder.glob("**/slots/*"))
         first.write_bytes(b"")
         page = world.search(Search(from_ms=NOW_MS, to_ms=NOW_MS + HOUR_MS, limit=9, scan_max=99))
         assert ([row.position for row in page.rows], page.damaged) == (sorted(world.due)[1:], 1)
+        assert looking.ahead({lane.topic: lane}, NOW_MS).total == 1
+        lost, kept = world.rows[lane.place]
+        with pytest.raises(SlotDamagedError):
+            looking.find(lane, Find(record_id=b"id-1"))
+        with pytest.raises(SlotDamagedError):
+            state_of(lane, lost)
+        assert looking.find(lane, Find(record_id=b"id-2")) is not None
+        assert state_of(lane, kept) == "pending"
+        lane.follow(Cursor((NOW_MS + 60_000, 0), 2))
+        assert state_of(lane, lost) == "settled"  # that is known without the store
 
 
 @every_store
@@ -219,8 +234,17 @@ def test_id_and_offset_find_exactly_what_is_pending(kind: str, shards: list[list
             assert found == {p for p, (_, _, name) in world.due.items() if name == record_id}
         for lane in world.lanes:
             for row in world.rows[lane.topic, lane.partition]:
-                asked = Locate(topic=lane.topic, partition=lane.partition, row=row)
-                fate = looking.locate(lane, asked)
                 pending = {(p[1], p[2], p[3]) for p in world.due}
                 is_pending = (lane.topic, lane.partition, row[0]) in pending
-                assert fate.state == ("pending" if is_pending else "settled")
+                assert state_of(lane, row) == ("pending" if is_pending else "settled")
+
+
+@every_store
+def test_a_copy_behind_h_does_not_take_for_settled_what_it_has_not_read(kind: str) -> None:
+    with ExitStack() as stack:
+        (lane,) = World(stack, kind, [[(1_000, 0, None)]]).lanes
+        headers: Headers = [("delay-after", b"2000"), ("delay-target-topic", b"orders")]
+        row = (1, NOW_MS, None, b"value", headers)
+        for k_ms, h, state in ((0, 1, "unread"), (0, 2, "unread"), (NOW_MS + 2_000, 2, "settled")):
+            lane.follow(Cursor((k_ms, OFFSET_MAX), h))
+            assert state_of(lane, row) == state
