@@ -64,7 +64,7 @@ _SEQUENCE: Final = Struct(">Q")
 _CLOSED: Final = b"\0\0\0\0c"
 _SCAN_ROWS: Final = 10_000
 _END: Final = b"\xff" * 5
-# Phrases of RocksDB's error messages for causes other than damaged files.
+# Phrases of error messages, of RocksDB and of the system, for causes other than damaged files.
 _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
     "DB already closed",

@@ -6,11 +6,13 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from errno import EACCES, EMFILE, ENFILE, ENOMEM, ENOSPC, EPERM
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from delayservice.base.errors import SlotDamagedError
+from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.files import Files
 from delayservice.store.ids import IdDatabase, IdIndex
@@ -204,13 +206,16 @@ class Snapshot:
     def slots(self) -> list[str]:
         return [name for name in self.files if name.startswith("slots/")]
 
-    def check(self, root: Path, changed: dict[str, bytes | None]) -> int:
-        """Open the store with some files changed (None: gone); returns the horizon."""
+    def copied(self, root: Path, changed: dict[str, bytes | None]) -> LoneStore:
         for name, data in {**self.files, **changed}.items():
             if data is not None:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_bytes(data)
-        store = make_store(root, QuietFiles(), self.options)
+        return make_store(root, QuietFiles(), self.options)
+
+    def check(self, root: Path, changed: dict[str, bytes | None]) -> int:
+        """Open the store with some files changed (None: gone); returns the horizon."""
+        store = self.copied(root, changed)
         stop = store.open()
         assert stop in {0, self.count}
         assert store.label == (self.label if stop else b"")
@@ -292,6 +297,29 @@ def test_a_slot_file_in_place_of_another_is_noticed(snapshot: Snapshot, tmp_path
     first, second = snapshot.slots[:2]
     swapped = {first: snapshot.files[second], second: snapshot.files[first]}
     assert snapshot.check(tmp_path / "s", {**swapped}) == snapshot.count
+
+
+@pytest.mark.parametrize("code", [ENOSPC, EMFILE, ENFILE, EACCES, EPERM, ENOMEM])
+def test_lack_of_memory_files_or_rights_is_no_damage(
+    snapshot: Snapshot, code: int, tmp_path: Path
+) -> None:
+    store = snapshot.copied(tmp_path, {})
+    lack = OSError(code, os.strerror(code), "a file")
+    for _ in range(2):  # the lock is given back
+        with (
+            patch("delayservice.store.wheel.wheel.read_horizon", side_effect=lack),
+            pytest.raises(StoreError, match=os.strerror(code)),
+        ):
+            store.open()
+    assert store.open() == snapshot.count
+    with (
+        patch.object(QuietFiles, "read_at", side_effect=lack),
+        pytest.raises(StoreError, match=f"can't read the store .*{os.strerror(code)}"),
+    ):
+        read_all(store, (0, 0))
+    assert read_all(store, (0, 0)) == snapshot.log.held(snapshot.count, (0, 0))
+    assert not list(tmp_path.glob("quarantine/*"))
+    store.close()
 
 
 def test_damage_survives_a_sync_and_a_restart_before_the_rebuild(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from delayservice.engine.cursor import START_KEY, Cursor, Group, Key
 from delayservice.store.base import Frame, Mark, Named, Scanner, Sighting, StoreStats
 from delayservice.store.files import Files
 from delayservice.store.ids import IdDatabase
+from delayservice.store.rocks import is_damage
 from delayservice.store.shards import ShardStore, WorkerShards
 from delayservice.store.wheel.block import MARK_ONLY, BlockDamagedError
 from delayservice.store.wheel.horizon import (
@@ -183,6 +184,8 @@ class Wheel(WorkerShards[SlotShard]):
         except FileNotFoundError:
             return None
         except (OSError, HorizonDamagedError) as exc:
+            if not is_damage(exc):
+                raise StoreError(f"can't open the store {self.path}: {exc}") from exc
             self._raise_in_view(str(exc))
             _log.error("horizon_damaged", path=self.path, why=str(exc), hint="rebuilt from Kafka")
             return None
@@ -464,6 +467,8 @@ class WheelStore(ShardStore[SlotShard]):
         try:
             slots.load(shard, slot, window)
         except (BlockDamagedError, OSError) as exc:
+            if not is_damage(exc):
+                raise StoreError(f"can't read the store {self._wheel.path}: {exc}") from exc
             if self._wheel.is_view:  # other shards may have sound blocks in the file
                 slot.why = str(exc)
                 slot.lose(shard.number)
