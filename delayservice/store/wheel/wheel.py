@@ -387,13 +387,12 @@ class WheelStore(ShardStore[SlotShard]):
         super().__init__(wheel, topic, partition)
         self._wheel = wheel
         self._slots = wheel.slots
-        self._scanning: WeakSet[DueReader] = WeakSet()
+        self._scanning: WeakSet[DueReader] = WeakSet()  # a reset leaves them in use
 
     # --- life ----------------------------------------------------------------------------------
 
     def _begin(self, shard: SlotShard) -> None:
         self._hand = self._make_hand(shard, chunk=REREAD_ROWS)
-        self._scanning = WeakSet()
         shard.hands = lambda: [self._hand, *self._scanning]
 
     def set_label(self, label: bytes) -> None:
