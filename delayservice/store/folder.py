@@ -33,8 +33,9 @@ VERSION_BYTES = 73
 
 _WORDS_BYTES = 64
 
-# Older damaged files are removed, so that a failing disk is not filled.
-QUARANTINE_MAX = 64
+# By kind; what is older is removed, so that a failing disk is not filled. RocksDB puts a whole
+# database aside.
+QUARANTINE_MAX = {"wheel": 64, "rocksdb": 2}
 
 
 class Format(NamedTuple):
@@ -152,7 +153,7 @@ class StoreFolder:
         known = self._files.list_dir(folder)
         serial = 1 + max((int(n.split("-", 1)[0]) for n in known if n[:8].isdigit()), default=0)
         self._files.replace(path, f"{folder}/{serial:08d}-{name}")
-        for old in known[: max(0, len(known) + 1 - QUARANTINE_MAX)]:
+        for old in known[: max(0, len(known) + 1 - QUARANTINE_MAX[self._kind])]:
             self._drop(f"{folder}/{old}")
 
     def _drop(self, path: str) -> None:

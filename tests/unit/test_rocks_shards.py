@@ -15,8 +15,8 @@ from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.store import rocksdb
 from delayservice.store.base import NO_MARK, Frame
-from delayservice.store.rocks import RocksOptions, prefix_of, read_keys
-from delayservice.store.rocksdb import RocksDatabase
+from delayservice.store.rocks import RocksOptions, condemn, prefix_of, read_keys
+from delayservice.store.rocksdb import DATABASE, RocksDatabase
 from delayservice.store.wheel import Wheel
 from tests.integration.bench import await_true
 from tests.rocks import LoneRocks
@@ -86,6 +86,10 @@ def test_a_removal_survives_a_crash(rocks: RocksDatabase, tmp_path: Path) -> Non
     again.close()
 
 
+def aside(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "quarantine").iterdir())
+
+
 def test_a_damaged_database_is_put_aside_for_all_its_shards(tmp_path: Path) -> None:
     first = RocksDatabase(tmp_path)
     filled(first, 3)
@@ -99,7 +103,13 @@ def test_a_damaged_database_is_put_aside_for_all_its_shards(tmp_path: Path) -> N
     assert [line["event"] for line in logged] == ["store_damaged"]
     assert [everything(store) for store in stores] == [[], [], []]
     rocks.close()
-    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    assert aside(tmp_path) == ["00000001-db"]
+    for _ in range(3):  # a failing disk is not filled with databases
+        condemn(tmp_path / DATABASE)
+        rocks = RocksDatabase(tmp_path)
+        rocks.open()
+        rocks.close()
+    assert aside(tmp_path) == ["00000003-db", "00000004-db"]
 
 
 def test_damage_that_one_shard_meets_condemns_the_database_once(tmp_path: Path) -> None:
@@ -117,7 +127,7 @@ def test_damage_that_one_shard_meets_condemns_the_database_once(tmp_path: Path) 
     third = RocksDatabase(tmp_path)
     assert opened(third, 0).stats().pending == 0
     third.close()
-    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    assert aside(tmp_path) == ["00000001-db"]
 
 
 # --- what the RocksDB store costs: tombstones and memory ------------------------------------------
