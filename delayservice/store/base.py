@@ -146,8 +146,7 @@ class DeliveryStore(Protocol):
     ) -> None:
         """Add the records and marks that the log holds from S, inclusive, to ``stop_offset``,
         exclusive (the new S), in offset order. Reads see them at once; a later sync makes them
-        durable. A record that survived a crash may be appended again, with the same offset and
-        content.
+        durable.
 
         ``named`` are those records in ``frames`` that have an id; ``marks`` are of each record that
         is cancelled, replaced or fired. A record is marked once. ``sightings`` of a record do not

@@ -85,22 +85,6 @@ _unpack_group = msgspec.msgpack.Decoder(Group).decode
 _unpack_held = msgspec.msgpack.Decoder(tuple[Group, bytes]).decode
 
 
-def come_again(
-    named: Sequence[Named],
-    marks: Sequence[Mark],
-    sightings: Sequence[Sighting],
-    stop_offset: int,
-) -> bool:
-    """Return whether the log held the first of them below ``stop_offset``. A mark is as new as its
-    canceller, or as its record if that was requeued after the canceller.
-    """
-    if named and named[0][2] < stop_offset:
-        return True
-    if sightings and sightings[0][0] < stop_offset:
-        return True
-    return bool(marks) and max(marks[0][2:]) < stop_offset
-
-
 class IdRows:
     """Rows of one shard's id index, for a wheel or a RocksDB store."""
 
@@ -442,12 +426,7 @@ class IdIndex:
             self._rows = IdRows(self._database.open(), self._prefix)
         with self._database.guard("read"):
             count = self._count + self._rows.put(batch, named, marks, sightings)
-        is_again = come_again(named, marks, sightings, self._written)
         self._write(batch, stop_offset, count)
-        if is_again:  # their rows were there already
-            with self._database.guard("read"):
-                count = self._rows.count()
-            self._write(WriteBatch(raw_mode=True), stop_offset, count)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         if self._rows is None:

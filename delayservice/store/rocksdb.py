@@ -42,7 +42,7 @@ from delayservice.store.base import (
     StoreStats,
 )
 from delayservice.store.files import Files
-from delayservice.store.ids import IdRows, come_again
+from delayservice.store.ids import IdRows
 from delayservice.store.rocks import (
     Guarded,
     Reclaimer,
@@ -322,18 +322,7 @@ class RocksStore(ShardStore[RocksShard]):
             with self._rocks.guard("read"):
                 rows += self._ids.put(batch, named, marks, sightings)
         self._add(len(frames), rows)
-        known_offset = self._shard.stop_offset
         self._rocks.write(self._shard, batch, stop_offset)
-        is_again = bool(frames) and frames[0][1] < known_offset
-        if is_again or come_again(named, marks, sightings, known_offset):
-            self._count_again()
-
-    def _count_again(self) -> None:
-        # Records that are stored already were appended: their rows were added to the number twice.
-        number = self._shard.number
-        with self._rocks.guard("read"):
-            self._shard.rows = count_keys(self._db, prefix_of(number), prefix_of(number + 1))
-        self._write(WriteBatch(raw_mode=True))
 
     def _put_frames(self, batch: WriteBatch, frames: Sequence[Frame]) -> int:
         put, pack = batch.put, self._pack_key

@@ -113,21 +113,6 @@ def test_one_lost_row_of_ids_means_starting_over(log: ModelLog, root: Path, kind
     _starts_over(log, root)
 
 
-def test_a_sighting_that_comes_again_is_counted_once(tmp_path: Path) -> None:
-    key = (10**12, 1)
-    store = LoneStore(tmp_path)
-    store.open()
-    store.append([(*key, NO_MARK, b"record")], [(b"id", *key, NO_GROUP)], [], 2)
-    for _ in range(2):
-        store.append([], [], [], 3, [(2, *key)])
-    store.sync()
-    store.abandon()
-    store = LoneStore(tmp_path)
-    assert store.open() == 3
-    assert store.sighted_from(0) == [(2, key)]
-    store.close()
-
-
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*"])
 def test_damaged_ids_mean_starting_over(log: ModelLog, root: Path, pattern: str) -> None:
     for path in (root / IDS).glob(pattern):

@@ -51,7 +51,6 @@ class Shard:
     next: int = 0
     stop: int = 0
     cursor: Cursor = START
-    is_doubled: bool = False
     pairs: list[tuple[int, bytes]] = field(default_factory=lambda: [(0, b"")])
 
     def unmarked(self, record_id: bytes, below: int) -> Key | None:
@@ -124,7 +123,7 @@ class Shard:
         assert self.unsettled(self.read_all()) == held
         pending = self.store.stats().pending
         assert pending >= len(held)
-        assert self.is_doubled or self.cursor != START or pending == len(held)
+        assert self.cursor != START or pending == len(held)
         assert self.store.label == self.pairs[-1][1]
         kept = {f[:2] for f in held}
         floor = self.cursor.offset
@@ -185,12 +184,6 @@ class StoreMachine(RuleBasedStateMachine):
         shard.next += shard.see(absent)
         shard.next += shard.mark(cancel)
         shard.feed(shard.stop, shard.next)
-
-    @rule(number=numbers, back=st.integers(1, 20))
-    def append_again(self, number: int, back: int) -> None:
-        shard = self.shards[number]
-        shard.feed(max(0, shard.stop - back), shard.stop)
-        shard.is_doubled = True
 
     @rule(number=numbers, label=labels)
     def set_label(self, number: int, label: bytes) -> None:
