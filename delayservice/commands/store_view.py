@@ -31,9 +31,9 @@ from delayservice.contract.codec import decode_payload
 from delayservice.engine.cursor import Frame
 from delayservice.inspection.looking import pending_of
 from delayservice.inspection.query import Pending
+from delayservice.replicas.digest_rows import Damage
 from delayservice.store.folder import ShardFolder
 from delayservice.store.offline import (
-    Damage,
     ReadBounds,
     StoreFacts,
     ViewedStore,

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from delayservice.base.errors import SlotDamagedError
 from delayservice.replicas.digest import HourSum
 
 VERSION: Final = 1
@@ -34,16 +35,21 @@ class CopyId(NamedTuple):
         return f"{self.node}/{self.topic}/{self.partition}"
 
 
-class Unreadable(msgspec.Struct, frozen=True):
+class Damage(msgspec.Struct, frozen=True):
     """Range of a copy that can't be read: key times ``[start_ms, stop_ms)`` in epoch milliseconds,
-    source offsets ``[first_offset, stop_offset)``, and a text that says why.
+    source offsets ``[first_offset, stop_offset)`` of its records and marks (None: to the end of the
+    log), and a text that says why.
     """
 
     start_ms: int
     stop_ms: int
     first_offset: int
-    stop_offset: int
+    stop_offset: int | None
     why: str
+
+    @classmethod
+    def of(cls, error: SlotDamagedError) -> Damage:
+        return cls(error.start_ms, error.stop_ms, error.first_offset, error.stop_offset, str(error))
 
 
 class CutRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +90,7 @@ class CutRow(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     behind: bool
     role: str
-    damaged: tuple[Unreadable, ...] = ()
+    damaged: tuple[Damage, ...] = ()
     v: int = VERSION
 
 

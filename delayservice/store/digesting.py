@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.census import Census
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.replicas.digest import ShardDigest
-from delayservice.replicas.digest_rows import Unreadable
+from delayservice.replicas.digest_rows import Damage
 from delayservice.store.base import Frame, Group, Mark, Named, Scanner, Sighting, Store
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class DigestingStore:
         self.census: Census | None = Census()
         self._making_census: Census | None = None
         # Key ranges that the last complete scan could not read.
-        self.damaged: list[Unreadable] = []
+        self.damaged: list[Damage] = []
         # Whether ``rebuild`` has replaced records since the last scan began.
         self.wants_scan = False
         # Cursor of the last ``prune``.
@@ -59,7 +58,7 @@ class DigestingStore:
         self.scanner, self.stats = inner.scanner, inner.stats
         self._scanner: Scanner | None = None
         self._scan_after: Key = (0, 0)
-        self._found: list[Unreadable] = []
+        self._found: list[Damage] = []
 
     @property
     def pending(self) -> int:
@@ -101,7 +100,7 @@ class DigestingStore:
             self._scanner = self.inner.scanner()
         rows, upto, damage = self._scanner.read_on(self._scan_after, _END, SCAN_ROWS)
         if damage is not None:
-            self._found.append(_damage_of(damage))
+            self._found.append(Damage.of(damage))
         making.add(rows)
         metas = (decode_payload(row[3])[6] for row in rows)
         ids = [None if meta is None else meta[0] for meta in metas]
@@ -188,9 +187,3 @@ class DigestingStore:
     def close(self) -> None:
         self._on_close()
         self.inner.close()
-
-
-def _damage_of(error: SlotDamagedError) -> Unreadable:
-    return Unreadable(
-        error.start_ms, error.stop_ms, error.first_offset, error.stop_offset, str(error)
-    )

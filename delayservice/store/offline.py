@@ -26,6 +26,7 @@ import structlog
 from delayservice.base.errors import StoreDamagedError, StoreError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.times import DUE_STOP_MS
+from delayservice.replicas.digest_rows import Damage
 from delayservice.store.base import Frame
 from delayservice.store.files import Files
 from delayservice.store.folder import ShardFolder, read_format, unreadable
@@ -52,20 +53,6 @@ _VIEW_ROCKS: Final = RocksOptions(open_files_max=-1, compacts=False)
 
 Shards: TypeAlias = Wheel | RocksDatabase
 ViewedStore: TypeAlias = WheelStore | RocksStore
-
-
-class Damage(NamedTuple):
-    """Range of keys that could not be read."""
-
-    # First key time, epoch milliseconds.
-    start_ms: int
-    # Exclusive end of the key times, epoch milliseconds.
-    stop_ms: int
-    # Lowest source offset of the records in the range.
-    first_offset: int
-    # One above the highest source offset of its records and marks; None: the end of the log.
-    stop_offset: int | None
-    why: str
 
 
 class ReadBounds(NamedTuple):
@@ -277,8 +264,7 @@ def read(store: ViewedStore, bounds: ReadBounds = EVERYTHING) -> Iterator[list[F
     while after < upto:
         frames, after, damage = scanner.read_on(after, upto, _ROWS)
         if damage is not None:
-            span = damage.start_ms, damage.stop_ms, damage.first_offset, damage.stop_offset
-            yield Damage(*span, str(damage))
+            yield Damage.of(damage)
         elif frames:
             yield frames
 

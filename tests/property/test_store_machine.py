@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.engine.cursor import NO_GROUP, Cursor, Key
+from delayservice.replicas.digest_rows import Damage
 from delayservice.store.base import NO_MARK, Frame, Mark, Named, Store
 from delayservice.store.memory import MemoryStore
-from delayservice.store.offline import Damage, each_store, read
+from delayservice.store.offline import each_store, read
 from delayservice.store.rocksdb import RocksDatabase
 from delayservice.store.wheel import Wheel, WheelOptions
 from tests.shards import Shards

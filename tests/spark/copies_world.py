@@ -25,8 +25,8 @@ from delayservice.replicas.digest import HOUR_MS, HourSum, compared_from_ms, fra
 from delayservice.replicas.digest_rows import (
     CopyId,
     CutRow,
+    Damage,
     DigestRow,
-    Unreadable,
     cut_row,
     hash_text,
     hour_row,
@@ -156,7 +156,7 @@ class World(MadeHistory):
         cut: int | None = None,
         cut_ms: int | None = None,
         behind: bool = False,
-        damaged: Sequence[Unreadable] = (),
+        damaged: Sequence[Damage] = (),
         life: str = "1",
         lost_hours: int = 0,
         from_ms: int | None = None,

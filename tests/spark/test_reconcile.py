@@ -16,7 +16,7 @@ from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.engine.cursor import NO_MARK, Cursor, Frame
 from delayservice.replicas.digest import HOUR_MS
-from delayservice.replicas.digest_rows import Unreadable
+from delayservice.replicas.digest_rows import Damage
 from tests.conftest import MakeTopic
 from tests.spark.copies_world import (
     RECORDS,
@@ -157,7 +157,7 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
     world.publish("n1", 1, right[1])
     world.publish("n2", 0, wrong)
     world.publish("n2", 1, right[1], cut_ms=world.now_ms - 3_600_000, cut=CUT_BEFORE)
-    world.publish("n3", 1, without(broken[1])(right[1]), damaged=[Unreadable(*hour, 1, 9, "crc")])
+    world.publish("n3", 1, without(broken[1])(right[1]), damaged=[Damage(*hour, 1, 9, "crc")])
     world.publish("n3", 0, right[0], life="old")
     world.publish("n3", 0, without(8)(right[0]), life="new")
     copies = {("n2", 0): wrong, ("n3", 0): without(8)(right[0])}

@@ -10,7 +10,7 @@ from connectors.spark.reconcile.digests import GONE_MS, Comparison, CutAt, Expec
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS
-from delayservice.replicas.digest_rows import CopyId, CutRow, Unreadable
+from delayservice.replicas.digest_rows import CopyId, CutRow, Damage
 
 TOPIC_ID = "id"
 PLACE = ("any", 0)
@@ -31,7 +31,7 @@ CUT = CutRow(
     behind=False,
     role="replica",
 )
-CRC = (Unreadable(1, 2, 3, 4, "crc"),)
+CRC = (Damage(1, 2, 3, 4, "crc"),)
 
 
 def a_cut(node: str, cut: int, row: int, **more: object) -> CutAt:

@@ -19,11 +19,12 @@ from delayservice.config.settings import Settings
 from delayservice.contract.codec import encode_payload
 from delayservice.engine.cursor import NO_GROUP, START_KEY, Cursor
 from delayservice.process.stores import Stores, remove_strangers
+from delayservice.replicas.digest_rows import Damage
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.files import Files
 from delayservice.store.folder import ShardFolder, version_text
-from delayservice.store.offline import EVERYTHING, Damage, ReadBounds, each_store, open_view, read
+from delayservice.store.offline import EVERYTHING, ReadBounds, each_store, open_view, read
 from delayservice.store.rocksdb import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from delayservice.store.wheel import WheelOptions

@@ -16,7 +16,7 @@ from connectors.spark.common.topics import Place
 from connectors.spark.reconcile.repair_plan import Copy
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import HOUR_MS
-from delayservice.replicas.digest_rows import CutRow, Unreadable
+from delayservice.replicas.digest_rows import CutRow, Damage
 
 CUTS_KEPT: Final = 32
 # Time by which a node's newest cut row must be older than the newest of all nodes for the node to
@@ -83,7 +83,7 @@ class Comparison:
     cut: int | None = None
     cut_ms: int | None = None
     nodes: dict[str, CutAt | None] = field(default_factory=dict)
-    damaged: dict[str, tuple[Unreadable, ...]] = field(default_factory=dict)
+    damaged: dict[str, tuple[Damage, ...]] = field(default_factory=dict)
     behind: dict[str, str] = field(default_factory=dict)
     stale: dict[str, int] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)

@@ -40,15 +40,9 @@ from pyspark.sql.types import StructType
 from connectors.spark.reconcile.stored import SCHEMA, ShardName
 from delayservice.base.errors import StoreDamagedError, StoreError
 from delayservice.contract.times import DUE_STOP_MS
+from delayservice.replicas.digest_rows import Damage
 from delayservice.store.folder import shard_name
-from delayservice.store.offline import (
-    HOUR_MS,
-    Damage,
-    ReadBounds,
-    find_stores,
-    open_view,
-    read,
-)
+from delayservice.store.offline import HOUR_MS, ReadBounds, find_stores, open_view, read
 from delayservice.store.wheel import Wheel
 
 FORMAT: Final = "delayservice-store"

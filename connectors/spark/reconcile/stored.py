@@ -20,7 +20,7 @@ from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.cursor import NO_MARK, Frame
 from delayservice.replicas.digest import frame_hash
-from delayservice.store.offline import Damage
+from delayservice.replicas.digest_rows import Damage
 
 SCHEMA: Final = pa.schema(
     {

@@ -20,8 +20,9 @@ from delay_devtools.drill.stories import NAMES, PARTITIONS
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.codec import decode_payload
 from delayservice.engine.cursor import NO_MARK, Frame
+from delayservice.replicas.digest_rows import Damage
 from delayservice.store.folder import ShardFolder
-from delayservice.store.offline import Damage, each_store, open_view, read
+from delayservice.store.offline import each_store, open_view, read
 from delayservice.store.rocksdb import RocksDatabase
 from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.slots import FOLDER, file_name
