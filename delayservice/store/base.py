@@ -1,7 +1,6 @@
 """Store interfaces: pending records of one shard, in key order.
 
-``DeliveryStore`` is the part that a lane uses to deliver; ``StoreView`` is the part that people,
-digests, checks and repairs read. A store implements both.
+``DeliveryStore`` is what delivery, checks and repairs use; ``Store`` adds figures.
 
 A store is a cache of the Kafka log. It may lose the records appended last in a crash: ``open``
 returns the horizon, an offset, and the caller reads the log again from there. Records are plain
@@ -46,7 +45,6 @@ __all__ = [
     "Named",
     "Sighting",
     "Store",
-    "StoreView",
 ]
 
 _SCAN_ROWS: Final = 1_000
@@ -240,16 +238,8 @@ class DeliveryStore(Protocol):
         """
 
 
-class StoreView(Protocol):
-    """Store as people, digests, checks and repairs read it; no method changes a record."""
-
-    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        a source offset below ``below``; None: there is no such record.
-        """
-
-    def scanner(self) -> Scanner:
-        """Return a reader that works in small steps; the store may change between two steps."""
+class Store(DeliveryStore, Protocol):
+    """Store of the pending records of one shard, with its figures."""
 
     @property
     def census(self) -> Census | None:
@@ -260,7 +250,3 @@ class StoreView(Protocol):
 
     def stats(self) -> StoreStats:
         """Return the store's figures; cheap enough for one call each second."""
-
-
-class Store(DeliveryStore, StoreView, Protocol):
-    """Store of the pending records of one shard, for delivery and for people and checks."""
