@@ -344,7 +344,7 @@ class DueReader:
                 break
             if window.cut is None:
                 at += 1
-            elif window.cut[0] > upto_ms:
+            elif window.cut >= (upto_ms, OFFSET_MAX):  # damage behind it is not asked for
                 break
             else:
                 after = max(after, window.cut)  # a giant slot: read its next window
