@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from delayservice.contract import provenance
 from delayservice.contract.codes import COPY_FORGED
 from delayservice.contract.contracts import MAX_DELAY_MS_MAX, Contracts
 from delayservice.contract.entry import (
@@ -18,7 +19,7 @@ from delayservice.contract.entry import (
 )
 from delayservice.contract.input_headers import KNOWN
 from delayservice.contract.names import DELAY_TARGET_TOPIC
-from delayservice.contract.provenance import LARGE_BYTES, Provenance, due_header
+from delayservice.contract.provenance import Provenance, due_header
 from delayservice.contract.record import PARTITION_BY_KEY, RecordReader
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler
@@ -61,7 +62,7 @@ class LevelRecords:
         origin = self._provenance.origin
         stamped_ms, due = 0, due_header(0)
         is_hindered = bool(self._settler.verdicts.refused or self._settler.has_limits)
-        writable = self._settler.targets.writable
+        writable, large_bytes = self._settler.targets.writable, provenance.LARGE_BYTES
         first, stop, level_ms, targets = self._first, self._stop, self._level_ms, self._targets
         for row in rows:
             offset, timestamp_ms, key, value, headers = row
@@ -89,7 +90,7 @@ class LevelRecords:
                     own.append(header)
                     content_bytes += len(header[1] or b"")
             target = targets.get(text) if is_plain else None
-            is_fit = content_bytes <= LARGE_BYTES and (target, PARTITION_BY_KEY) in writable
+            is_fit = content_bytes <= large_bytes and (target, PARTITION_BY_KEY) in writable
             if target is not None and is_fit and not is_hindered:
                 if due_ms != stamped_ms:  # all records of a producer's batch have one timestamp
                     stamped_ms, due = due_ms, due_header(due_ms)

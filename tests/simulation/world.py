@@ -489,7 +489,7 @@ class World:
         """
         with ExitStack() as stack:
             if self.plan.large:  # then sizes are compared before records are sent
-                stack.enter_context(patch("delayservice.contract.provenance._LARGE_BYTES", 300))
+                stack.enter_context(patch("delayservice.contract.provenance.LARGE_BYTES", 300))
             if self.plan.old_versions:
                 before = PARAMETERS[CONTRACT_VERSION] - {"id_partitions"}
                 known = {CONTRACT_VERSION: before, self.homes_since: PARAMETERS[CONTRACT_VERSION]}
