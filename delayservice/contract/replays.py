@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delayservice.contract import names
-from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID
+from delayservice.contract.codes import COPY_FORGED, HEADER_INVALID, RETRIES_EXHAUSTED
 from delayservice.contract.entry import Headers, NewRecord, PolledRecord, RecordPlace, read_place
 from delayservice.contract.input_headers import INPUT, OWN_INPUT, ROCKETMQ_TIMES, TARGET_TOPICS
 from delayservice.contract.names import Header
@@ -198,6 +198,8 @@ def rewritten(
     """
     first = _said(letter.headers, names.DELAY_REPLAYED_FROM) or str(source).encode()
     headers = [header for header in letter.headers if header[0] not in _REPLAY_PROVENANCE]
+    if letter.code == RETRIES_EXHAUSTED:  # else it would be dead-lettered again: begin anew
+        headers = [header for header in headers if header[0] != names.DELAY_RETRIES]
     if is_level:
         headers = [header for header in headers if header[0] not in _OWN_TIMES]
     elif time is not None:

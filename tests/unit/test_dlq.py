@@ -123,6 +123,15 @@ def test_a_record_that_could_not_be_read_is_replayed_byte_for_byte() -> None:
     assert entry[4][:2] == (b"\x00k", b"\xffv")
 
 
+def test_a_record_that_exhausted_its_retries_begins_anew() -> None:
+    backoff: Header = ("delay-backoff", b"1s,5s")
+    letter = refused(read([*ASKED[1:], backoff, ("delay-retries", b"2")]))
+    assert letter.code == "retries-exhausted"
+    written, entry = again(letter)
+    assert backoff in written
+    assert (entry[1], entry[2]) == (SCHEDULE, NOW_MS + 1_000)
+
+
 # --- another due time ----------------------------------------------------------------------------
 
 
