@@ -171,6 +171,9 @@ def _run(
         except (DelayServiceError, KeyboardInterrupt):
             if done.matched:
                 _tell(done, asked, as_json=options.as_json)
+            elif asked["at_ms"] is not None and not asked["dry_run"]:
+                text = "some may be changed: to move none of them twice, repeat it with"
+                say(err, f"{text} --at {asked['at_ms']}", "yellow")
             raise
     return done
 

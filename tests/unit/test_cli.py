@@ -30,7 +30,7 @@ from delayservice import __version__
 from delayservice.__main__ import NEEDED
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.cli import app
-from delayservice.commands import console, options, sending
+from delayservice.commands import bulk, console, options, sending
 from delayservice.commands.api import connect
 from delayservice.commands.send import RecordOptions
 from delayservice.config.settings import LogSettings, Settings, load
@@ -343,6 +343,18 @@ def test_an_address_that_is_none_is_an_error(tmp_path: Path) -> None:
 def test_a_length_of_time_is_told_in_the_largest_unit_that_fits_twice() -> None:
     told = [console.span(ms) for ms in (0, 1_999, 2_000, 119_999, 5_400_000, 2_591_905_000)]
     assert told == ["0 ms", "1,999 ms", "2 seconds", "120 seconds", "90 minutes", "30 days"]
+
+
+def test_a_reschedule_that_fails_says_by_which_time_to_repeat_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """For what was changed before it failed would move twice."""
+    api = connect(Settings(), "127.0.0.1:1")
+    chosen = bulk.ChangeOptions(id_pattern="a*", yes=True)
+    asked = {"operation": "reschedule", "at_ms": 5, "wait_ms": 1, "dry_run": False}
+    with pytest.raises(DelayServiceError, match="127.0.0.1:1"):
+        bulk._run(api, chosen, asked)
+    assert "repeat it with --at 5" in " ".join(capsys.readouterr().err.split())
 
 
 def test_json_goes_to_standard_output_while_progress_is_shown_on_a_terminal(
