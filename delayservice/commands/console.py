@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 import structlog
@@ -34,8 +35,10 @@ _UNITS_MS: Final = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000, "sec
 _NUMBER: Final = re.compile(r"(≤ )?-?[\d,.]+( ms)?|null|-|")
 
 _has_width = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
-out = Console(highlight=False, soft_wrap=True, width=None if _has_width else _WIDTH_ELSEWHERE)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# Ids and places may look like emoji codes: topic:100:7.
+_plainly = partial(Console, highlight=False, soft_wrap=True, emoji=False)
+out = _plainly(width=None if _has_width else _WIDTH_ELSEWHERE)
+err = _plainly(stderr=True)
 
 
 class NothingThereError(DelayServiceError):

@@ -49,7 +49,7 @@ def smoke(
     from delayservice.smoke.run import await_topics, send_and_judge  # noqa: PLC0415
 
     kafka = common.settings().kafka
-    console = Console(stderr=common.as_json)
+    console = Console(stderr=common.as_json, emoji=False)
     # A new tag and seed for every run, so that no record is mistaken for one of an earlier run.
     tag, seed = secrets.token_hex(4).encode(), secrets.randbits(48)
     batch, targets = Batch(tag, records, _SIZE, seed, is_mixed=True), (target,)

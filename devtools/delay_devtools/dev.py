@@ -49,7 +49,7 @@ def keep_up(
     keep: bool,
     as_json: bool,
 ) -> None:
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, emoji=False)
     with stop_signals():
         try:
             cluster = EmbeddedCluster(brokers, zookeepers, folder=folder, keep=keep, kafka=kafka)
@@ -114,7 +114,7 @@ class ShownArrival:
 
 
 def show_first(after_ms: int, *, once: bool, as_json: bool) -> int:
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, emoji=False)
     forgotten = forget_settings()
     started_s = time.monotonic()
     with stop_signals():

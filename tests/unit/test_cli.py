@@ -345,6 +345,16 @@ def test_a_length_of_time_is_told_in_the_largest_unit_that_fits_twice() -> None:
     assert told == ["0 ms", "1,999 ms", "2 seconds", "120 seconds", "90 minutes", "30 days"]
 
 
+def test_what_looks_like_an_emoji_code_is_shown_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = "delay_topic_any:100:1707 user:email:7"
+    console.say(console.out, places)
+    console.print_error(places)
+    told = capsys.readouterr()
+    assert (told.out, told.err) == (f"{places}\n", f"error: {places}\n")
+
+
 def test_a_reschedule_that_fails_says_by_which_time_to_repeat_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -352,7 +362,7 @@ def test_a_reschedule_that_fails_says_by_which_time_to_repeat_it(
     api = connect(Settings(), "127.0.0.1:1")
     chosen = bulk.ChangeOptions(id_pattern="a*", yes=True)
     asked = {"operation": "reschedule", "at_ms": 5, "wait_ms": 1, "dry_run": False}
-    with pytest.raises(DelayServiceError, match="127.0.0.1:1"):
+    with pytest.raises(DelayServiceError, match=r"127\.0\.0\.1:1"):
         bulk._run(api, chosen, asked)
     assert "repeat it with --at 5" in " ".join(capsys.readouterr().err.split())
 

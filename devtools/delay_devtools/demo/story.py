@@ -64,7 +64,7 @@ def run(options: DemoOptions) -> int:
     """Run the demo; return 0 only if no record was lost, doubled, early or altered, and every
     frozen node logged the loss of its slices after it was resumed.
     """
-    console = Console(stderr=options.as_json)
+    console = Console(stderr=options.as_json, emoji=False)
     started_s = time.monotonic()
     with (
         stop_signals(),
