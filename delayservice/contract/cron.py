@@ -24,6 +24,8 @@ _DAY: Final = timedelta(days=1)
 # Largest number of results in each cache: most schedules share a few expressions and due times.
 _CACHED: Final = 1_024
 _FIELDS_WITH_SECONDS: Final = 6
+# Years that are searched, as by cronsim.
+_YEARS_MAX: Final = 50
 
 
 @lru_cache(_CACHED)
@@ -105,7 +107,8 @@ def _next_shown(cron: str, zone: tzinfo, after: datetime) -> datetime | None:
 
 def _first_shown(cron: str, zone: tzinfo, local: datetime, after: datetime) -> datetime | None:
     wanted = _after(cron, local)
-    while wanted is not None:
+    # Each time that matches may lie in a gap: cronsim's limit holds for one search.
+    while wanted is not None and wanted.year - local.year <= _YEARS_MAX:
         shown = _instants(wanted, zone)
         found = next((instant for instant in shown if instant > after), None)
         if found is not None:

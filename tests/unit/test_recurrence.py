@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 
+from delayservice.contract import cron as cron_times
 from delayservice.contract.codec import Payload, decode_payload, encode_payload
 from delayservice.contract.codes import CRON_INVALID, RecordRefusedError
 from delayservice.contract.cron import cron_time
@@ -232,6 +233,22 @@ BERLIN = "Europe/Berlin"
 
 def ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1_000)
+
+
+def test_a_cron_expression_whose_times_are_all_skipped_is_searched_for_fifty_years(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searches = 0
+
+    def counted(cron: str, local: datetime) -> datetime | None:
+        nonlocal searches
+        searches += 1
+        return after(cron, local)
+
+    after = cron_times._after
+    monkeypatch.setattr(cron_times, "_after", counted)
+    assert cron_time("* 2 * 3 7L", "Europe/Berlin", ms("2026-11-28T00:00:00+00:00")) is None
+    assert 40 < searches < 60
 
 
 def test_the_next_match_is_after_and_not_at() -> None:
