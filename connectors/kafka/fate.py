@@ -26,7 +26,7 @@ from delayservice.config.contract import contract_for
 from delayservice.config.settings import Settings
 from delayservice.contract import names
 from delayservice.contract.contracts import Contracts
-from delayservice.contract.entry import CANCEL, FIRE, PolledRecord
+from delayservice.contract.entry import CANCEL, FIRE, PolledRecord, read_place
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.contract.replays import bytes_of
@@ -229,12 +229,13 @@ class FateFinder:
         record_id, settled = said.get(names.DELAY_ID), said.get(names.DELAY_SETTLES)
         if sought.record is None or record_id is None or record_id != sought.record.id:
             return False
-        if said.get(names.DELAY_SETTLED_BY) is None or settled is None or not settled.isdigit():
+        # Users may write such headers too, with anything in them.
+        place = read_place(f"{_text(said.get(names.DELAY_SHARD))}:{_text(settled)}")
+        if said.get(names.DELAY_SETTLED_BY) is None or place is None:
             return False
-        topic, _, partition = _text(said.get(names.DELAY_SHARD)).rpartition(":")
-        start = {(topic, int(partition)): int(settled)}
+        start = {(place.topic, place.partition): place.offset}
         _, row = next(self._rows(start, set()), (None, None))
-        written = dict(row[4] or ()) if row is not None and row[0] == int(settled) else {}
+        written = dict(row[4] or ()) if row is not None and row[0] == place.offset else {}
         origin = (written.get(names.DELAY_COPY) or b"") + (written.get(names.DELAY_HOME) or b"")
         return b'"%b"' % b64encode(sought.source) in origin  # JSON, bytes in base64
 

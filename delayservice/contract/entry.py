@@ -29,7 +29,7 @@ OFFSET_MAX = 2**63 - 1
 Headers: TypeAlias = list[Header]
 
 TOPIC_NAME: Final = r"[A-Za-z0-9._-]{1,249}"
-_PLACE: Final = re.compile(rf"({TOPIC_NAME}):(\d{{1,10}}):(\d{{1,19}})(?:#\d{{1,19}})?", re.ASCII)
+_PLACE: Final = re.compile(rf"({TOPIC_NAME}):(\d{{1,9}}):(\d{{1,18}})(?:#\d{{1,19}})?", re.ASCII)
 
 
 class RecordPlace(NamedTuple):

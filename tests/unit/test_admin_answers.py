@@ -354,6 +354,14 @@ def test_a_search_of_an_outcome_that_opens_many_consumers_ends_in_time(
     assert 1 < len(opened) < 500
 
 
+@pytest.mark.parametrize("shard", [b"", b"any:", b"any:x", b"any:%d" % 2**31, b"\xff:1"])
+def test_headers_of_users_that_look_like_those_of_an_outcome_are_none(shard: bytes) -> None:
+    finder = FateFinder(settings(), cast("Any", None), lambda: NOW_MS, threading.Lock())
+    sought = fate._Sought(TOPIC, 1, ROW.offset, ROW)
+    said = {"delay-id": b"r", "delay-settled-by": b"1", "delay-settles": b"5", "delay-shard": shard}
+    assert not finder._settles_copy(sought, said)
+
+
 def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Refusal:
     context = context_of(Hung(), *sets, slices=(SliceState(1, state=state),))
     with pytest.raises(Refusal) as caught:
