@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.kafka.audits import AuditWatcher
+from delayservice.admin import http_server
 from delayservice.admin.http_server import HttpServer, make_metrics_app
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.settings import load
@@ -252,6 +255,23 @@ def test_the_newest_comparison_is_reported_by_the_worker_that_read_it() -> None:
         "delay_reconcile_repairs": ({}, 2),
         "delay_reconcile_stopped": ({}, 1),
     }
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /metr", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"]
+)
+def test_a_client_that_sends_no_whole_request_takes_no_connection_for_long(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "_REQUEST_S_MAX", 0.2)
+    serving = server(hub())
+    host, _, port = (serving.serve() or "").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(sent)
+        with suppress(ConnectionResetError):
+            while client.recv(1_000):
+                pass
+    serving.close()
 
 
 def test_nothing_listens_when_the_address_is_empty() -> None:
