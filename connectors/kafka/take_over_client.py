@@ -155,7 +155,9 @@ class KafkaTakeOverClient:
                     decided_s, left_s = now_s, begun_s + FENCE_TIMEOUT_S - now_s
                 if left_s <= 0 or not error.retriable():
                     raise
-                wait_s = min(2 * wait_s, left_s)  # a slow broker may need longer for its answer
+                # A slow broker may need longer for its answer, and none answers within what is left
+                # of a millisecond.
+                wait_s = max(wait_s, min(2 * wait_s, left_s))
             else:
                 return
 

@@ -418,7 +418,10 @@ class SlowLink:
         self.now_s += self._connects_s / 2
 
     def init_transactions(self, timeout_s: float) -> None:
-        until_s, code = self.now_s + timeout_s, KafkaError._TIMED_OUT
+        # The client drops fractions of a millisecond, and none answers within one.
+        until_s, code = self.now_s + int(timeout_s * 1_000) / 1_000, KafkaError._TIMED_OUT
+        if timeout_s < 0.001:
+            raise KafkaException(KafkaError(code, "", retriable=True))
         for at_s, answer in self._answers.items():
             if at_s <= until_s and answer is None:
                 self.now_s = max(self.now_s, at_s)
@@ -433,7 +436,7 @@ class SlowLink:
     ("connects_s", "answers", "fenced_s"),
     [
         (1.2, {2.4: None}, 2.4),  # 100 ms for each of the round trips of SASL_SSL
-        (1.2, {1.2: DECIDED}, 2.2),
+        (1.2, {1.2: DECIDED}, 2.35),
         (1.2, {1.5: DECIDED}, 2.35),  # a second since an answer that was not yet that
         (0.0, {0.1: DECIDED, 0.5: KafkaError.NOT_COORDINATOR, 9.0: None}, 9.0),
         (1.2, {}, None),
