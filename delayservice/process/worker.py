@@ -6,6 +6,7 @@ The supervisor (``node``) starts it, reads its metrics from a pipe and replaces 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,11 @@ from ha.ownership import Ownership
 from ha.placement import SliceFacts, StableLeaders
 
 COLLECT_INTERVAL_S: Final = 30.0
+# Of so many collections, one visits all objects.
+COLLECT_ALL_EVERY: Final = 120
+
+
+_collections: Final = itertools.count(1)
 
 
 def collect_garbage() -> None:
@@ -65,11 +71,13 @@ def collect_garbage() -> None:
     Every record is some ten small tuples and lists until its batch ends. Python's collector counts
     those as new objects and visits all of them again and again: it took 60 % of the hot path's time
     (``bench whole``). Yet they are never in a cycle, and are freed with the last reference. Cycles
-    come only from rare objects, such as exceptions.
+    come only from rare objects, such as exceptions and clients of ZooKeeper.
     """
     # It takes milliseconds in which no thread of the process runs. Surviving objects are excluded
     # from later collections, because visiting those of a thousand slices takes a tenth of a second;
-    # they are still freed with their last reference.
+    # they are still freed with their last reference, or if they are in a cycle, once an hour.
+    if next(_collections) % COLLECT_ALL_EVERY == 0:
+        gc.unfreeze()
     if gc.isenabled():
         gc.disable()
     else:  # the first time, it would take a tenth of a second, and find little

@@ -153,7 +153,7 @@ def begin_commit(state: LoopState) -> None:
     transaction.commit = commit
     _note_probe(state, commit)
     work, event = partial(_commit_timed, state, controls), partial(CommitEnded, commit)
-    commit.timing = state.run(state.edges.writing, work, event)
+    transaction.timing = state.run(state.edges.writing, work, event)
 
 
 def _controls(state: LoopState, slice_: Slice, commit: Commit) -> list[Control]:

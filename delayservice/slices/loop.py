@@ -170,11 +170,11 @@ class WorkerLoop:
 
     def close(self) -> None:
         """End the commit, abort the open transaction, step down, and close stores and writer."""
-        state, under_way = self.state, self.state.transaction.commit
-        if under_way is not None:
-            under_way.timing.exception()  # waits for its end
+        state, transaction = self.state, self.state.transaction
+        if transaction.commit is not None:
+            transaction.timing.exception()  # waits for its end
             try:
-                handle(state, CommitEnded(under_way, under_way.timing))
+                handle(state, CommitEnded(transaction.commit, transaction.timing))
             except OwnershipLostError as lost:
                 ownership.lose_writer(state, lost)
         ownership.end_transaction(state, "the worker ends")

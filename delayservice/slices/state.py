@@ -142,7 +142,6 @@ class Commit:
     """
 
     started_s: float
-    timing: Future[Timing] = field(default_factory=Future)
     checkpoints: dict[int, bytes] = field(default_factory=dict)
     claiming: list[int] = field(default_factory=list)
     releasing: list[int] = field(default_factory=list)
@@ -160,7 +159,8 @@ class Transaction:
     ``changing``: slices whose phase changes with the next commit. ``touched``: slices that may have
     something to commit. ``records`` and ``bytes`` of outputs sent since the last commit.
     ``rewritten``: slices whose checkpoint is written even if it is unchanged. ``forgettable``:
-    claims to be deleted. ``claims``: number of those written by this process.
+    claims to be deleted. ``claims``: number of those written by this process. ``timing``: of the
+    last commit begun.
     """
 
     def __init__(self, pacer: Pacer) -> None:
@@ -171,6 +171,8 @@ class Transaction:
         self.records = 0
         self.bytes = 0
         self.commit: Commit | None = None
+        # Not a part of the commit, which its callback refers to: that would be a cycle for each.
+        self.timing: Future[Timing] = Future()
         self.pacer = pacer
         self.last_commit_s = -math.inf
         self.claims = 0

@@ -685,6 +685,13 @@ held = [weakref.ref(Ring()) for _ in range(10_000)]
 assert all(ring() is not None for ring in held), "collected by count"
 worker.collect_garbage()
 assert all(ring() is None for ring in held), "cycles are never collected"
+living = Ring()
+held = weakref.ref(living)
+worker.collect_garbage()
+del living
+for _ in range(worker.COLLECT_ALL_EVERY):
+    worker.collect_garbage()
+assert held() is None, "a cycle that outlived one collection is never collected"
 """
 
 

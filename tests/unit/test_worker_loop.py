@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from delayservice.slices.ingest import store
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_reading import RecordWanted
 from delayservice.slices.slice import Phase
+from delayservice.slices.state import Commit
 from delayservice.store.memory import MemoryStore
 from tests.unit import loop_stage
 from tests.unit.lanes import window_of
@@ -82,6 +84,24 @@ def taking_over(stage: Stage) -> None:
         stage.background.run()
     stage.step(10)
     assert stage.of(0).phase is Phase.TAKING
+
+
+def test_a_commit_that_has_ended_is_freed_without_a_collection_of_cycles() -> None:
+    """For what is under way when the worker collects is excluded from later collections."""
+    stage = Stage(0)
+    stage.own()
+    stage.background.holds = True
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            stage.loop.state.transaction.rewritten.add(0)
+            stage.step(STEP_MS)
+            stage.background.run()
+            stage.step()
+        assert sum(isinstance(one, Commit) for one in gc.get_objects()) == 1
+    finally:
+        gc.enable()
 
 
 # --- contracts ----------------------------------------------------------------------------------
