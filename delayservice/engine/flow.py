@@ -201,6 +201,10 @@ class Flow:
         self._taken.put((shard, at_s), taken + 1)
         return at_s * _SECOND_MS + taken * _SECOND_MS // cap
 
+    def judge_again(self) -> None:
+        """Take back the count of the record that ``second_ms`` has just refused: it comes again."""
+        self._over_cap -= 1
+
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:

@@ -333,7 +333,10 @@ class Settler:
             if place_ms is not None and flow.dead_letters:
                 detail = f"more records are due in the second of {due_ms} than it takes"
                 reason = (SLOT_FULL, detail)
-                return self._end_with_letter(reason, offset, payload, now_ms, base)
+                letter = self._end_with_letter(reason, offset, payload, now_ms, base)
+                if letter is None:
+                    flow.judge_again()
+                return letter
             if place_ms is not None and place_ms > now_ms:
                 return self.requeuer.pace(offset, payload, place_ms, now_ms, base)
         turn_ms = turn_of(meta)

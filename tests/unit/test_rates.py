@@ -264,6 +264,8 @@ def test_a_record_over_the_cap_waits_while_the_dead_letter_topic_is_looked_up() 
     assert world.settler.settle(2, NOW_MS, payload(), NOW_MS, 3) is None
     world.targets.why.clear()
     letter = some(world.settler.settle(2, NOW_MS, payload(), NOW_MS, 3))
+    world.flow.commit(NOW_MS)
+    assert world.flow.over_cap == 1
     assert (letter[0], dict(letter[5])["delay-error"]) == (outcome.DEAD_LETTERED, b"slot-full")
 
 
