@@ -126,7 +126,7 @@ class SessionOptions:
                 yield Running(spark, say, as_json)
         except FAILURES as exc:
             raise DelayServiceError(f"Spark failed: {reason(exc)}") from exc
-        except (Py4JError, ConnectionError) as exc:
+        except (Py4JError, ConnectionRefusedError) as exc:
             raise DelayServiceError(
                 f"Spark's Java process does not answer, as if it was killed ({reason(exc)}): "
                 "if memory was short, give it less than the machine has, with "
@@ -134,7 +134,7 @@ class SessionOptions:
             ) from exc
         finally:
             if is_ours:
-                with suppress(Py4JError, ConnectionError):  # it is gone already
+                with suppress(Py4JError, ConnectionRefusedError):  # it is gone already
                     spark.stop()
                 _end_java()
                 if not was_there:
