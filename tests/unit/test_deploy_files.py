@@ -300,6 +300,8 @@ def test_its_command_settings_and_secrets_are_the_services(unit: Path) -> None:
     load(None, [], {n: v for n, v in given.items() if n.startswith("DELAYSERVICE_")})
     files = {v.removeprefix("%d/") for n, v in given.items() if n.endswith("_FILE")}
     assert {line.partition(":")[0] for line in values(unit, "LoadCredential")} == files != set()
+    # Kafka's password is there: it has no file setting.
+    assert values(unit, "EnvironmentFile") == ["-/etc/delayservice/node.env"]
     assert f"%S/{values(unit, 'StateDirectory')[0]}" in unit.read_text("utf-8")
 
 
