@@ -156,6 +156,11 @@ BROKER, NODE = POD["containers"]
 JOBS = [one["spec"]["jobTemplate"]["spec"] for one in SPARK if one["kind"] == "CronJob"]
 
 
+def heap_gib(words: list[str]) -> int:
+    (heap,) = (w.rpartition("=")[2] for w in words if "spark.driver.memory" in w)
+    return int(heap.removesuffix("g"))
+
+
 @pytest.mark.parametrize(
     "one", [*NODES, *SPARK], ids=lambda one: f"{one['kind']} {one['metadata']['name']}"
 )
@@ -232,9 +237,8 @@ def test_a_job_ends_and_is_not_done_again_because_it_found_something(job: dict[s
     assert rule["onExitCodes"]["values"] == [EXIT_FINDINGS, EXIT_UNJUDGED]
     # It is over before the next one begins, which replaces its results.
     assert job["activeDeadlineSeconds"] < 3_600
-    (heap,) = (w.rpartition("=")[2] for w in container["args"] if "spark.driver.memory" in w)
     limit = container["resources"]["limits"]["memory"]
-    assert int(limit.removesuffix("Gi")) >= int(heap.removesuffix("g")) + 2
+    assert int(limit.removesuffix("Gi")) >= heap_gib(container["args"]) + 2
 
 
 # --- ``deploy/systemd``: what systemd itself says of the units, and what they must agree with -----
@@ -339,6 +343,7 @@ def test_a_job_runs_each_hour_and_ends(unit: Path) -> None:
     timer = unit.with_suffix(".timer")
     assert re.fullmatch(r"\*-\*-\* \*:\d\d:00", values(timer, "OnCalendar")[0])
     assert seconds(values(unit, "TimeoutStartSec")[0]) < 3_600
+    assert int(values(unit, "MemoryMax")[0].removesuffix("G")) >= heap_gib(words) + 2
 
 
 # --- ``deploy/helm``: what the chart makes of its values, held against what was reviewed ----------
