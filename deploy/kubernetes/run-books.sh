@@ -1,14 +1,14 @@
 # What the run-books of docs/operations.md type, on Kubernetes: read this file into a shell.
 # POD is the pod of the alert's instance, NAMESPACE its namespace.
-log() { kubectl logs $POD -c delayservice --since "${2:-1h}" | grep -E "$1" | tail -n 20; }
+log() { kubectl -n $NAMESPACE logs $POD -c delayservice --since "${2:-1h}" | grep -E "$1" | tail -n 20; }
 metrics() { kubectl get --raw /api/v1/namespaces/$NAMESPACE/pods/$POD:9464/proxy/metrics | grep -E "$1"; }
-delayservice() { kubectl exec $POD -c delayservice -- delayservice "$@"; }
+delayservice() { kubectl -n $NAMESPACE exec $POD -c delayservice -- delayservice "$@"; }
 
-# systemctl restart delayservice:  kubectl delete pod $POD
-#   of a sidecar:                  kubectl exec $POD -c delayservice -- sh -c 'kill 1'
-# stop, move a folder, start:      kubectl exec $POD -c delayservice -- rm -r /var/lib/delayservice/wheel
+# systemctl restart delayservice:  kubectl -n $NAMESPACE delete pod $POD
+#   of a sidecar:                  kubectl -n $NAMESPACE exec $POD -c delayservice -- sh -c 'kill 1'
+# stop, move a folder, start:      kubectl -n $NAMESPACE exec $POD -c delayservice -- rm -r /var/lib/delayservice/wheel
 #                                  and restart
-# the log before a restart:        kubectl logs $POD -c delayservice --previous
-# other commands, as df:           kubectl exec $POD -c delayservice -- df ...
-# a lost machine, with the chart:  kubectl delete pvc state-$POD pod/$POD
+# the log before a restart:        kubectl -n $NAMESPACE logs $POD -c delayservice --previous
+# other commands, as df:           kubectl -n $NAMESPACE exec $POD -c delayservice -- df ...
+# a lost machine, with the chart:  kubectl -n $NAMESPACE delete pvc/state-$POD pod/$POD
 #                                  (the node is rebuilt from Kafka)
