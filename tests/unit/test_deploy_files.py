@@ -183,6 +183,9 @@ def test_the_node_reads_its_configuration_and_listens_where_it_is_asked(tmp_path
     assert all(f"--from-literal={file.name}=" in commands for file in files)
     ports = {f"0.0.0.0:{port['containerPort']}" for port in NODE["ports"]}
     assert ports == {settings.metrics.listen, settings.admin.listen}
+    # 1 GiB a worker; the default number is by the cores of the machine.
+    assert "workers" in settings.node.model_fields_set
+    assert NODE["resources"]["limits"]["memory"] == f"{settings.node.workers}Gi"
 
 
 def test_a_node_that_is_not_ready_keeps_nobody_from_its_broker() -> None:
