@@ -112,7 +112,13 @@ DIGEST_CONFIG: Final = {
 # Configuration of the repair and audit topics, whose records are kept for 30 days.
 SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 
-PAUSES_CONFIG: Final = {"cleanup.policy": "compact", "segment.ms": "3600000"}
+# A node that was away for so long would not learn that a pause has ended.
+_AWAY_MS_MAX: Final = 30 * 86_400_000
+PAUSES_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    "segment.ms": "3600000",
+    "delete.retention.ms": str(_AWAY_MS_MAX),
+}
 
 CHECKPOINT_CONFIG: Final = {
     "cleanup.policy": "compact",
