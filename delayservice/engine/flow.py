@@ -108,6 +108,11 @@ class Flow:
         self._commits = 0
         self.over_cap = 0
 
+    def renew(self, rules: FlowRules) -> None:
+        """Follow other rules from now on."""
+        self._rules = rules
+        self._intervals_ms.clear()
+
     @property
     def limits(self) -> bool:
         return bool(self._rules.rates) or self.has_cap

@@ -238,6 +238,7 @@ class WorkerThread:
         wanted = self._wanted
         if wanted is self._served:
             return
+        self.loop.renew_rates()
         is_done = True
         for number in self.slices:
             if number not in wanted:

@@ -132,6 +132,12 @@ class WorkerLoop:
         upkeep.behind[number] = None
         return slice_
 
+    def renew_rates(self) -> None:
+        """Give each slice its share of the rates again: their number may have changed."""
+        rules = self.state.edges.flow_rules()
+        for slice_ in self.slices.values():
+            slice_.flow.renew(rules)
+
     def add_lanes(self, number: int, lanes: Iterable[Lane]) -> None:
         """Add lanes as replicas; if this node owns the slice, start to take over their shards."""
         state = self.state

@@ -20,6 +20,7 @@ from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from delayservice.engine.claims import CLAIM, Tenure, encode_word
 from delayservice.engine.estimates import Pacer
+from delayservice.engine.flow import FlowRules
 from delayservice.engine.ports import Control, PolledBatch, ReadBack, Role
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.worker_thread import BusyError, Turns, WorkerThread
@@ -32,7 +33,7 @@ from delayservice.slices.writer import WRITER_STEPS, WriterPhase, WriterStep
 from ha.notes import NodeNote
 from ha.ownership import Standalone
 from ha.placement import SliceFacts
-from tests.unit.loop_stage import TOPIC, Logs, Stage
+from tests.unit.loop_stage import NOW_MS, TOPIC, Logs, Stage
 
 INTERVAL_MS = 20.0
 
@@ -193,11 +194,11 @@ class Blocking(Logs):
             assert self._polled.wait_for(lambda: self.polls >= more, _SOON_S)
 
 
-def made(logs: Blocking, *slices: int) -> tuple[WorkerThread, Standalone]:
+def made(logs: Blocking, *slices: int, **more: Any) -> tuple[WorkerThread, Standalone]:
     ownership = Standalone(NodeNote("n1", "", 1, 0, "", ""), 0)
     clock = SystemClock()
     thread = WorkerThread(
-        Stage(*slices, logs=logs).loop,
+        Stage(*slices, logs=logs, **more).loop,
         MetricsObserver(),
         ownership,
         clock,
@@ -687,3 +688,15 @@ def test_a_checkpoint_that_is_read_back_seconds_later_is_measured_by_its_own_com
         stage.step(300)
     answered = stage.clock_watch.answers[: len(written)]
     assert answered == [(int(sent_s * 1000), sent_s) for sent_s, _ in written]
+
+
+def test_the_share_of_a_rate_follows_the_number_of_slices() -> None:
+    rules = [FlowRules((("*", 2.0),))]
+    thread, _ = made(Blocking(), flow_rules=lambda: rules[-1])
+    flow = thread.loop.add_slice(0).flow
+    turns = [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(3)]
+    rules.append(FlowRules((("*", 1.0),)))
+    thread.want({0: {}})
+    thread._serve_wanted()
+    turns += [flow.turn_ms("orders", NOW_MS, NOW_MS) for _ in range(2)]
+    assert turns == [None, *(NOW_MS + ms for ms in (500, 1_000, 1_500, 2_500))]
