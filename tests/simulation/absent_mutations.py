@@ -6,9 +6,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+from delayservice.contract.codec import Payload
 from delayservice.contract.entry import ABSENT, COPY, INVALID, Entry
+from delayservice.engine import outcome
 from delayservice.engine.cancels import OffsetAdvance
 from delayservice.engine.cursor import Key
+from delayservice.engine.outcome import Output
+from delayservice.engine.settle import Settler
 from tests.simulation.mutating import mistake, rewritten
 from tests.simulation.sim_store import SimStore
 
@@ -68,3 +72,17 @@ def it_can_not_be_cancelled() -> AbstractContextManager[Any]:
     """A cancel right behind it does not find it."""
     right = "now_ms, offset + 1)"
     return rewritten(OffsetAdvance, "_schedule_if_absent", right, "now_ms, offset + 2)")
+
+
+@mistake(Settler, "settle")
+def requeued_one_is_kept_out(
+    original: Any, settler: Settler, offset: int, key_ms: int, payload: Payload, *rest: Any
+) -> Output | None:
+    """A requeued record with an id ends as one that finds another pending does."""
+    output: Output | None = original(settler, offset, key_ms, payload, *rest)
+    meta = payload[6]
+    if output is None or output[0] != outcome.DELIVERED or meta is None or meta[0] is None:
+        return output
+    is_requeued = meta[1] is not None
+    told = settler.undelivered.control(outcome.KEPT, offset, meta[0], meta[1])
+    return told if is_requeued else output

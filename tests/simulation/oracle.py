@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from delayservice.contract import entry
 from delayservice.contract.contracts import CONTRACT_VERSION
@@ -1031,9 +1031,20 @@ def _check_dead_letter(shard: ShardHistory, record: Placed, written: Written, wh
     return code
 
 
+# No pending record ends with one of them.
+_OUTCOMES_OF_CONTROLS: Final = {
+    "not_pending": (CANCEL, FIRE),
+    "fired": (FIRE,),
+    "kept": (ABSENT,),
+}
+
+
 def _check_told(shard: ShardHistory, record: Placed, written: Written, where: str) -> None:
     """What the outcome topic says."""
     headers, outcome = dict(written.headers), record.outcome
+    of_controls = _OUTCOMES_OF_CONTROLS.get(outcome)
+    is_theirs = of_controls is None or record.op in of_controls
+    _require(is_theirs, f"{where}: {outcome} of a {record.op}")
     if outcome == "expired":
         expires_ms = record.wish.expires_ms
         _require(expires_ms is not None and expires_ms < written.sender_ms, f"{where}: expired")
