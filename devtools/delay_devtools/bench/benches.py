@@ -57,13 +57,13 @@ _PROBE_DELAY_MS: Final = 50
 
 
 def steady(stand: Stand) -> Measured:
-    options, names, verdicts = stand.options, stand.round(), []
+    options, names, verdicts, others = stand.options, stand.round(), [], []
     figures: Figures = {"seconds": options.seconds}
     with stand.service(names, stand.create(names, (_WARM, _MEASURED))) as serving:
         if not options.per_s:
             time.sleep(_SETTLE_S)
         elif options.warm_up:
-            _keep_rate(stand, names, _WARM, _WARM_UP_S)
+            others.append(_keep_rate(stand, names, _WARM, _WARM_UP_S)[0])
         before, used_s, broker_used_s = serving.counters(), *_cpu_s(stand, serving)
         started_s = time.monotonic()
         with Sampler(serving.workers, _SLOW_SAMPLES_S) as sampler:
@@ -92,10 +92,9 @@ def steady(stand: Stand) -> Measured:
         return Measured(figures)
     figures |= _costs(verdicts[0].n, now_s - used_s, broker_now_s - broker_used_s)
     figures |= _transactions(counted)
-    if options.burst:
-        return Measured(figures, verdicts)
-    passed = _floor(stand, figures, counted["transactions"])
-    return Measured(figures, verdicts, [passed])
+    if not options.burst:
+        others.append(_floor(stand, figures, counted["transactions"]))
+    return Measured(figures, verdicts, others)
 
 
 def _floor(stand: Stand, figures: Figures, transactions: int) -> Verdict:
