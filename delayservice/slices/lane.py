@@ -567,6 +567,7 @@ class Lane:
         each a yield, that the log holds every pending record; else, or if this node owns the
         slice by now, raise ``KafkaEdgeError`` with the store unchanged.
         """
+        before = self.shard.committed  # a later one may be above the end that is told
         asked = reading.submit(partial(self._fetch.source.bounds, self.place))
         while not asked.done():
             yield
@@ -576,7 +577,8 @@ class Lane:
             raise KafkaEdgeError(f"this node delivers {self.topic}:{self.partition} by now")
         self.reset_store()
         self._fetch.position = NOWHERE
-        self.follow(self._fit_to_log(self.shard.committed, bounds))
+        cursor = self._fit_to_log(before, bounds)
+        self.follow(self.shard.committed if cursor == before else cursor)
 
     # Reads a pending record that is fired; None: once the log was read.
     def _pending_at(self, key: Key) -> Payload | None:

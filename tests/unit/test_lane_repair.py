@@ -10,6 +10,7 @@ from typing import Any, cast
 from unittest.mock import Mock, create_autospec
 
 import pytest
+from structlog.testing import capture_logs
 
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError, SlotDamagedError
 from delayservice.contract.codec import Payload
@@ -174,6 +175,18 @@ def test_the_last_copy_is_kept(lane: Lane, log: Log, key_ms: int, *, is_kept: bo
     else:
         list(lane.start_over(Inline()))
         assert (held(lane), lane.shard.wanted) == ([], 30)
+
+
+def test_a_log_that_grows_while_its_copy_is_started_over_is_not_called_truncated(
+    lane: Lane,
+) -> None:
+    steps = lane.start_over(Inline())
+    next(steps)  # the log's end is told
+    later = Cursor((START_MS, RECORDS), RECORDS + 5)
+    lane.follow(later)
+    with capture_logs() as told:
+        list(steps)
+    assert (told, lane.shard.committed, lane.shard.stored) == ([], later, 0)
 
 
 def test_an_owners_copy_is_never_started_over(lane: Lane, log: Log) -> None:
