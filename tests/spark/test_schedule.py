@@ -136,8 +136,8 @@ def conf_of(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 def test_an_empty_cell_of_a_csv_file_is_no_key_and_an_empty_value(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    (tmp_path / "rows.csv").write_text("key,value\n,\n", "utf-8")
-    rows = read_rows(spark, str(tmp_path / "rows.csv"))
+    (tmp_path / "my calls%.csv").write_text("key,value\n,\n", "utf-8")
+    rows = read_rows(spark, str(tmp_path / "my calls%.csv"))
     found = drafted(rows, after="1000", value="value", key="key")
     assert (found["value"], found["delay-target-key"]) == (b"", None)
 

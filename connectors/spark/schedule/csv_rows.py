@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -137,7 +138,8 @@ def read_csv(spark: SparkSession, where: str) -> DataFrame:
 
 
 def _names(spark: SparkSession, files: Iterable[str], where: str) -> list[str]:
-    for file in sorted(files):
+    # Spark names files as URLs, and reads paths: a blank would be looked for as "%20".
+    for file in sorted(map(unquote, files)):
         text = spark.read.options(lineSep="\n").text(file)
         first = text.where("_metadata.file_block_start = 0").select(sf.col("value").cast("binary"))
         lines = [bytes(row[0]) for row in first.limit(_HEADING_LINES_MAX).collect()]
