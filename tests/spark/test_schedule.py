@@ -283,6 +283,18 @@ def test_files_are_read_by_their_name_or_by_the_given_format(
     assert read_rows(spark, f"{where}/*", kind).columns[-2:] == ["a", "b"]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "json", "orc"])
+def test_files_of_a_folder_may_have_different_columns(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    where = str(tmp_path / f"rows.{kind}")
+    for name in ("old", "new"):
+        rows = spark.createDataFrame([("1", "x")], f"a string, {name} string")
+        rows.write.format(kind).mode("append").save(where)
+    found = read_rows(spark, where).select("a", "old", "new").collect()
+    assert {tuple(row) for row in found} == {("1", "x", None), ("1", None, "x")}
+
+
 def test_a_table_is_read_by_its_name(spark: SparkSession) -> None:
     spark.createDataFrame([(1,)], "a int").createOrReplaceTempView("reminders")
     assert read_rows(spark, "reminders", "table").count() == 1

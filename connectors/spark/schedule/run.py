@@ -144,7 +144,9 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
             return spark.table(where)
         if found == "csv":
             return read_csv(spark, where)
-        rows = spark.read.options(columnNameOfCorruptRecord=REFUSAL).format(found).load(where)
+        # Without mergeSchema, Parquet and ORC have only the columns of one of their files.
+        settings = {"columnNameOfCorruptRecord": REFUSAL, "mergeSchema": "true"}
+        rows = spark.read.options(**settings).format(found).load(where)
     except FAILURES as exc:
         raise InvalidRequestError(f"{where} can't be read as {found}: {reason(exc)}") from exc
     if REFUSAL not in rows.columns:
