@@ -250,6 +250,20 @@ def test_without_a_value_the_row_is_the_value(spark: SparkSession) -> None:
     assert json.loads(drafted(rows, after="1000")["value"]) == {"a": "x", "b": 1}
 
 
+def test_times_in_json_have_microseconds(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT a, b, array(a) AS c FROM"
+        " VALUES (timestamp'2030-01-01 00:00:00.000001Z', timestamp_ntz'2030-01-01') AS (a, b)"
+    )
+    found = drafted(rows, after="1000", headers=[("c", "c")])
+    assert json.loads(found["value"]) == {
+        "a": "2030-01-01T00:00:00.000001Z",
+        "b": "2030-01-01T00:00:00.000000",
+        "c": ["2030-01-01T00:00:00.000001Z"],
+    }
+    assert json.loads(found["c"]) == ["2030-01-01T00:00:00.000001Z"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

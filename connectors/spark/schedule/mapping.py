@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, types
@@ -49,6 +50,13 @@ _ID_DIGITS: Final = 32
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 _NESTED = (types.StructType, types.ArrayType, types.MapType)
 _US_PER_MS: Final = 1_000
+# Spark would write milliseconds: rows that differ by less would have the same made id.
+_JSON: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
+        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +108,7 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
         file, text = _column(PLACE), _column(VALUE).cast("string")
         named = sf.substring_index(file, ":", -2)
     else:
-        text = sf.to_json(sf.struct(*map(_column, _columns(rows))))
+        text = _json(sf.struct(*map(_column, _columns(rows))))
         file = sf.input_file_name()
         if CSV_PLACE in rows.columns:
             file, text = _column(CSV_PLACE), sf.coalesce(_column(CSV_TEXT), text)
@@ -179,7 +187,7 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
     if isinstance(kind, types.BinaryType):
         return column
     if isinstance(kind, _NESTED):
-        return sf.to_json(column).cast("binary")
+        return _json(column).cast("binary")
     return column.cast("string").cast("binary")
 
 
@@ -202,6 +210,10 @@ def _type(rows: DataFrame, what: str, name: str) -> types.DataType:
 
 def _no_column(rows: DataFrame, name: str) -> str:
     return f"the input has no column {name!r}, it has {', '.join(_columns(rows))}"
+
+
+def _json(column: Column) -> Column:
+    return sf.to_json(column, dict(_JSON))
 
 
 def _column(name: str) -> Column:
