@@ -72,8 +72,8 @@ class Fields:
             needed.
         after: delay from the moment of writing: milliseconds or an ISO 8601 duration; a fixed text
             may also be like ``30s`` or ``2h``.
-        value: value of the delayed record; None: the whole row, as JSON. Nested columns become
-            JSON, other columns text or bytes.
+        value: value of the delayed record; None: the whole row, as JSON with sorted names.
+            Nested columns become JSON, other columns text or bytes.
         key: key of the delivered record; None: no key.
         id: id of the delayed record; None: ``job`` followed by a hash of the row, or for rows from
             a topic by the record's partition and offset.
@@ -108,7 +108,8 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
         file, text = _column(PLACE), _column(VALUE).cast("string")
         named = sf.substring_index(file, ":", -2)
     else:
-        text = _json(sf.struct(*map(_column, _columns(rows))))
+        # Sorted, as the order of the columns is that of the first file, which may be a new one.
+        text = _json(sf.struct(*map(_column, sorted(_columns(rows)))))
         file = sf.input_file_name()
         if CSV_PLACE in rows.columns:
             file, text = _column(CSV_PLACE), sf.coalesce(_column(CSV_TEXT), text)
