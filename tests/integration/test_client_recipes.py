@@ -95,6 +95,7 @@ def assert_retried(bench: Bench, target: str, command: Sequence[str], folder: Pa
     seen = bench.read_all(target)
     assert [one.header("delay-retries") for one in seen] == [None, "1", "2"]
     assert {(one.key, one.value) for one in seen} == {(b"order-17", b"pay now")}
+    assert [one.header("delay-id") for one in seen] == ["order-17", None, None]
 
 
 def test_the_console_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ public class RetriedOrders {
     private static ProducerRecord<byte[], byte[]> sentBack(ConsumerRecord<byte[], byte[]> order) {
         var back = new ProducerRecord<>(
             "delay_topic_any", null, order.key(), order.value(), order.headers());
+        back.headers().remove("delay-id"); // else a newer record of the id is replaced
         if (back.headers().lastHeader("delay-backoff") == null) {
             RETRY.forEach((name, value) ->
                 back.headers().add(name, value.getBytes(StandardCharsets.UTF_8)));

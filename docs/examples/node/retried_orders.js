@@ -15,7 +15,9 @@ async function main(bootstrap) {
     try {
       await ship(message);
     } catch {
-      const messages = [{ key, value, headers: { ...RETRY, ...message.headers } }];
+      const headers = { ...RETRY, ...message.headers };
+      delete headers["delay-id"]; // else a newer record of the id is replaced
+      const messages = [{ key, value, headers }];
       await producer.send({ topic: "delay_topic_any", messages });
     }
   };

@@ -46,7 +46,8 @@ func main() {
 }
 
 func sentBack(order *kgo.Record) *kgo.Record {
-	headers := order.Headers
+	// With its id it would replace a newer record of the id.
+	headers := slices.DeleteFunc(slices.Clone(order.Headers), func(h kgo.RecordHeader) bool { return h.Key == "delay-id" })
 	if !slices.ContainsFunc(headers, func(h kgo.RecordHeader) bool { return h.Key == "delay-backoff" }) {
 		headers = append(headers, retry...)
 	}

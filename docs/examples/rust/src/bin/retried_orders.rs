@@ -40,7 +40,11 @@ async fn main() {
 }
 
 fn headers_back(order: &BorrowedMessage) -> OwnedHeaders {
-    let headers = order.headers().map(|own| own.detach()).unwrap_or_default();
+    let all = order.headers().map(|own| own.detach()).unwrap_or_default();
+    let headers = all
+        .iter()
+        .filter(|header| header.key != "delay-id") // else a newer record of the id is replaced
+        .fold(OwnedHeaders::new(), |headers, header| headers.insert(header));
     if headers.iter().any(|header| header.key == "delay-backoff") {
         return headers;
     }
