@@ -369,13 +369,15 @@ def test_a_ladder_that_can_not_be_climbed_is_refused(wrong: dict[str, object]) -
         RetryLadder("a group", DelayProducer(NOWHERE))
 
 
-def test_own_headers_are_those_that_the_service_delivers_as_they_are() -> None:
+def test_own_headers_are_those_that_neither_the_service_nor_a_ladder_adds() -> None:
     headers: Received = [
         ("trace", b"1"),
         ("delay-source", b"t:0:1"),
         ("delay-id", b"x"),
         ("DELAY", b"3"),
         ("delay-mine", None),
+        ("retry-source", b"t:0:1"),
+        ("retry-error", b"ValueError: 1"),
         ("trace", b"2"),
     ]
     kept: Received = [("trace", b"1"), ("delay-mine", None), ("trace", b"2")]

@@ -8,20 +8,22 @@ from typing import Final
 from confluent_kafka import KafkaError, Message
 
 from connectors.kafka.client.producer import DelayProducer
-from connectors.kafka.client.received import RETRY_SOURCE, all_headers, own_headers, source_of
+from connectors.kafka.client.received import (
+    RETRY_ERROR,
+    RETRY_SOURCE,
+    all_headers,
+    own_headers,
+    source_of,
+)
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.backoff import backoff_of
 from delayservice.contract.codes import printable
 from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
 from delayservice.contract.names import is_legal_topic, is_reserved
-from delayservice.contract.request import Delay, Header, delay_ms
+from delayservice.contract.request import Delay, delay_ms
 
 RETRY_DELAYS_MS: Final = ROCKETMQ_LEVELS_MS[2:]
 """RocketMQ's sixteen retry delays of consumers, ms: 10s 30s 1m…10m 20m 30m 1h 2h."""
-
-RETRY_ERROR: Final = "retry-error"
-
-_ADDED: Final = frozenset({RETRY_SOURCE, RETRY_ERROR})
 
 
 class RetryLadder:
@@ -85,7 +87,6 @@ class RetryLadder:
             BufferError, KafkaException: as by ``Producer.produce``; the record was not sent.
         """
         retries = self.retries(message)
-        kept: list[Header] = [h for h in own_headers(message) if h[0] not in _ADDED]
         reason = printable(f"{type(error).__name__}: {error}")
         self._producer.send(
             self.retry_topic,
@@ -93,7 +94,11 @@ class RetryLadder:
             key=message.key(),
             backoff=self._delays_ms,
             retries=retries,
-            headers=[*kept, (RETRY_SOURCE, source_of(message)), (RETRY_ERROR, reason)],
+            headers=[
+                *own_headers(message),
+                (RETRY_SOURCE, source_of(message)),
+                (RETRY_ERROR, reason),
+            ],
             on_delivery=self._reported,
         )
         return retries + 1

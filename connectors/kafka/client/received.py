@@ -16,6 +16,9 @@ from delayservice.contract import input_headers, names
 RETRY_SOURCE: Final = "retry-source"
 """Name of the header in which ``RetryLadder`` keeps the identity (``source_of``) of a record."""
 
+RETRY_ERROR: Final = "retry-error"
+"""Name of the header in which ``RetryLadder`` tells why a record failed."""
+
 Received: TypeAlias = list[tuple[str, bytes | None]]
 
 
@@ -31,8 +34,11 @@ def last_header(headers: Received, name: str) -> bytes | None:
 
 
 def own_headers(message: Message) -> Received:
-    """Return a record's headers without those that the delay service adds or reads, in order."""
-    return input_headers.own_headers(all_headers(message))
+    """Return a record's headers without those that the delay service or ``RetryLadder`` adds or
+    reads, in order: a record that is made of them has an identity of its own.
+    """
+    own = input_headers.own_headers(all_headers(message))
+    return [header for header in own if header[0] not in (RETRY_SOURCE, RETRY_ERROR)]
 
 
 def source_of(message: Message) -> str:
