@@ -123,6 +123,16 @@ def test_no_outcome_is_made_up_where_a_producer_reports_failures_only() -> None:
             ask(client, "id", 0)
 
 
+def test_a_cancel_that_is_acknowledged_waits_for_no_other_record() -> None:
+    _cluster, address = mock_cluster("delay_topic_any", "delay_outcomes")
+    config = {**NOWHERE, "bootstrap.servers": address}
+    client = DelayProducer(config)
+    client.producer.produce("no such topic", b"v")  # the client looks for it for 30 s
+    assert OutcomeReader(config).cancel(client, "id", 0) is None
+    assert len(client) == 1
+    client.producer.purge()
+
+
 class TellingProducer:
     """Stands for a cluster whose partition count changes from one question to the next."""
 

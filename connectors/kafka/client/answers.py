@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, Message
 
@@ -15,6 +15,8 @@ from connectors.kafka.client.producer import DelayProducer
 from connectors.kafka.outcomes import ANSWER_S, Outcomes, place_of, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text
+
+_FLUSH_S: Final = 0.1
 
 
 class OutcomeReader:
@@ -38,8 +40,9 @@ class OutcomeReader:
         self._topic = outcomes_topic
 
     def cancel(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # the contract's word
-        """Cancel the pending record of an id, and wait up to ``timeout_s`` for the outcome. All
-        records of ``producer`` are flushed, for which the call waits up to 15 s more.
+        """Cancel the pending record of an id, and wait up to ``timeout_s`` for the outcome. Records
+        of ``producer`` are flushed until the cancel is acknowledged, for which the call waits up to
+        15 s more.
 
         Returns:
             ``cancelled``; ``not_pending``: no record of the id was pending; None: no outcome was
@@ -70,9 +73,14 @@ class OutcomeReader:
         reports: list[tuple[KafkaError | None, Message]] = []
         with Outcomes(self._config, self._topic, threading.Event()) as outcomes:
             ask(lambda error, message: reports.append((error, message)))
-            unwritten = producer.flush(max(timeout_s, ANSWER_S))
+            # In steps, as other records of the producer may wait for longer than this one. If none
+            # waits, and there is no report of this one, there will be none.
+            unwritten = 1
+            written_by_s = time.monotonic() + max(timeout_s, ANSWER_S)
+            while unwritten and not reports and time.monotonic() < written_by_s:
+                unwritten = producer.flush(_FLUSH_S)
             failed = [error for error, _ in reports if error is not None]
-            if unwritten or failed:
+            if failed or (unwritten and not reports):
                 why = failed[0].str() if failed else f"{unwritten} records wait for the broker"
                 raise KafkaEdgeError(f"it may not have been written: {why}")
             if not reports:
