@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaException, Message, Producer
@@ -24,6 +25,7 @@ from connectors.kafka.client import (
     RetryLadder,
     own_headers,
 )
+from connectors.kafka.client import places as places_module
 from connectors.kafka.client.places import Places
 from connectors.kafka.client.received import Received
 from connectors.kafka.target_limits import batch_bytes
@@ -139,15 +141,15 @@ class TellingProducer:
     def __init__(self) -> None:
         self.count = 4
         self.asked = 0
-        self.is_away = False
+        self.error: Exception | None = None
         self.answers = threading.Event()
         self.answers.set()
 
     def list_topics(self, **_: float) -> SimpleNamespace:
         self.asked += 1
         self.answers.wait(10)
-        if self.is_away:
-            raise KafkaException("away")
+        if self.error is not None:
+            raise self.error
         found = SimpleNamespace(error=None, partitions=dict.fromkeys(range(self.count)))
         return SimpleNamespace(topics={"t": found} if self.count else {"tt": found})
 
@@ -169,15 +171,16 @@ def test_partitions_that_were_added_are_used_after_a_while() -> None:
     await_true(lambda: all(places.now(one) == partition_for(one, 6) for one in ids), "asked again")
 
 
-def test_a_known_count_is_kept_while_the_cluster_does_not_answer() -> None:
+@pytest.mark.parametrize("error", [KafkaException("away"), RuntimeError("away")])
+def test_a_known_count_is_kept_while_the_cluster_does_not_answer(error: Exception) -> None:
     cluster, clock = TellingProducer(), Clock()
     places = places_of(cluster, clock)
-    cluster.is_away = True
+    cluster.error = error
     with pytest.raises(KafkaEdgeError, match="away"):
         places.now(b"id")
-    cluster.is_away = False
+    cluster.error = None
     first = places.now(b"id")
-    cluster.is_away, clock.now_s = True, 61.0
+    cluster.error, clock.now_s = error, 61.0
     assert places.now(b"id") == first
     await_true(lambda: cluster.asked >= 3, "asked again")
     assert places.now(b"id") == first
@@ -193,6 +196,22 @@ def test_a_known_count_is_used_while_the_cluster_takes_its_time_to_answer() -> N
         assert [places.now(b"id") for _ in range(100)] == [first] * 100
     assert cluster.asked <= 2, "one question at a time"
     cluster.answers.set()
+
+
+def test_no_caller_waits_for_an_answer_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, clock = TellingProducer(), Clock()
+    places = places_of(cluster, clock)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no more threads")))
+        with pytest.raises(KafkaEdgeError, match="can't be asked: no more threads"):
+            places.now(b"id")
+    monkeypatch.setattr(places_module, "_ANSWER_S", 0.05)
+    places = places_of(cluster, clock)
+    cluster.answers.clear()
+    with at_most(5), pytest.raises(KafkaEdgeError, match="can't be asked: no answer in time"):
+        places.now(b"id")
+    cluster.answers.set()
+    await_true(lambda: places.now(b"id") == partition_for(b"id", 4), "it has answered")
 
 
 def test_a_topic_that_was_deleted_is_named_until_it_is_there_again() -> None:

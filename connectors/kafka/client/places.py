@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from connectors.kafka.clients import partitions_of
 from delayservice.base.errors import KafkaEdgeError
@@ -73,10 +73,10 @@ class Places:
         if not self._count:
             self._ask()
             with self._answered:
-                self._answered.wait_for(lambda: not self._is_asking)
+                self._answered.wait_for(lambda: not self._is_asking, _ANSWER_S)
         self.check()
         if not self._count:
-            raise KafkaEdgeError(self._failure)
+            raise KafkaEdgeError(self._failure or self._unasked("no answer in time"))
         return self._count
 
     def _ask(self) -> None:
@@ -84,24 +84,35 @@ class Places:
             if self._is_asking:
                 return
             self._is_asking = True
-        threading.Thread(target=self._refresh, name="partition-count", daemon=True).start()
+        try:
+            threading.Thread(target=self._refresh, name="partition-count", daemon=True).start()
+        except RuntimeError as exc:  # the process may have no more threads
+            self._fail(exc)
 
     def _refresh(self) -> None:
-        count, missing, failure = self._count, "", ""
         try:
-            count = partitions_of(self._producer, self._topic, _ANSWER_S)
+            self._answer(partitions_of(self._producer, self._topic, _ANSWER_S))
         except KafkaEdgeError as exc:
             missing = (
                 f"{exc}. Start the service, which creates its topics, or give the delay topic that "
                 "it serves"
             )
-        except KafkaException as exc:
-            failure = f"the partitions of {self._topic} can't be asked: {exc}"
-            if count:  # the known one stays in use
-                _LOGGER.warning("partition count kept at %d: %s", count, exc)
+            self._answer(self._count, missing=missing)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, callers wait for an answer
+            self._fail(exc)
+
+    def _fail(self, exc: Exception) -> None:
+        if self._count:  # the known one stays in use
+            _LOGGER.warning("partition count kept at %d: %s", self._count, exc)
+        self._answer(self._count, failure=self._unasked(exc))
+
+    def _answer(self, count: int, missing: str = "", failure: str = "") -> None:
         with self._answered:
             self._count, self.missing, self._failure = count, missing, failure
             if count and not missing:
                 self._ask_at_s = self._monotonic_s() + self._refresh_s
             self._is_asking = False
             self._answered.notify_all()
+
+    def _unasked(self, why: object) -> str:
+        return f"the partitions of {self._topic} can't be asked: {why}"
