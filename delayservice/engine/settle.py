@@ -114,15 +114,15 @@ class Settler:
         """
         if payload[6] is not None and not self._may_search(payload[6]):
             return None
-        flow = self._flow
-        takes = flow is None or self.requeuer.takes()
-        if flow is not None and not takes:
-            flow.save()
+        # Where nothing can be requeued: each retry would take another turn or place.
+        saved = None if self._flow is None or self.requeuer.takes() else self._flow
+        if saved is not None:
+            saved.save()
         output = self._settled(offset, key_ms, payload, now_ms, base)
         if output is None or self._can_follow(output, payload):
             return output
-        if flow is not None and not takes:
-            flow.restore()  # each retry would take another turn or place
+        if saved is not None:
+            saved.restore()
         return None
 
     def _may_search(self, meta: Meta) -> bool:

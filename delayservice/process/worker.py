@@ -59,8 +59,6 @@ from ha.placement import SliceFacts, StableLeaders
 COLLECT_INTERVAL_S: Final = 30.0
 # Of so many collections, one visits all objects.
 COLLECT_ALL_EVERY: Final = 120
-
-
 _collections: Final = itertools.count(1)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, types
@@ -50,13 +49,6 @@ _ID_DIGITS: Final = 32
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 _NESTED = (types.StructType, types.ArrayType, types.MapType)
 _US_PER_MS: Final = 1_000
-# Spark would write milliseconds: rows that differ by less would have the same made id.
-_JSON: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
-        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +206,12 @@ def _no_column(rows: DataFrame, name: str) -> str:
 
 
 def _json(column: Column) -> Column:
-    return sf.to_json(column, dict(_JSON))
+    # Spark would write milliseconds: rows that differ by less would have the same made id.
+    formats = {
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
+        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    }
+    return sf.to_json(column, formats)
 
 
 def _column(name: str) -> Column:
