@@ -144,5 +144,5 @@ def grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)
     for setbacks, group in by_setbacks.items():
-        size = max(_GROUP_MAX >> setbacks, 1)
+        size = max(min(len(group), _GROUP_MAX) >> setbacks, 1)
         yield from (group[at : at + size] for at in range(0, len(group), size))

@@ -299,11 +299,12 @@ def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
     rng = Random(f"homes {seed}")
     recurs = kind.get("recurring", plan.recurring)
     stuck = "" if plan.stuck == "asked" or recurs else plan.stuck
-    homes = 3 if kind is HOMES_ADDED and rng.random() < 0.3 else 2
+    are_added = "partitions" in kind
+    homes = 3 if are_added and rng.random() < 0.3 else 2
     window_ms = rng.choice((NO_ROLL_MS, NO_ROLL_MS, 60, 150))
     drawn: dict[str, Any] = {"stuck": stuck, "homes": homes, "ids": rng.choice((1, 1, 2, 4))}
     drawn |= {"roll_window_ms": window_ms, "far": 0.0 if window_ms == NO_ROLL_MS else plan.far}
-    if kind is HOMES_ADDED and homes == kind["partitions"]:
+    if are_added and homes == kind["partitions"]:
         drawn["counted"] = Random(f"counted {seed}").random() < 0.5
         if drawn["counted"]:  # the slice of partition 0 tells the others how many there are
             drawn["stuck"] = ""

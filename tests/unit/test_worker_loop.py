@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -43,8 +44,9 @@ from delayservice.slices.edges import Limits
 from delayservice.slices.ingest import store
 from delayservice.slices.lane import Lane
 from delayservice.slices.log_reading import RecordWanted
-from delayservice.slices.slice import Phase
+from delayservice.slices.slice import Phase, Slice
 from delayservice.slices.state import Commit
+from delayservice.slices.take_over import grouped
 from delayservice.store.memory import MemoryStore
 from tests.unit import loop_stage
 from tests.unit.lanes import window_of
@@ -102,6 +104,18 @@ def test_a_commit_that_has_ended_is_freed_without_a_collection_of_cycles() -> No
         assert sum(isinstance(one, Commit) for one in gc.get_objects()) == 1
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("count", "setbacks", "sizes"),
+    [(6, 0, [6]), (6, 1, [3, 3]), (6, 2, [1] * 6), (6, 40, [1] * 6), (5_000, 0, [4_096, 904])],
+)
+def test_after_each_failure_slices_are_taken_over_in_groups_of_half_the_size(
+    count: int, setbacks: int, sizes: list[int]
+) -> None:
+    """So that one that can't be taken over soon holds up no other."""
+    slices = [cast("Slice", SimpleNamespace(setbacks=setbacks)) for _ in range(count)]
+    assert [len(group) for group in grouped(slices)] == sizes
 
 
 # --- contracts ----------------------------------------------------------------------------------
