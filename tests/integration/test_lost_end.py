@@ -41,7 +41,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 def problems_of(admin: KafkaAdmin) -> list[str]:
     with capture_logs() as told:
         count = warn_of_losses(admin, Settings())
-    # A broker that has not yet heard of a topic is told of as information; problems are one warning.
+    # What a broker has not heard of yet is told as information; problems are one warning.
     warnings = [line for line in told if line["event"] != "settings_not_readable"]
     found = [p for line in warnings for p in line["problems"]]
     assert len(found) == count

@@ -224,8 +224,8 @@ WITH_HOMES: dict[Mutation, dict[str, Any]] = {
     delay_from_copy: HOMES,
     key_by_due_time: HOMES,
     home_by_current_count: HOMES_ADDED,
-    # Needs a shard that is served for the first time after partitions were added, by a node that has
-    # not read how many partition 0 counted.
+    # Needs a shard that is first served after partitions were added, by a node that has not read
+    # how many partition 0 counted.
     home_is_counted_by_every_shard: HOMES_ADDED
     | {"moves": 0.4, "actions": 60, "nodes": 3, "late": 0.8, "helper": 0.3},
     home_counts_as_late: HOMES,
