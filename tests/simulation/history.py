@@ -115,7 +115,7 @@ class Placed:
         home: the shard of the user's record, if that is another.
         was_fired: it was parked when it was to be delivered at once, whenever it is due.
         is_put_off: a cron schedule that has no occurrence yet, and ends where its copy ends.
-        is_seen: consumers have it, although no transaction says that it was delivered.
+        sent_by: writers whose workers delivered it outside of a transaction.
         outcome: how it was settled; empty: it is pending.
         by: the user record that settled it, or -1.
         in_commit: the transaction that settled it.
@@ -136,7 +136,7 @@ class Placed:
     home: Place | None = None
     was_fired: bool = False
     is_put_off: bool = False
-    is_seen: bool = False
+    sent_by: frozenset[str] = frozenset()
     outcome: str = ""
     by: int = -1
     in_commit: int = -1

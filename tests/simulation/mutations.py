@@ -923,6 +923,14 @@ def recreated_topic_keeps_its_cursor() -> AbstractContextManager[Any]:
     return patch("delayservice.slices.ownership.take_over_lane", wrong)
 
 
+@mistake(KafkaSink, "_produce")
+def direct_is_sent_twice(
+    original: Any, sink: KafkaSink, producer: Any, place: Any, outputs: list[Any]
+) -> None:
+    """At least once: more often than take-overs explain."""
+    original(sink, producer, place, outputs * 2 if producer is sink._direct else outputs)
+
+
 @mistake(KafkaSink, "_flush")
 def direct_is_not_awaited(original: Any, sink: KafkaSink, producer: Any) -> None:
     """At least once: the checkpoint is committed before the targets have their records."""

@@ -233,9 +233,9 @@ class Oracle:
                 later.key, later.contracts = max(later.key, kept.key), kept.contracts
                 later.h = max(later.h, kept.h)
 
-    def seen_at_once(self, written: Written) -> None:
-        """A record was delivered outside of any transaction: it may come again, as long as it is
-        pending for whoever sent it.
+    def seen_at_once(self, written: Written, writer: str) -> None:
+        """A record was delivered outside of any transaction, by a worker of this writer: another
+        may send it again, as long as it is pending for that one.
         """
         headers = dict(written.headers)
         _require("delay-settles" in headers, f"{written.place} {written.offset}: at once")
@@ -247,7 +247,8 @@ class Oracle:
             raise ViolationError(f"{where} is no record, but delivered")
         _require(written.topic not in ("delay_dead_letter", "delay_outcomes"), f"{where}: at once")
         _check_delivery(shard, replace(record, by=-1), written, where)  # whatever came of it since
-        record.is_seen = True
+        _require(writer not in record.sent_by, f"{where}: sent twice by {writer}")
+        record.sent_by |= {writer}
 
     # --- what the service did ------------------------------------------------------------------
 
@@ -748,7 +749,7 @@ class Oracle:
     def _settle_seen(self, shard: ShardHistory) -> None:
         """What consumers have is delivered when the cursor passes it, if nothing else was said."""
         for record in shard.placed.values():
-            if record.is_seen and not record.outcome and shard.has_passed(record) == {True}:
+            if record.sent_by and not record.outcome and shard.has_passed(record) == {True}:
                 record.outcome = "delivered"
                 record.in_commit = self.commits
                 self.outcomes["delivered"] = self.outcomes.get("delivered", 0) + 1

@@ -43,6 +43,7 @@ from tests.simulation.sim_log import (
 )
 
 if TYPE_CHECKING:
+    from delayservice.slices.loop import WorkerLoop
     from tests.simulation.node import Node
 
 GONE_AFTER_MS = 15
@@ -445,11 +446,17 @@ class SimDirectProducer(SimProducer):
     def __init__(self, node: Node, options: Mapping[str, Any]) -> None:
         super().__init__(node, options)
         self._state = _BEGUN
+        self._loop: WorkerLoop | None = None
+
+    def produce(self, *args: Any, **options: Any) -> None:
+        self._loop = self._node.loop
+        super().produce(*args, **options)
 
     def _append(self, place: Place, queued: _Queued) -> None:
+        assert self._loop is not None
         record = (queued.key, queued.value, queued.headers)
         written = self._log.append(place, self._world.now_ms, record, None, queued.sent)
-        self._world.oracle.seen_at_once(written)
+        self._world.oracle.seen_at_once(written, self._loop.state.writer.name)
 
     def _may_add(self, _place: Place, _batch: list[_Queued]) -> bool:
         return True

@@ -138,6 +138,7 @@ BENT: dict[str, dict[str, Any]] = {
     "level_log_is_taken_for_the_same": TRUNCATED_LEVELS,
     "recreated_topic_keeps_its_cursor": RECREATED,
     "direct_is_not_awaited": AT_LEAST_ONCE | {"near": 0.9},
+    "direct_is_sent_twice": AT_LEAST_ONCE,
     "label_is_ignored": SETTINGS_DIFFER,
     "store_is_kept_over_a_change": SETTINGS_DIFFER,
     # Needs a copy that is read with the wrong secret, and a take-over with the right one.
