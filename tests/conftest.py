@@ -19,6 +19,7 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from hypothesis import settings
 
 from delay_devtools.cluster import EmbeddedCluster, forget_settings
+from tests.described import topic_id_of
 from tests.integration.bench import benches
 
 forget_settings()
@@ -103,8 +104,8 @@ def make_topic(cluster: EmbeddedCluster) -> MakeTopic:
     ) -> str:
         name = f"{prefix}_{uuid.uuid4().hex[:8]}"
         new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config or {})
-        # The controller has it when the future ends, and a single broker is the controller.
         admin.create_topics([new], operation_timeout=30)[name].result(30)
+        topic_id_of(admin, name)  # what the controller has, the broker tells a moment later
         return name
 
     return make

@@ -232,7 +232,7 @@ def test_a_hidden_page_asks_for_nothing_until_it_is_seen_again(
     browser.open(site.url + "/slices")
     browser.await_true(lambda: browser.run(polls) > 5, "polls")
     browser.driver.minimize_window()
-    assert browser.run("return document.hidden")
+    browser.await_true(lambda: browser.run("return document.hidden"), "it is hidden")
     hidden_ms = browser.run(clock)
     browser.await_true(lambda: browser.run(clock) > hidden_ms + 1_500, "a poll under way to end")
     asked = browser.run(polls)
@@ -283,10 +283,11 @@ def test_a_wrong_token_is_told_and_changes_nothing(browser: Browser, site: Site)
     place = site.send("guarded")
     browser.open(site.url + site.record_path(place))
     browser.click('a[href^="/change/cancel"]')
+    browser.await_true(lambda: focused(browser) == "token", "the form")
     press(browser, "wrong-t\u00f6ken", Keys.ENTER)
     browser.await_true(lambda: browser.count("#error"), "an error")
     assert "token that was sent is not" in browser.text("#error")
-    assert focused(browser) == "token"
+    browser.await_true(lambda: focused(browser) == "token", "the form again")
     assert browser.run("return sessionStorage.length") == 0
     assert site.outcome("guarded") == set()
 
@@ -297,6 +298,7 @@ def test_a_record_is_fired_from_the_list_and_the_token_is_nowhere_else(
     site.send("fire-me", 3 * HOUR_MS)
     browser.open(f"{site.url}/pending?{urlencode({'from': '+2h30m', 'target': site.target})}")
     browser.click('a[href^="/change/fire"]')
+    browser.await_true(lambda: focused(browser) == "token", "the form")
     press(browser, site.token, Keys.ENTER)
     browser.await_true(lambda: browser.count("#result"), "an answer")
     assert browser.text("#result").startswith("fired: ")
@@ -313,7 +315,7 @@ def test_a_record_gets_another_due_time(browser: Browser, site: Site) -> None:
     place = site.send("move-me")
     browser.open(site.url + site.record_path(place))
     browser.click('a[href^="/change/reschedule"]')
-    assert focused(browser) == "at_ms"
+    browser.await_true(lambda: focused(browser) == "at_ms", "the form")
     for typed in ("soon", "+5h"):
         browser.fill("at_ms", typed)
         browser.fill("token", site.token)

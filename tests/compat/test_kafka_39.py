@@ -24,13 +24,13 @@ def test_on_kafka_3_9_records_arrive_exactly_once_though_the_service_is_killed(
         assert "Kafka version: 3.9." in log
         target = bench.target("orders")
         service = bench.serve()
-        due_ms = time.time_ns() // 1_000_000 + 1_500
         values = {b"value-%d" % number for number in range(400)}
-        for number, value in enumerate(values):
-            at = str(due_ms + 5 * number).encode()
-            bench.send_later([("delay-at", at), ("delay-target-topic", target)], value=value)
-        bench.producer.flush()
         with bench.reader(target) as reader:
+            due_ms = time.time_ns() // 1_000_000 + 1_500
+            for number, value in enumerate(values):
+                at = str(due_ms + 5 * number).encode()
+                bench.send_later([("delay-at", at), ("delay-target-topic", target)], value=value)
+            bench.producer.flush()
             early = len(reader.await_count(20))
             service.kill()
         service = bench.serve()

@@ -22,7 +22,7 @@ def sources(reader: Reader) -> Counter[str | None]:
 def test_it_sees_the_records_of_an_aborted_transaction_again_and_loses_none(bench: Bench) -> None:
     target = bench.target("orders")
     # Dies with its outputs at the broker and the transaction open, when it delivers all the time.
-    service = bench.serve("node.workers=1", fault="before_commit:kill:20")
+    service = bench.serve("node.workers=1", fault="flushed:kill:5")
     first_due_ms = now_ms() + 1_500
     for number in range(RECORDS):
         due_ms = first_due_ms + number * SPACING_MS

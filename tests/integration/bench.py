@@ -202,6 +202,8 @@ class Bench:
     def _make(self, topic: NewTopic) -> str:
         made = self.admin.create_topics([topic], operation_timeout=30)
         made[topic.topic].result(60)
+        # What the controller has, a broker tells a moment later.
+        await_true(lambda: self.partitions_of(topic.topic) > 0, f"{topic.topic} is known")
         return str(topic.topic)
 
     def target(self, name: str, partitions: int = 1, **config: str) -> str:
@@ -304,7 +306,13 @@ class Reader:
                 "fetch.wait.max.ms": 50,
             }
         )
-        found = self._consumer.list_topics(timeout=30).topics
+        found: dict[str, Any] = {}
+
+        def are_known() -> bool:
+            found.update(self._consumer.list_topics(timeout=30).topics)
+            return all(topic in found and found[topic].partitions for topic in topics)
+
+        await_true(are_known, f"{topics} are known")
         self._places = [
             TopicPartition(topic, number, 0)
             for topic in topics

@@ -25,6 +25,7 @@ from ha.placement import SliceFacts
 from tests.integration.bench import await_true
 
 SESSION_S = 2
+"""Where one is to end, or an answer to fail. Others outlast a moment in which nobody answers."""
 Lines = list[MutableMapping[str, Any]]
 
 
@@ -37,7 +38,7 @@ def new_root() -> str:
 
 
 def options(hosts: str, root: str = "", **settings: Any) -> ZooKeeper:
-    return ZooKeeper(hosts=hosts, root=root or new_root(), session_timeout_s=SESSION_S, **settings)
+    return ZooKeeper(hosts=hosts, root=root or new_root(), **{"session_timeout_s": 10} | settings)
 
 
 class Worker:

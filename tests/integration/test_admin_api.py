@@ -154,15 +154,17 @@ def test_all_that_match_are_changed_a_page_at_a_time(stand: Stand) -> None:
 def test_a_command_changes_all_that_match_and_nothing_twice(stand: Stand) -> None:
     api, bench = stand.api, stand.bench
     target, paused = bench.target("many"), bench.target("many_paused")
+    last: dict[int, Place] = {}
     for number in range(6):
         to = paused if number == 5 else target
         headers = bench.to(to, HOUR_MS, ("delay-id", f"many [{number}]"))
-        bench.send(headers, partition=number % PARTITIONS)
+        place = bench.send(headers, partition=number % PARTITIONS)
+        last[place[0]] = place
     bench.send(bench.to(target, HOUR_MS))
     every = bench.to(target, HOUR_MS, ("delay-cron", "@yearly"), ("delay-id", "recurs"))
-    place = bench.send(every)
-    path = f"/v1/records/{bench.any}/{place[0]}/{place[1]}"
-    await_true(lambda: api.get(path)["state"] != "unread", "all are read")
+    last[0] = bench.send(every)
+    paths = [f"/v1/records/{bench.any}/{partition}/{at}" for partition, at, _ in last.values()]
+    await_true(lambda: all(api.get(one)["state"] != "unread" for one in paths), "all are read")
 
     def change(*arguments: str) -> tuple[int, dict[str, int], dict[str, Any]]:
         result = api.command("record", *arguments, "--json")
@@ -223,7 +225,6 @@ def test_a_paused_target_gets_nothing_and_loses_nothing(stand: Stand) -> None:
     assert [(p["kind"], p["name"], p["reason"]) for p in api.get("/v1/pauses")] == [
         ("target", paused, "a test")
     ]
-    before_ms = now_ms()
     for number in range(20):
         bench.send(bench.to(paused, 0), value=b"%d" % number, partition=number % PARTITIONS)
     bench.send(bench.to(other, 0), value=b"not held up")
@@ -233,6 +234,7 @@ def test_a_paused_target_gets_nothing_and_loses_nothing(stand: Stand) -> None:
     bench.send(bench.to(other, 2_500), value=b"much later")
     assert len(bench.read(other, 2)) == 2
     assert bench.read_all(paused) == []
+    before_ms = now_ms()
     stand.api.change("DELETE", f"/v1/pauses/target/{paused}")
     arrived = bench.read(paused, 20)
     assert sorted(int(one.value or b"") for one in arrived) == list(range(20))

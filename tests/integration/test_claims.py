@@ -76,17 +76,22 @@ def test_an_owner_that_was_taken_over_commits_nothing_more(
 def test_a_fence_of_an_open_transaction_does_not_wait_for_the_clients_half_second(
     topics: Topics, make_worker: Callable[[str], Worker]
 ) -> None:
-    took_s = []
+    took_s, plain_s = [], []
     for number in range(5):
-        frozen, second = make_worker(f"frozen{number}"), make_worker(f"second{number}")
-        frozen.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 0)])
-        assert frozen.sink._fenced_producer.flush(30) == 0
+        frozen, plain = make_worker(f"frozen{number}"), make_worker(f"plain{number}")
+        second = make_worker(f"second{number}")
+        for worker in (frozen, plain):
+            worker.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 0)])
+            assert worker.sink._fenced_producer.flush(30) == 0
+        began_s = time.monotonic()
+        Producer({**topics.client, "transactional.id": plain.writer}).init_transactions(30)
+        plain_s.append(time.monotonic() - began_s)
         began_s = time.monotonic()
         second.take_over_client.fence([frozen.writer])
         took_s.append(time.monotonic() - began_s)
         with pytest.raises(OwnershipLostError):
             frozen.sink.commit([])
-    assert min(took_s) < 0.45, took_s  # the least of them: the machine may be busy
+    assert min(took_s) < min(plain_s), (took_s, plain_s)  # the least: the machine may be busy
     assert topics.delivered() == []
 
 
@@ -167,11 +172,13 @@ def test_two_workers_that_claim_at_once_end_with_one_that_serves(
 
 @pytest.fixture(scope="module")
 def forgetful() -> Iterator[EmbeddedCluster]:
-    """A broker whose coordinator forgets a transactional id after two seconds."""
+    """A broker whose coordinator forgets a transactional id after eight seconds: long enough to
+    serve with it, however slow the machine.
+    """
     properties = {
-        "transactional.id.expiration.ms": "2000",
+        "transactional.id.expiration.ms": "8000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
-        "producer.id.expiration.ms": "2000",
+        "producer.id.expiration.ms": "8000",
         "producer.id.expiration.check.interval.ms": "500",
     }
     with EmbeddedCluster(zookeepers=0, broker_properties=properties) as running:

@@ -168,7 +168,7 @@ def test_a_wrong_digest_password_is_named_and_retried_in_peace(
         working(options(cluster.zookeeper, root, **login("digest", WRONG)), "b", role=None) as bad,
     ):
         await_true(logged(lines, "zookeeper_refuses", "NoAuthError"), "it says so")
-        await_true(lambda: tried(lines, "ensemble_not_reached") == 3, "it is tried again")
+        await_true(lambda: tried(lines, "ensemble_not_reached") >= 3, "it is tried again")
         assert bad.role is Role.REPLICA
     (line,) = logged(lines, "zookeeper_refuses")()
     assert line["log_level"] == "warning"
@@ -182,7 +182,7 @@ def test_a_wrong_sasl_password_is_named_and_retried_in_peace(
     with working(zookeeper, role=None) as worker:
         started_s = time.monotonic()
         await_true(logged(lines, "waiting_for_zookeeper", "AUTH_FAILED"), "it says so")
-        await_true(lambda: tried(lines, "zookeeper_client") == 3, "it is tried again")
+        await_true(lambda: tried(lines, "zookeeper_client") >= 3, "it is tried again")
         assert time.monotonic() - started_s > 3, "in a tight loop"
         assert worker.role is Role.REPLICA
     assert len(logged(lines, "waiting_for_zookeeper")()) == 1

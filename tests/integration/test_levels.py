@@ -104,7 +104,7 @@ def test_records_of_twelve_levels_arrive_in_order_and_never_early(broad: Bench) 
     for _ in range(10):
         for number in range(1, len(LEVELS_MS) + 1):
             sent.send(number, target, 8, partitions=PARTITIONS)
-            broad.send_later(broad.to(other, 100 * number), partition=number % PARTITIONS)
+            broad.send_later(broad.to(other, LEVELS_MS[number - 1]), partition=number % PARTITIONS)
         broad.producer.flush()
     seen = broad.read(target, len(sent))
     sent.assert_each_once_in_order(seen)
@@ -136,7 +136,7 @@ def test_more_than_is_fetched_ahead_arrives_in_order(bench: Bench) -> None:
 
 
 def test_a_missing_target_is_waited_for_in_the_topic_of_any_delay(bench: Bench) -> None:
-    sets = ("delivery.park_delays_ms=500,1000,30000", "delivery.mode=exactly_once")
+    sets = ("delivery.park_delays_ms=500,1000,10000", "delivery.mode=exactly_once")
     bench.serve(*leveled(bench, 300), *sets)
     missing, there = bench.target_name("missing"), bench.target("there")
     places = [

@@ -176,7 +176,6 @@ def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
 def test_a_transaction_that_can_not_end_stops_its_own_worker_for_a_moment_only(
     bench: Bench, brokers: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(take_over_client, "FENCE_TIMEOUT_S", 2.0)
     checkpoints, claims = (place(bench, name, *SOUND_BROKERS) for name in ("checkpoints", "claims"))
     target = place(bench, "undecided", 1, BAD_BROKER, in_sync_min=2)
     topics = Topics(brokers.bootstrap, checkpoints, claims, target)
@@ -195,12 +194,14 @@ def test_a_transaction_that_can_not_end_stops_its_own_worker_for_a_moment_only(
         again = owner.take_over()
         assert again.fenced == {first}
         owner.sink.commit([owner.checkpoint(again.claim, 2)])
+        monkeypatch.setattr(take_over_client, "FENCE_TIMEOUT_S", 2.0)
         with pytest.raises(KafkaEdgeError, match="could not be fenced"):
             other.take_over_client.fence([first])  # whose process might begin another transaction
     finally:
         brokers.start_broker(BAD_BROKER)
     await_true(lambda: fences(other, first), "the copies are back")
     owner.serve(b"2", again.claim, commit=3)
+    await_true(lambda: len(topics.delivered()) > 1, "its marker is written")
     assert topics.delivered() == [b"1", b"2"]
     for worker in (owner, other):
         worker.close()

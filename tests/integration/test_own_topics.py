@@ -115,7 +115,8 @@ def test_a_topic_of_the_service_that_is_deleted_is_made_again_and_reported(
     traffic.await_what_does_not_need_it()
     await_true(lambda: bench.partitions_of(traffic.gone) == 1, "it is made again")
     traffic.await_all()
-    assert f"{traffic.gone} had been deleted, and was made again" in problems(bench, service)
+    made = f"{traffic.gone} had been deleted, and was made again"
+    await_true(lambda: made in problems(bench, service), "it is reported")
     assert service.events("own_topics_at_risk")
     assert len(aborts(service)) <= 2, "at most one transaction finds out"
     assert service.events("ownership_lost") == []

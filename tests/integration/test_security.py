@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 
 from tests.integration.bench import Bench, Header, Seen, await_true
 from tests.integration.secured import (
@@ -396,12 +396,18 @@ def read_as(secure: SecureCluster, who: str, topic: str) -> bytes | None:
             "log_level": 0,
         }
     )
+    found: list[Message] = []
+
+    def has_polled() -> bool:
+        message = consumer.poll(1)
+        found.extend([] if message is None else [message])
+        return bool(found)
+
     try:
         consumer.subscribe([topic])
-        message = consumer.poll(20)
-        assert message is not None
-        assert message.error() is None, message.error()
-        return message.value()
+        await_true(has_polled, f"a record of {topic}, or an error", 60)
+        assert found[0].error() is None, found[0].error()
+        return found[0].value()
     finally:
         consumer.close()
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from delay_devtools.child import START_S
 from delay_devtools.service import ServiceProcess
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import JudgePlan, Verdict, counts, judge
@@ -76,6 +77,7 @@ def served(bench: Bench, *sets: str, fault: str = "") -> ServiceProcess:
     await_true(
         lambda: serves() or service.events("worker_died"),
         "the service serves, or its fault was met",
+        START_S,
     )
     return service
 

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.bench import Bench, Header, Seen, served
 from tests.integration.raw_producer import produce_raw
 
-PARK_MS = (600, 1_500)
+PARK_MS = (600, *[1_500] * 10)
 WINDOW_MS = 2_000
 SOUND_LATE_MS_MAX = 10_000
 ADDED = ("delay-error", "delay-error-detail", "delay-source", "delay-settles")
@@ -17,7 +17,7 @@ SETS = (
     "wheel.slots=60",
     "wheel.slot_ms=1s",
     f"delivery.roll_window_ms={WINDOW_MS}",
-    f"delivery.park_delays_ms={PARK_MS[0]},{PARK_MS[1]}",
+    f"delivery.park_delays_ms={','.join(map(str, PARK_MS))}",
     "delivery.max_delay_ms=1h",
     "delivery.header_bytes_max=1024",
     "delivery.past_due=dead-letter",
@@ -127,9 +127,9 @@ def test_a_record_waits_for_its_target_and_holds_nobody_up(bench: Bench, target:
     (one,) = bench.read(missing, 1)
     assert (one.key, one.value, one.own) == (b"k", b"parked", [("own", b"\xff")])
     assert one.header("delay-source") == f"{bench.any}:0:{offset}"
-    assert one.header("delay-attempt") in ("2", "3")
+    assert int(one.header("delay-attempt") or 0) > 1
     assert int(one.header("delay-settles") or 0) > offset
-    (beside,) = [seen for seen in bench.read(target, 1) if seen.key == b"beside"]
+    (beside,) = bench.await_match(target, lambda seen: seen.key == b"beside")
     assert 0 <= beside.timestamp_ms - appended_ms - 100 <= SOUND_LATE_MS_MAX
 
 

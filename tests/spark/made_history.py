@@ -130,11 +130,13 @@ class MadeHistory(History):
 
     def make_anew(self) -> None:
         """Delete the delay topic and make it again."""
+        former = self.topic_id
         self.delete(self.delay)
         new = NewTopic(self.delay, self.partitions, 1, config=self.config)
         for attempt in Retrying(stop=stop_after_delay(FLUSH_S), wait=wait_fixed(0.1)):
             with attempt:  # the broker forgets a deleted topic after a while
                 self._admin.create_topics([new], operation_timeout=30)[self.delay].result(30)
+        await_true(lambda: topic_id_of(self._admin, self.delay) != former, "it is another topic")
         self.topic_id = topic_id_of(self._admin, self.delay)
         self._next = {p: n for p, n in self._next.items() if p[0] != self.delay}
         self._producer = self._new_producer()  # the other one remembers the topic

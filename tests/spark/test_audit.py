@@ -86,7 +86,6 @@ def test_sound_records_are_counted(result: AuditResult) -> None:
     counts = result.counts
     assert counts["sources"] == result.records == PLAIN + 4
     assert (counts["delivered"], counts["copied"], counts["ordinary"]) == (PLAIN + 2, 1, 1)
-    assert result.rows_per_s > 0
     assert not result.is_clean
 
 

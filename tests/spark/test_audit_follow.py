@@ -123,8 +123,13 @@ def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
             if number == 1:
                 with pytest.raises(KeyboardInterrupt, match=point):
                     Following(spark, told).step()
-        Following(spark, told).step()
+        following = Following(spark, told)
+        following.step()
     with Reader(h.client["bootstrap.servers"], [h.other]) as reader:
+        reader.await_match(
+            lambda seen: json.loads(seen.value or b"")["kind"] == "summary",
+            following.manifest.number,
+        )
         said = [json.loads(seen.value or b"") for seen in reader.to_end()]
     findings = Counter(str(one["id"]) for one in said if one["kind"] == "finding")
     assert len(findings) == 2

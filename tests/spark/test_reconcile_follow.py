@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka.cimpl import NewTopic
 
 from connectors.kafka.clients import admin_client
@@ -53,6 +54,7 @@ def failures(folder: Path) -> int:
     return (folder / "stderr").read_text().count("tried again")
 
 
+@pytest.mark.timeout(900)
 def test_a_comparison_that_fails_is_tried_again_and_sigterm_ends_it(
     cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_fenced_writer_writes_nothing_more_and_says_so(sink: TopicSink) -> Non
         old.write(records(b"b"), mark_of(0, 2))
     new.write(records(b"c"), mark_of(0, 2))
     with Reader(sink.client["bootstrap.servers"], [sink.topic]) as reader:
+        reader.await_count(2)
         assert [(one.key, one.headers) for one in reader.to_end()] == [
             (key, [("none", None)]) for key in (b"a", b"c")
         ]

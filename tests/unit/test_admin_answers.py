@@ -31,6 +31,7 @@ from delayservice.admin.reading import pending_page, position_of, timeline_of
 from delayservice.admin.server import admin_tokens, make_app
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.cli import app as command_line
+from delayservice.commands import status as status_command
 from delayservice.config.settings import Settings, load
 from delayservice.contract.entry import RecordPlace
 from delayservice.contract.partitioner import partition_for
@@ -150,9 +151,10 @@ def test_the_exit_status_of_status_is_the_health_of_the_node(alarm: str, exit_co
 
 @pytest.mark.parametrize(("ago_ms", "shown"), [(500, "now"), (7_500_000, "2 hours ago")])
 def test_status_shows_a_record_as_overdue_only_if_it_was_there_when_last_counted(
-    ago_ms: int, shown: str
+    monkeypatch: pytest.MonkeyPatch, ago_ms: int, shown: str
 ) -> None:
     due_ms = time.time_ns() // 1_000_000 - ago_ms
+    monkeypatch.setattr(status_command, "now_ms", lambda: due_ms + ago_ms)
     done = _status(SliceState(0, state="owner", oldest_due_ms=due_ms))
     assert shown in done.stdout
 
@@ -344,6 +346,9 @@ def test_a_search_of_an_outcome_that_opens_many_consumers_ends_in_time(
         return opened[-1]
 
     monkeypatch.setattr(fate, "consumer_client", consumer_client)
+    # A tenth of a second for each, however long it takes on this machine.
+    clock = SimpleNamespace(monotonic=lambda: len(opened) / 10)
+    monkeypatch.setattr(fate, "time", clock)
     monkeypatch.setattr(fate, "READ_S_MAX", 0.5)
     monkeypatch.setattr(fate, "offsets_since", lambda *_: {("delay_outcomes", 0): 0})
     found = settings(f"kafka.bootstrap={address}")

@@ -410,12 +410,13 @@ def test_everything_is_held_until_pauses_are_heard_of(monkeypatch: pytest.Monkey
     monkeypatch.setattr(log_ends, "ASK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(node_topics, "_RETRY_S", 0.02)
     monkeypatch.setattr(node_topics, "_COMPLAIN_S", 0.1)
-    monkeypatch.setattr(node_topics, "_WAIT_AT_START_S", 1.0)
+    monkeypatch.setattr(node_topics, "_WAIT_AT_START_S", 600.0)
     news = PauseWatcher("delay_pauses")
     NodeTopicReader([news], NOBODY, "test")
     assert news.holds("delay_topic_any")
     await_true(lambda: news.problem, "a problem is told")
     assert news.holds("delay_topic_any")
+    monkeypatch.setattr(node_topics, "_WAIT_AT_START_S", 0.0)
     assert "delay_pauses can't be read" in news.problem
     await_true(lambda: not news.holds("delay_topic_any"), "it holds no longer")
     assert news.problem

@@ -231,10 +231,8 @@ _unused: Any = None
 
 def test_a_stop_ends_the_wait() -> None:
     with running() as (thread, _, _):
-        started_s = time.monotonic()
         thread.stop()
         assert thread.join(_SOON_S)
-        assert time.monotonic() - started_s < _SOON_S
 
 
 @pytest.mark.parametrize(
