@@ -224,8 +224,8 @@ class TargetTopics:
         topic, changes = target[0], self._changes
         if (held := self._hold(topic)) is not None:
             return held
-        found = self._judge(target)
-        now_s, asked_s = self._monotonic_s(), self._known.get(topic, _UNKNOWN).asked_s
+        asked_s = self._known.get(topic, _UNKNOWN).asked_s  # no later than what is judged
+        found, now_s = self._judge(target), self._monotonic_s()
         if found is None:
             self._log.fits(target)
             if not self.limits.are_usual(topic):
@@ -442,20 +442,25 @@ class TargetTopics:
     def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
         # In-sync replicas are checked before a topic counts as known: a transaction with records
         # for a topic that has too few could not end.
+        asked_s = self._monotonic_s()
         found = ask_access(self._admin, topics, timeout_s, may_lack=True)
         wanted = [topic for topic, access in found.items() if self._wants_config(topic, access)]
         configs = dict(ask_configs(self._admin, wanted, timeout_s))
         with self._lock:
             is_changed = False
             for topic, access in found.items():
-                is_changed |= self._learn(topic, access, configs.get(topic))
+                is_changed |= self._learn(topic, access, configs.get(topic), asked_s)
             is_changed |= self._forget_some()
         if is_changed:
             self.changed()
         return found.keys()
 
     def _learn(
-        self, topic: str, access: Access, config: Mapping[str, str] | KafkaException | None
+        self,
+        topic: str,
+        access: Access,
+        config: Mapping[str, str] | KafkaException | None,
+        asked_s: float,
     ) -> bool:
         """Note what was found out about a topic; return whether its targets are judged anew."""
         known = self._known.setdefault(topic, _Known())
@@ -475,7 +480,7 @@ class TargetTopics:
             if known.topic_id not in ("", access.topic_id):
                 self.remade.add(topic)
             known.topic_id = access.topic_id
-        known.access, known.asked_s = access, self._monotonic_s()
+        known.access, known.asked_s = access, asked_s
         return is_changed
 
     def _wants_config(self, topic: str, access: Access) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,6 +43,7 @@ class Cluster:
         """By topic."""
         self.asked: Counter[str] = Counter()
         self.is_silent = False
+        self.before_settings: Callable[[], None] = lambda: None
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[Any]]:
         names: Collection[str] = topics.topic_names
@@ -72,6 +73,7 @@ class Cluster:
         )
 
     def describe_configs(self, resources: list[Any]) -> dict[Any, Future[Any]]:
+        self.before_settings()
         return {resource: self._settings(resource.name) for resource in resources}
 
     def _settings(self, name: str) -> Future[Any]:
@@ -271,6 +273,20 @@ def test_one_record_waits_for_a_cluster_that_is_silent_and_the_next_ones_do_not(
         stage.targets.look_up()
         assert stage.code() == TARGET_DOWN, "it may have been made since"
         stage.now_s += 1
+
+
+def test_an_answer_says_nothing_of_a_topic_that_was_made_while_settings_were_read() -> None:
+    stage = Stage()
+    stage.cluster.in_sync["other"] = [3]
+
+    def meanwhile() -> None:
+        stage.now_s += 0.3
+        assert stage.code() == TARGET_ASKED
+
+    stage.cluster.before_settings = meanwhile
+    stage.targets.expect([ORDERS, ("other", -1)])
+    stage.targets.look_up()
+    assert stage.code() == TARGET_ASKED
 
 
 def test_the_log_says_once_that_a_target_is_bad_and_again_when_it_was_good_between() -> None:
