@@ -36,6 +36,7 @@ from delayservice.inspection.query import Pending
 # Limits of one read, in bytes and seconds.
 READ_BYTES_MAX: Final = 64 << 20
 READ_S_MAX: Final = 2.0
+_COPY_READ_S_MAX: Final = 0.5
 # Newest offsets of each partition of the delay topics that are searched for an id.
 ID_OFFSETS_MAX: Final = 20_000
 # Allowed difference between the clocks of producers and brokers.
@@ -234,18 +235,23 @@ class FateFinder:
         if said.get(names.DELAY_SETTLED_BY) is None or place is None:
             return False
         start = {(place.topic, place.partition): place.offset}
-        _, row = next(self._rows(start, set()), (None, None))
+        try:
+            _, row = next(self._rows(start, set(), _COPY_READ_S_MAX), (None, None))
+        except KafkaEdgeError as exc:  # as if retention has deleted it
+            sought.problems.add(str(exc))
+            return False
         written = dict(row[4] or ()) if row is not None and row[0] == place.offset else {}
         origin = (written.get(names.DELAY_COPY) or b"") + (written.get(names.DELAY_HOME) or b"")
         return b'"%b"' % b64encode(sought.source) in origin  # JSON, bytes in base64
 
     def _rows(
-        self, starts: Mapping[Place, int], problems: set[str]
+        self, starts: Mapping[Place, int], problems: set[str], read_s_max: float | None = None
     ) -> Iterator[tuple[Place, PolledRecord]]:
         """Yield the records from these offsets on, up to the ends of the logs or to a limit, which
         is noted in ``problems``.
         """
-        left, until_s, unread = READ_BYTES_MAX, time.monotonic() + READ_S_MAX, set(starts)
+        until_s = time.monotonic() + (read_s_max or READ_S_MAX)
+        left, unread = READ_BYTES_MAX, set(starts)
         consumer = consumer_client(
             consumer_config(self._settings.kafka.client_config("consumer"), "fate")
         )

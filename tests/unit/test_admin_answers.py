@@ -359,6 +359,27 @@ def test_a_search_of_an_outcome_that_opens_many_consumers_ends_in_time(
     assert 1 < len(opened) < 500
 
 
+def test_an_outcome_that_names_what_is_gone_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, address = mock_cluster(TOPIC)
+    gone: dict[str, str | bytes | None]
+    gone = {"delay-id": b"r", "delay-outcome": b"replaced", "delay-settled-by": b"5"}
+    gone |= {"delay-shard": f"{TOPIC}:0".encode(), "delay-settles": b"999"}
+    own = gone | {"delay-outcome": b"cancelled", "delay-shard": f"{TOPIC}:1".encode()}
+    own["delay-settles"] = b"%d" % ROW.offset
+    for headers in (gone, own):
+        cluster.produce("delay_outcomes", partition=0, headers=headers)
+    assert cluster.flush(10) == 0
+    found = settings(f"kafka.bootstrap={address}")
+    monkeypatch.setattr(fate, "offsets_since", lambda *_: {("delay_outcomes", 0): 0})
+    finder = FateFinder(found, cast("Any", None), lambda: NOW_MS, threading.Lock())
+    sought = fate._Sought(TOPIC, 1, ROW.offset, ROW)
+    told = finder._read(sought, "delay_outcomes", [0], 0, "")
+    assert told is not None, sought.problems
+    assert told.outcome == "cancelled"
+
+
 @pytest.mark.parametrize("shard", [b"", b"any:", b"any:x", b"any:%d" % 2**31, b"\xff:1"])
 def test_headers_of_users_that_look_like_those_of_an_outcome_are_none(shard: bytes) -> None:
     finder = FateFinder(settings(), cast("Any", None), lambda: NOW_MS, threading.Lock())
