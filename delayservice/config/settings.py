@@ -35,7 +35,7 @@ from delayservice.config.units import (
     read_secret_bytes,
 )
 
-SECRET_CHARS_MIN = 16
+_SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
 # Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
 # million records due in one second are rolled over a quarter of an hour.
@@ -46,12 +46,12 @@ def workers_default() -> int:
     return min(len(os.sched_getaffinity(0)), _WORKERS_MAX)
 
 
-def _secret(path: Path, text: bytes) -> bytes:
+def secret_of(path: Path, text: bytes) -> bytes:
     secret = text.strip()
-    if len(secret) < SECRET_CHARS_MIN:
+    if len(secret) < _SECRET_CHARS_MIN:
         raise SettingsError(
-            f"{path} holds a secret of {len(secret)} bytes; "
-            f"the cluster secret needs {SECRET_CHARS_MIN} at least"
+            f"{path} holds a secret of {len(secret)} bytes, and the cluster secret needs "
+            f"{_SECRET_CHARS_MIN} at least: put the whole secret there again"
         )
     return secret
 
@@ -87,8 +87,8 @@ class NodeSettings(Section):
     @field_validator("cluster_secret")
     @classmethod
     def _long_enough(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None and len(secret.get_secret_value()) < SECRET_CHARS_MIN:
-            raise ValueError(f"the secret needs {SECRET_CHARS_MIN} characters at least")
+        if secret is not None and len(secret.get_secret_value()) < _SECRET_CHARS_MIN:
+            raise ValueError(f"the secret needs {_SECRET_CHARS_MIN} characters at least")
         return secret
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class NodeSettings(Section):
             return self.cluster_secret.get_secret_value().encode()
         if self.cluster_secret_file is None:
             return None
-        return _secret(
+        return secret_of(
             self.cluster_secret_file,
             read_secret_bytes("node.cluster_secret_file", self.cluster_secret_file),
         )
@@ -113,7 +113,7 @@ class NodeSettings(Section):
         if path is None:
             return ()
         lines = read_secret_bytes("node.accepted_secrets_file", path).splitlines()
-        return tuple(_secret(path, line) for line in lines if line.strip())
+        return tuple(secret_of(path, line) for line in lines if line.strip())
 
 
 class Topics(Section):

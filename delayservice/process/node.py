@@ -31,7 +31,7 @@ from delayservice.admin.server import AdminServer
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.base.secret_file import make_secret_file
 from delayservice.config.reference import secret_values
-from delayservice.config.settings import SECRET_CHARS_MIN, Settings
+from delayservice.config.settings import Settings, secret_of
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX, rest_s
 from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
@@ -144,16 +144,9 @@ def cluster_secret(settings: Settings) -> bytes:
                 hint="keep it: a node without it can't read rolled records. Set "
                 "node.cluster_secret to the same value on every node before adding a second one",
             )
-        secret = path.read_bytes()
+        return secret_of(path, path.read_bytes())
     except OSError as exc:
         raise SettingsError(f"node.state_dir {settings.node.state_dir}: {exc}") from exc
-    if len(secret) < SECRET_CHARS_MIN:
-        raise SettingsError(
-            f"{path} holds {len(secret)} bytes, and a secret needs {SECRET_CHARS_MIN} at least: "
-            "put the node's secret there again; or, if it never had one, delete the file, and the "
-            "node makes another when it starts"
-        )
-    return secret
 
 
 def node_instance(settings: Settings) -> str:

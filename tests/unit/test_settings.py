@@ -247,8 +247,10 @@ def test_a_secret_that_the_node_makes_is_whole_or_not_there(tmp_path: Path) -> N
     path = tmp_path / "cluster_secret"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
+    path.write_bytes(secret + b"\n")  # as an editor puts it back
+    assert cluster_secret(settings) == secret
     path.write_bytes(b"")
-    with pytest.raises(SettingsError, match="holds 0 bytes"):
+    with pytest.raises(SettingsError, match="of 0 bytes"):
         cluster_secret(settings)
 
 
