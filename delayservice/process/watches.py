@@ -148,6 +148,11 @@ class TopicWatcher:
     def served(self) -> list[ServedTopic]:
         return [topic for topic in self.topics if not topic.problems]
 
+    @property
+    def slices(self) -> int:
+        """How many there are, of all nodes."""
+        return max((topic.partitions for topic in self.served), default=0)
+
     def partitions_of(self, name: str) -> int:
         return sum(topic.partitions for topic in self.topics if topic.name == name)
 

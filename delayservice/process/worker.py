@@ -156,7 +156,6 @@ class Worker:
         )
         hears_audits = settings.digests.enabled and index == 0
         self._audits = AuditWatcher(settings.topics.audit) if hears_audits else None
-        self._slices_there = 0
         self._published_s = float("-inf")
         # Slices kept, and topics served, as last passed to the loop; None: nothing yet.
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
@@ -340,7 +339,6 @@ class Worker:
         self._checkpoints.policy_problem = "; ".join(
             one.text for one in self._topics.seen.own_problems
         )
-        self._slices_there = max((t.partitions for t in self._topics.served), default=0)
         self._facts = self._make_facts(self._topics.topics)
         try:
             self._measure(self._topics.served)
@@ -446,7 +444,7 @@ class Worker:
                 self._topics.partitions_of if settings.delivery.id_partitions is None else None
             ),
             limits=limits_of(self._settings),
-            flow_rules=lambda: flow_rules(settings, self._slices_there),
+            flow_rules=lambda: flow_rules(settings, self._topics.slices),
             disk_level=lambda: self._disk.level,
             copies_of=self._copies.keeper_of,
             pausing=turns.pausing,
