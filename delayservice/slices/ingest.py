@@ -73,7 +73,8 @@ def log_read(state: LoopState, event: LogRead) -> None:
         if not lane.shard.owned:  # an owner steps down with its release
             lane.step_down()
         return
-    found[0].clear_trouble()
+    if found[0].is_served_elsewhere:
+        found[0].trouble = ""
     if batch is not None:
         store(state, batch)
     state.agenda.look_again(lane)

@@ -152,8 +152,7 @@ def _dispose(state: LoopState, ended: WriterEndedError) -> None:
         if found is not None:
             found[1].verdicts.refuse([(offset, reason)])
     for number in ended.stuck & state.slices.keys():
-        state.slices[number].trouble = str(ended)
-        _give_up(state, number, str(ended))
+        _give_up(state, state.slices[number], str(ended))
 
 
 def end_transaction(state: LoopState, why: str) -> None:
@@ -185,8 +184,7 @@ def _count_failure(state: LoopState, slice_: Slice, why: str) -> None:
     slice_.failures += 1
     if slice_.failures >= _FAILURES_MAX:
         slice_.failures = 0
-        slice_.trouble = why
-        state.edges.gate.gave_up(slice_.number, why)
+        _report(state, slice_, why)
 
 
 def _begin_take_over(state: LoopState, numbers: Collection[int]) -> None:
@@ -228,9 +226,8 @@ def take_over_ended(state: LoopState, event: TakeOverEnded) -> None:
         why = str(exc)
         _log.warning("take_over_failed", slices=event.slices, why=why)
         for slice_ in waiting:
-            slice_.trouble = why
-            slice_.setbacks += 1
-            _give_up(state, slice_.number, why)
+            slice_.take_over_failed = True
+            _give_up(state, slice_, why)
     for slice_ in waiting:
         found = taken.get(slice_.number)
         if found is None or not state.roles.role(slice_.number).keeps_owning:
@@ -379,7 +376,7 @@ def _serve_from_now(state: LoopState, slice_: Slice) -> None:
     transaction = state.transaction
     slice_.move(Step.SERVE)
     slice_.trouble = ""
-    slice_.setbacks = 0
+    slice_.take_over_failed = False
     transaction.changing.discard(slice_.number)
     transaction.forgettable += [(slice_.number, w) for w in sorted(slice_.fenced)]
     slice_.fenced = frozenset()
@@ -451,16 +448,20 @@ def log_moved(
 def interrupted(state: LoopState, slice_: Slice, why: str) -> None:
     """Release a slice that can't be served here, and report it for another node."""
     _log.warning("slice_interrupted", slice=slice_.number, why=why)
-    slice_.trouble = why
-    _give_up(state, slice_.number, why)
+    _give_up(state, slice_, why)
     if slice_.phase in SERVED and slice_.uncommitted.records:
         end_transaction(state, why)
     retire(state, slice_)
 
 
-def _give_up(state: LoopState, number: int, why: str) -> None:
-    _rest(state, number)
-    state.edges.gate.gave_up(number, why)
+def _give_up(state: LoopState, slice_: Slice, why: str) -> None:
+    _rest(state, slice_.number)
+    _report(state, slice_, why)
+
+
+def _report(state: LoopState, slice_: Slice, why: str) -> None:
+    slice_.trouble, slice_.troubled_s = why, state.clock.monotonic_s()
+    state.edges.gate.gave_up(slice_.number, why)
 
 
 def _rest(state: LoopState, number: int) -> None:

@@ -5,6 +5,7 @@ The worker's loop calls it; it has no client, thread or timer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -126,8 +127,9 @@ class Slice:
         self.fenced: frozenset[str] = frozenset()
         self.uncommitted = OutputCounters()
         self.failures = 0
-        self.setbacks = 0
+        self.take_over_failed = False
         self.trouble = ""
+        self.troubled_s = -math.inf
         self.damaged_logs: dict[str, tuple[int, str]] = {}
         self.not_taken: dict[str, str] = {}
         # Contracts of the newest committed checkpoint by delay topic, kept until the next commit,
@@ -216,11 +218,10 @@ class Slice:
         self._unserved = dict(checkpoint.shards) if checkpoint else {}
         self.move(Step.TAKE)
 
-    def clear_trouble(self) -> None:
-        """Forget the trouble of a replica if another node has served the slice since."""
+    @property
+    def is_served_elsewhere(self) -> bool:
         newest = self.follower.newest
-        if self.phase is Phase.REPLICA and newest and newest.tenure.claim > self.claim:
-            self.trouble = ""
+        return self.phase is Phase.REPLICA and bool(newest and newest.tenure.claim > self.claim)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
         """Return the shard's part of the checkpoint that this node took over from."""

@@ -7,6 +7,7 @@ after it, without outputs. Only then are records of the slices settled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -134,15 +135,18 @@ def _agreed(
 
 
 _GROUP_MAX: Final = 4_096
+# Few, as each waits for an answer while Kafka gives none.
+_PARTS: Final = 8
 
 
 def grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield groups to be taken over together. Slices whose last take-overs failed are in smaller
-    groups: half the size for each failure.
+    """Yield groups to be taken over together. Slices whose last take-over failed are in parts, so
+    that one that can't be taken over soon fails alone.
     """
-    by_setbacks: dict[int, list[Slice]] = {}
+    failed: list[Slice] = []
+    others: list[Slice] = []
     for slice_ in slices:
-        by_setbacks.setdefault(slice_.setbacks, []).append(slice_)
-    for setbacks, group in by_setbacks.items():
-        size = max(min(len(group), _GROUP_MAX) >> setbacks, 1)
+        (failed if slice_.take_over_failed else others).append(slice_)
+    for group, parts in ((others, 1), (failed, _PARTS)):
+        size = max(min(math.ceil(len(group) / parts), _GROUP_MAX), 1)
         yield from (group[at : at + size] for at in range(0, len(group), size))

@@ -21,6 +21,9 @@ _ROUND_S: Final = 4.0
 # Slices that catch up or are new and are updated each ``follow_s``: the sooner it is known that
 # they have caught up, the sooner they can be owned.
 _BEHIND_AT_ONCE: Final = 4
+# Time after which a trouble that has not come again has ended. Any try takes up to a minute, and
+# begins within another.
+_TROUBLE_S: Final = 120.0
 
 
 def tend(state: LoopState) -> None:
@@ -50,7 +53,7 @@ def _follow_checkpoints(state: LoopState) -> None:
 
 
 def _follow(state: LoopState, slice_: Slice) -> None:
-    upkeep = state.upkeep
+    upkeep, now_s = state.upkeep, state.clock.monotonic_s()
     _turn_copies(state, slice_)  # before the stores are pruned
     try:
         read_back = slice_.follower.prune(slice_.lanes, is_owner=slice_.phase in OWNED)
@@ -63,7 +66,8 @@ def _follow(state: LoopState, slice_: Slice) -> None:
     if slice_.number in upkeep.behind:
         upkeep.hurried_s = -math.inf
     if read_back is not None:
-        slice_.clear_trouble()
+        if slice_.is_served_elsewhere and now_s - slice_.troubled_s > _TROUBLE_S:
+            slice_.trouble = ""
         compare_clocks(state, slice_.number, read_back)
 
 

@@ -107,14 +107,23 @@ def test_a_commit_that_has_ended_is_freed_without_a_collection_of_cycles() -> No
 
 
 @pytest.mark.parametrize(
-    ("count", "setbacks", "sizes"),
-    [(6, 0, [6]), (6, 1, [3, 3]), (6, 2, [1] * 6), (6, 40, [1] * 6), (5_000, 0, [4_096, 904])],
+    ("sound", "failed", "sizes"),
+    [
+        (6, 0, [6]),
+        (3, 6, [3, *[1] * 6]),
+        (0, 1_000, [125] * 8),
+        (0, 125, [*[16] * 7, 13]),
+        (5_000, 0, [4_096, 904]),
+    ],
 )
-def test_after_each_failure_slices_are_taken_over_in_groups_of_half_the_size(
-    count: int, setbacks: int, sizes: list[int]
+def test_slices_whose_take_over_failed_are_taken_over_in_parts(
+    sound: int, failed: int, sizes: list[int]
 ) -> None:
-    """So that one that can't be taken over soon holds up no other."""
-    slices = [cast("Slice", SimpleNamespace(setbacks=setbacks)) for _ in range(count)]
+    """So that one that can't be taken over soon fails alone."""
+    slices = [
+        cast("Slice", SimpleNamespace(take_over_failed=number >= sound))
+        for number in range(sound + failed)
+    ]
     assert [len(group) for group in grouped(slices)] == sizes
 
 
@@ -593,6 +602,10 @@ def test_a_slice_that_can_t_be_read_is_released_and_the_others_go_on() -> None:
     lane.ingest = lambda _: 0  # type: ignore[assignment, method-assign]
     stage.step(1_000, 2)
     assert stage.of(0).trouble == why, "nobody serves it yet"
+    stage.sink.note_checkpoint(0, left_by("another", len(stage.sink.claims)))
+    stage.step(1_000, 2)
+    assert stage.of(0).trouble == why, "its cause may be there still"
+    stage.step(120_000)
     stage.sink.note_checkpoint(0, left_by("another", len(stage.sink.claims)))
     stage.step(1_000, 2)
     assert stage.of(0).trouble == ""
