@@ -332,8 +332,11 @@ class Settler:
             place_ms = flow.second_ms(self.topic, due_ms, now_ms)
             if place_ms is not None and flow.dead_letters:
                 detail = f"more records are due in the second of {due_ms} than it takes"
-                reason = (SLOT_FULL, detail)
-                letter = self._end_with_letter(reason, offset, payload, now_ms, base)
+                letter = self.undelivered.dead_letter_of(offset, payload, SLOT_FULL, detail)
+                dead_letters = self.routes.dead_letter
+                # Where the open transaction only lacks room for one more, the record waits.
+                if letter is None and not self.undelivered.takes(dead_letters):
+                    letter = self._put_off(dead_letters, offset, payload, now_ms, base)
                 if letter is None:
                     flow.judge_again()
                 return letter
