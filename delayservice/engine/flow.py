@@ -51,13 +51,16 @@ class Staged(Generic[K, V]):
     def __init__(self) -> None:
         self._committed: dict[K, V] = {}
         self._staged: dict[K, V] = {}
-        self._saved: dict[K, V] = {}
+        # Staged numbers that were replaced since ``save``.
+        self._replaced: list[tuple[K, V | None]] | None = None
 
     def get(self, key: K, default: V) -> V:
         found = self._staged.get(key)
         return self._committed.get(key, default) if found is None else found
 
     def put(self, key: K, number: V) -> None:
+        if self._replaced is not None:
+            self._replaced.append((key, self._staged.get(key)))
         self._staged[key] = number
 
     def raise_to(self, key: K, number: V) -> None:
@@ -68,16 +71,22 @@ class Staged(Generic[K, V]):
 
     def commit(self) -> None:
         self._committed.update(self._staged)
-        self._staged.clear()
+        self.abort()
 
     def abort(self) -> None:
         self._staged.clear()
+        self._replaced = None
 
     def save(self) -> None:
-        self._saved = self._staged.copy()
+        self._replaced = []
 
     def restore(self) -> None:
-        self._staged = self._saved
+        for key, number in reversed(self._replaced or ()):
+            if number is None:
+                del self._staged[key]
+            else:
+                self._staged[key] = number
+        self._replaced = None
 
     def keep(self, is_kept: Callable[[K, V], bool]) -> None:
         self._committed = {key: n for key, n in self._committed.items() if is_kept(key, n)}
