@@ -80,7 +80,7 @@ class MemoryStore(Store):
         key_ms, offset, mark, payload = frame
         key = (key_ms, offset)
         if key in self._payloads:
-            return
+            raise ValueError(f"record {offset} was stored before")
         insort(self._order, key)
         self._payloads[key] = payload
         self._bytes += len(payload)
