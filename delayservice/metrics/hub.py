@@ -102,7 +102,7 @@ class MetricsHub:
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
         """Replace the snapshot of the worker with this number by the next one, as encoded by
-        ``encode_snapshot``, and add what was counted between both.
+        ``encode_snapshot``.
         """
         with self._lock:
             known = self._workers.get(worker_index)

@@ -73,7 +73,8 @@ class Places:
         if not self._count:
             self._ask()
             with self._answered:
-                self._answered.wait_for(lambda: not self._is_asking, _ANSWER_S)
+                # Longer than the question may take, so that its error is the one that is told.
+                self._answered.wait_for(lambda: not self._is_asking, _ANSWER_S + 1)
         self.check()
         if not self._count:
             raise KafkaEdgeError(self._failure or self._unasked("no answer in time"))
