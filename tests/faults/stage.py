@@ -26,7 +26,7 @@ from tests.faults.watch import Watch
 from tests.integration.bench import await_true
 
 SECRET: Final = "only-for-faults-0123456789"  # noqa: S105  # nothing else is signed with it
-START_S_MAX: Final = 60.0
+START_S_MAX: Final = 180.0
 _TARGET_PARTITIONS: Final = 3
 _FLOWING: Final = 20
 _NO_PLACE: Final = Place()
@@ -211,7 +211,8 @@ class Stage:
     def keeper(self) -> KazooClient:
         """Return a client of ZooKeeper, connected at the first use."""
         if self._keeper is None:
-            self._keeper = KazooClient(self.cluster.zookeeper, timeout=5)
+            retry = {"max_tries": 20, "delay": 0.2, "backoff": 1}
+            self._keeper = KazooClient(self.cluster.zookeeper, timeout=30, command_retry=retry)
             self._keeper.start(timeout=30)
         return self._keeper
 
@@ -222,7 +223,7 @@ class Stage:
     def registered_owner(self, slice_no: int) -> str | None:
         """Return the node id that ZooKeeper has as the owner of a slice; None: no owner."""
         try:
-            data, _ = self.keeper.get(self.owner_path(slice_no))
+            data, _ = self.keeper.retry(self.keeper.get, self.owner_path(slice_no))
         except NoNodeError:
             return None
         found: dict[str, Any] = json.loads(data)

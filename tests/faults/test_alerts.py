@@ -39,7 +39,7 @@ from tests.faults.run_book import Machine
 from tests.faults.stage import Script, Stage
 from tests.faults.wallclock import WallClock, clock_missing
 
-pytestmark = [pytest.mark.fault, pytest.mark.night]
+pytestmark = [pytest.mark.fault, pytest.mark.night, pytest.mark.timeout(900)]
 
 FIRES_S: Final = 180
 """Time limit, in s, for an alert to fire on a busy machine."""

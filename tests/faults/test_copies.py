@@ -48,6 +48,12 @@ def delivered(stage: Stage, target: str, partitions: list[int]) -> set[bytes | N
     """Keys of records that were sent to these partitions, due soon, and came."""
     sent = {b"%d" % number for number in partitions}
     producer = Producer({"bootstrap.servers": stage.cluster.bootstrap, "acks": "all"})
+
+    def are_known() -> bool:
+        topic = producer.list_topics(stage.delay_topic, timeout=30).topics[stage.delay_topic]
+        return set(partitions) <= set(topic.partitions)
+
+    stage.await_true(are_known, "the partitions are known")
     for number in partitions:
         headers: list[tuple[str, str | bytes | None]] = [
             ("delay-after", b"500"),

@@ -10,7 +10,7 @@ from tests.faults.conftest import Scenario
 from tests.faults.node import Node
 from tests.faults.stage import Script, Stage
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
 
 KILLS = 6
 BATCH = 100

@@ -28,7 +28,7 @@ from delayservice.contract.replays import DeadLetter
 from tests.faults.kafka_proxy import KafkaProxy, ProxiedCluster
 from tests.integration.bench import Bench, await_true, now_ms
 
-pytestmark = [pytest.mark.fault, pytest.mark.cluster]
+pytestmark = [pytest.mark.fault, pytest.mark.cluster, pytest.mark.timeout(900)]
 
 ROUNDS = 5
 PARTITIONS = 4

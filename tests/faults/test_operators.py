@@ -10,13 +10,13 @@ from kazoo.exceptions import NoNodeError
 from tests.faults.conftest import Scenario
 from tests.faults.stage import Script
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
 
 DELETIONS = 12
 
 
 def test_two_nodes_bear_the_same_id(scenario: Scenario) -> None:
-    with scenario.play(Script(), nodes_min=2) as stage:
+    with scenario.play(Script(session_s=15), nodes_min=2) as stage:
         stage.await_written(300)
         twin = stage.add_node(1, "twin")
         stage.await_true(lambda: twin.told("node_id_in_use"), "the second one says what is wrong")
@@ -47,7 +47,7 @@ def test_owner_nodes_are_deleted_by_hand(scenario: Scenario) -> None:
             stage.await_written(stage.random.randrange(20, 200))
             slice_no = stage.random.randrange(stage.script.slices)
             with contextlib.suppress(NoNodeError):
-                stage.keeper.delete(stage.owner_path(slice_no))
+                stage.keeper.retry(stage.keeper.delete, stage.owner_path(slice_no))
         for slice_no in range(stage.script.slices):
             stage.await_true(
                 lambda: stage.registered_owner(slice_no),  # noqa: B023

@@ -114,8 +114,13 @@ for line in sys.stdin:
     time.sleep(0.05)
     threading.Event().wait(0.05)
     waited = time.monotonic() - begun
-    boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-    print(time.time() - boot, boot - time.monotonic(), waited, flush=True)
+    looks = []
+    for _ in range(50):  # the shortest: nothing came between
+        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        wall, elapsed = time.time(), time.monotonic()
+        took = time.clock_gettime(time.CLOCK_BOOTTIME) - boot
+        looks.append((took, wall - boot, boot - elapsed))
+    print(*min(looks)[1:], waited, flush=True)
 """
 
 
@@ -132,14 +137,15 @@ def test_a_clock_is_stepped_while_the_process_runs_and_elapsed_time_goes_on(tmp_
     ) as process:
         assert process.stdin
         assert process.stdout
-        walls = []
+        walls, boots = [], []
         for offset_s in (0.0, 5.0, -5.0, 0.25):
             clock.set(offset_s)
             process.stdin.write("look\n")
             process.stdin.flush()
             wall, boot, waited = map(float, process.stdout.readline().split())
             walls.append(wall)
-            assert abs(boot) < 0.01
+            boots.append(boot)
+            assert abs(boot - boots[0]) < 0.01
             assert 0.09 < waited < 1.0
         process.stdin.close()
     assert [round(wall - walls[0], 1) for wall in walls[:3]] == [0.0, 5.0, -5.0]

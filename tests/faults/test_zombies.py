@@ -8,7 +8,7 @@ from tests.faults.conftest import Scenario
 from tests.faults.node import LET_GO, Node, Place
 from tests.faults.stage import Script, Stage
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(900)]
 
 NTH = 40
 """Late enough that the load flows: each of four slices has passed the point some ten times."""
@@ -55,7 +55,7 @@ def test_owners_are_frozen_and_woken_in_a_loop(scenario: Scenario) -> None:
 
 
 def test_a_freeze_shorter_than_the_session_loses_no_slice(scenario: Scenario) -> None:
-    with scenario.play(Script(session_s=6)) as stage:
+    with scenario.play(Script(session_s=30)) as stage:
         stage.await_written(200)
         for _ in range(3):
             frozen = stage.any_owner()

@@ -31,6 +31,8 @@ BAD_BROKER: Final = 3
 SOUND_BROKERS: Final = (1, 2)
 PAUSE_MS: Final = 7_000
 """The longest: 3 s of stall, 0.3 s for an abort that can't end, 1 s for the fence, and a retry."""
+PARK = "1s,5s,30s" + ",5s" * 30
+"""So often that nothing is a dead letter before the broker is back."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def brokers() -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 def bench(brokers: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    sets = ("topics.replication_factor=3", "delivery.park_delays_ms=1s,5s,30s", "node.workers=1")
+    sets = ("topics.replication_factor=3", f"delivery.park_delays_ms={PARK}", "node.workers=1")
     with Bench(brokers.bootstrap, tmp_path, partitions=PARTITIONS, sets=sets) as running:
         yield running
 

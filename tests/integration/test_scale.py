@@ -11,6 +11,7 @@ import pytest
 from delay_devtools.bench.sampling import rss_mib
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.nodes import LocalNode
+from delay_devtools.service import ServiceProcess
 from delayservice.smoke.helper import Helper
 from delayservice.smoke.judge import JudgePlan, Verdict, counts, judge
 from delayservice.smoke.load import Batch, Loaded, LoadPlan, load
@@ -85,16 +86,23 @@ def test_a_node_serves_a_thousand_partitions_of_several_topics(
             assert bench.producer.flush(60) == 0
             return values
 
-        service = bench.serve()
+        def serving() -> ServiceProcess:
+            service = bench.start()
+            service.wait_serving(PARTITIONS, 300)
+            return service
+
+        began_ms = now_ms()
+        service = serving()
+        took_ms = now_ms() - began_ms
         values = send(now_ms(), "at once")
         bench.read(target, len(values), 120)
-        later_ms = now_ms() + 60_000
+        later_ms = now_ms() + 60_000 + 3 * took_ms
         values += send(later_ms, "later")
         await_true(lambda: bench.status(service)["ingested"] == len(values), "all are stored", 120)
         service.kill()
-        service = bench.serve()
+        service = serving()
         assert now_ms() < later_ms
-        bench.read(target, len(values), 180)
+        bench.read(target, len(values), 180 + 3 * took_ms / 1_000)
         assert rss_mib(service.workers()) < RSS_MIB_MAX
         assert service.stop() == 0
         seen = bench.read_all(target)
