@@ -173,8 +173,9 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:
         super().__init__(config)
         self._certificate = certificate
-        # When each connection that awaits a request was first seen to, by the monotonic clock.
-        self._awaits_since_s: dict[Any, float] = {}
+        # When each connection was first seen to await a request after its last one, by the
+        # monotonic clock. A short request is seldom seen under way, but it leaves its cycle behind.
+        self._awaits_since_s: dict[tuple[Any, Any], float] = {}
 
     async def main_loop(self) -> None:
         # Each check also updates the ``Date`` header.
@@ -188,10 +189,15 @@ class _Server(uvicorn.Server):
             is_over = await self.on_tick(0)
 
     def _end_silent(self, now_s: float) -> None:
-        awaiting = [one for one in self.server_state.connections if _awaits_request(one)]
+        connections: set[Any] = self.server_state.connections
+        awaiting = [(one, one.cycle) for one in connections if _awaits_request(one)]
         self._awaits_since_s = {one: self._awaits_since_s.get(one, now_s) for one in awaiting}
-        for connection, since_s in self._awaits_since_s.items():
-            if now_s - since_s > _REQUEST_S_MAX:
+        for (connection, cycle), since_s in self._awaits_since_s.items():
+            if now_s - since_s <= _REQUEST_S_MAX:
+                continue
+            if cycle is not None and cycle.response_complete:
+                connection.transport.close()  # a slow client may not have read all of the answer
+            else:
                 connection.transport.abort()
 
 

@@ -8,10 +8,12 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -19,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import Response
 
 from connectors.kafka.audits import AuditWatcher
 from delayservice.admin import http_server
@@ -58,6 +61,7 @@ from tests.alert_rules import (
     with_recorded,
 )
 from tests.elapsed import Clock
+from tests.integration.bench import await_true
 from tests.needs import program
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -271,6 +275,37 @@ def test_a_client_that_sends_no_whole_request_takes_no_connection_for_long(
         with suppress(ConnectionResetError):
             while client.recv(1_000):
                 pass
+    serving.close()
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets a server's clock forward, and waits until the server has looked at its connections."""
+    clock = Mock(return_value=0.0)
+    monkeypatch.setattr(http_server, "time", Mock(monotonic=clock))
+    monkeypatch.setattr(http_server, "_LOOK_S", 0.01)
+
+    def advance(by_s: float) -> None:
+        clock.return_value += by_s
+        looks = clock.call_count + 2
+        await_true(lambda: clock.call_count >= looks, "the server looks")
+
+    return advance
+
+
+def test_a_client_that_sends_requests_keeps_its_connection_until_it_has_its_last_answer(
+    later: Callable[[float], None],
+) -> None:
+    large = b"x" * 20_000_000  # more than sockets hold
+    serving = HttpServer(Response(large), "metrics", "127.0.0.1:0")
+    serving._server.config.timeout_keep_alive = 600  # a limit of uvicorn's own
+    client = HTTPConnection(serving.serve() or "", timeout=30)
+    for looks in (1, 1, 1, 3):
+        client.request("GET", "/")
+        for _ in range(looks):
+            later(10)
+        assert len(client.getresponse().read()) == len(large)
+    client.close()
     serving.close()
 
 
