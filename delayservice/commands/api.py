@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import NothingThereError
+from delayservice.commands.console import NothingThereError, RefusedError
 from delayservice.commands.options import CommonOptions
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Api:
 
         Raises:
             NothingThereError: the requested object does not exist.
-            DelayServiceError: there is no answer, or the node refuses the request.
+            RefusedError: the node refuses the request, or there is no connection to it.
+            DelayServiceError: there is no answer, or the node failed.
         """
         asked = {name: value for name, value in query.items() if value is not None}
         return self._answer("GET", path, params=asked)
@@ -52,12 +53,13 @@ class Api:
         return self._answer(method, path, json=body)
 
     def _answer(self, method: str, path: str, **sent: Any) -> Any:  # noqa: ANN401  # JSON
-        from httpx import HTTPError
+        from httpx import ConnectError, ConnectTimeout, HTTPError
 
         try:
             response = self.client.request(method, path, **sent)
         except HTTPError as exc:
-            raise DelayServiceError(
+            is_unsent = isinstance(exc, ConnectError | ConnectTimeout)
+            raise (RefusedError if is_unsent else DelayServiceError)(
                 f"no node answers on {self.address}: {exc}; is it running, is that its "
                 "admin.listen, and does its address begin with https:// if it has a certificate?"
             ) from exc
@@ -91,8 +93,10 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
         told = f"status {response.status_code}: the server there is not a node of this version"
     if response.status_code == HTTPStatus.UNAUTHORIZED and api.no_token:
         told += f"; none was sent: {api.no_token}"
-    is_nothing = response.status_code == HTTPStatus.NOT_FOUND
-    return (NothingThereError if is_nothing else DelayServiceError)(f"{api.address}: {told}")
+    kind = RefusedError if response.is_client_error else DelayServiceError
+    if response.status_code == HTTPStatus.NOT_FOUND:
+        kind = NothingThereError
+    return kind(f"{api.address}: {told}")
 
 
 def connect(

@@ -17,6 +17,7 @@ from delayservice.commands.console import (
     EXIT_NOT_KNOWN,
     EXIT_NOT_REACHED,
     EXIT_NOTHING,
+    RefusedError,
     emit,
     err,
     out,
@@ -168,10 +169,11 @@ def _run(
         try:
             for records in done.pages(api, asked):
                 bar.advance(task, records)
-        except (DelayServiceError, KeyboardInterrupt):
+        except (DelayServiceError, KeyboardInterrupt) as exc:
+            is_unknown = not (asked["dry_run"] or isinstance(exc, RefusedError))
             if done.matched:
                 _tell(done, asked, as_json=options.as_json)
-            elif asked["at_ms"] is not None and not asked["dry_run"]:
+            elif is_unknown and asked["at_ms"] is not None:
                 text = "some may be changed: to move none of them twice, repeat it with"
                 say(err, f"{text} --at {asked['at_ms']}", "yellow")
             raise

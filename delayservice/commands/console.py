@@ -41,7 +41,11 @@ out = _plainly(width=None if _has_width else _WIDTH_ELSEWHERE)
 err = _plainly(stderr=True)
 
 
-class NothingThereError(DelayServiceError):
+class RefusedError(DelayServiceError):
+    """The request was refused, or did not reach a node: nothing was changed."""
+
+
+class NothingThereError(RefusedError):
     """The requested object does not exist, or nothing is pending under the id."""
 
 

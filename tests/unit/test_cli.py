@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
+import httpx
 import pytest
 import structlog
 from confluent_kafka import KafkaError
@@ -31,7 +33,7 @@ from delayservice.__main__ import NEEDED
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.cli import app
 from delayservice.commands import bulk, console, options, sending
-from delayservice.commands.api import connect
+from delayservice.commands.api import Api, connect
 from delayservice.commands.send import RecordOptions
 from delayservice.config.settings import LogSettings, Settings, load
 from delayservice.contract.entry import Headers, NewRecord
@@ -355,16 +357,30 @@ def test_what_looks_like_an_emoji_code_is_shown_as_it_is(
     assert (told.out, told.err) == (f"{places}\n", f"error: {places}\n")
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_said"),
+    [
+        (httpx.ReadTimeout("too late"), True),
+        (httpx.Response(503), True),
+        (httpx.Response(400), False),
+        (httpx.Response(401), False),
+        (httpx.ConnectError("refused"), False),
+        (httpx.ConnectTimeout("too late"), False),
+    ],
+    ids=str,
+)
 def test_a_reschedule_that_fails_says_by_which_time_to_repeat_it(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], answer: httpx.Response | Exception, *, is_said: bool
 ) -> None:
-    """For what was changed before it failed would move twice."""
-    api = connect(Settings(), "127.0.0.1:1")
+    """For what was changed before it failed would move twice; a refused one changed nothing."""
+    client = Mock(spec=httpx.Client)
+    client.request.side_effect = [answer]
     chosen = bulk.ChangeOptions(id_pattern="a*", yes=True)
     asked = {"operation": "reschedule", "at_ms": 5, "wait_ms": 1, "dry_run": False}
-    with pytest.raises(DelayServiceError, match=r"127\.0\.0\.1:1"):
-        bulk._run(api, chosen, asked)
-    assert "repeat it with --at 5" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(DelayServiceError, match="node:1"):
+        bulk._run(Api(client, "node:1"), chosen, asked)
+    told = " ".join(capsys.readouterr().err.split())
+    assert ("repeat it with --at 5" in told) is is_said
 
 
 def test_json_goes_to_standard_output_while_progress_is_shown_on_a_terminal(
