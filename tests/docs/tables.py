@@ -29,7 +29,7 @@ NOT_TYPED: Final = {
     "sh connectors/spark/common/install_jars.sh": _MACHINE,
     "apt-get": _MACHINE,
     "ln -s": _MACHINE,
-    "install -m 0644 deploy/systemd/delayservice-audit": _MACHINE,
+    "install -m 0644 deploy/systemd/delayservice-spark@.service": _MACHINE,
     "systemctl daemon-reload": "tests/unit/test_deploy_files.py asks systemd about the units",
     "systemctl enable": "tests/unit/test_deploy_files.py asks systemd about the units",
     "ssh": "needs a second machine",

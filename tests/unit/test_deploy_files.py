@@ -258,11 +258,9 @@ def test_a_command_of_the_run_books_names_the_namespace_and_resources_in_one_for
 UNITS = ROOT / "deploy/systemd"
 UNIT = UNITS / "delayservice.service"
 STANDALONE = UNITS / "standalone.conf"
+JOB = UNITS / "delayservice-spark@.service"
 SERVICES = sorted(UNITS.glob("*.service"))
 every_unit = pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
-every_job = pytest.mark.parametrize(
-    "unit", [unit for unit in SERVICES if unit != UNIT], ids=lambda unit: unit.stem
-)
 EXPOSURE_MAX = 2.0
 """Of 10; systemd calls what is below 2.5 OK, and a unit without any protection has 9.2."""
 
@@ -295,7 +293,7 @@ def test_systemd_takes_the_units_and_warns_of_nothing(tmp_path: Path) -> None:
         text = unit.read_text("utf-8").replace("/opt/delayservice/bin/delayservice", sys.executable)
         units.append(tmp_path / unit.name)
         units[-1].write_text(text)
-    assert len(units) == 5
+    assert len(units) == 4
     assert analyze("verify", "--man=no", *units) == ""
 
 
@@ -310,7 +308,7 @@ def test_a_unit_exposes_next_to_nothing(unit: Path) -> None:
 @every_unit
 def test_its_command_settings_and_secrets_are_the_services(unit: Path) -> None:
     _, *words = values(unit, "ExecStart")[0].split()
-    parse(words)
+    parse([word.replace("%i", "audit") for word in words])
     given = environment(unit)
     load(None, [], {n: v for n, v in given.items() if n.startswith("DELAYSERVICE_")})
     files = {v.removeprefix("%d/") for n, v in given.items() if n.endswith("_FILE")}
@@ -342,16 +340,20 @@ def test_a_stop_is_given_the_time_that_the_node_takes() -> None:
     assert values(UNIT, "Restart") == ["on-failure"]
 
 
-@every_job
-def test_a_job_runs_each_hour_and_ends(unit: Path) -> None:
-    words = values(unit, "ExecStart")[0].split()
-    assert words[1:3] == ["spark", unit.stem.removeprefix("delayservice-")]
+@pytest.mark.parametrize("name", ["audit", "reconcile"])
+def test_a_job_runs_each_hour_and_ends(name: str) -> None:
+    unit, timer = JOB, UNITS / f"delayservice-{name}.timer"
+    assert values(timer, "Unit") == [unit.name.replace("@", f"@{name}")]
+    words = values(unit, "ExecStart")[0].replace("%i", name).split()
+    parse(words[1:])
+    assert words[1:3] == ["spark", name]
     assert "--publish" in words
+    # It yields to the nodes: weights are compared within a slice.
+    assert values(unit, "Slice") == ["system.slice"]
     assert "--follow" not in words
     # A unit fails when something was found, and is not tried again.
     assert values(unit, "Type") == ["oneshot"]
     assert values(unit, "SuccessExitStatus") == values(unit, "Restart") == []
-    timer = unit.with_suffix(".timer")
     assert re.fullmatch(r"\*-\*-\* \*:\d\d:00", values(timer, "OnCalendar")[0])
     assert seconds(values(unit, "TimeoutStartSec")[0]) < 3_600
     assert int(values(unit, "MemoryMax")[0].removesuffix("G")) >= heap_gib(words) + 2
