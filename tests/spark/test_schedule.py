@@ -251,6 +251,22 @@ def test_without_a_value_the_row_is_the_value(spark: SparkSession) -> None:
     assert json.loads(drafted(rows, after="1000")["value"]) == {"a": "x", "b": 1}
 
 
+def test_ids_and_values_do_not_depend_on_the_order_of_nested_fields(spark: SparkSession) -> None:
+    part = {"a": 1, "b.c": "x"}
+    whole = {"one": part, "many": [part, None], "named": {"z": part, "y": None}}
+
+    def asked(fields: str) -> list[Any]:
+        kind = f"struct<{fields}>"
+        schema = f"one {kind}, many array<{kind}>, named map<string,{kind}>"
+        rows = spark.createDataFrame([(*whole.values(),), (None, None, None)], schema)
+        named = (None, *whole)
+        return [drafts(rows, Fields(after="1000", value=name)).collect() for name in named]
+
+    found = asked("`b.c`: string, a: int")
+    assert found == asked("a: int, `b.c`: string")
+    assert json.loads(found[0][0]["value"]) == whole
+
+
 def test_times_in_json_have_microseconds(spark: SparkSession) -> None:
     rows = spark.sql(
         "SELECT a, b, array(a) AS c FROM"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, types
@@ -100,8 +101,11 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
         file, text = _column(PLACE), _column(VALUE).cast("string")
         named = sf.substring_index(file, ":", -2)
     else:
-        # Sorted, as the order of the columns is that of the first file, which may be a new one.
-        text = _json(sf.struct(*map(_column, sorted(_columns(rows)))))
+        kinds = rows.schema
+        columns = [
+            _sorted(_column(one), kinds[one].dataType).alias(one) for one in sorted(_columns(rows))
+        ]
+        text = _json(sf.struct(*columns))
         file = sf.input_file_name()
         if CSV_PLACE in rows.columns:
             file, text = _column(CSV_PLACE), sf.coalesce(_column(CSV_TEXT), text)
@@ -180,7 +184,7 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
     if isinstance(kind, types.BinaryType):
         return column
     if isinstance(kind, _NESTED):
-        return _json(column).cast("binary")
+        return _json(_sorted(column, kind)).cast("binary")
     return column.cast("string").cast("binary")
 
 
@@ -203,6 +207,23 @@ def _type(rows: DataFrame, what: str, name: str) -> types.DataType:
 
 def _no_column(rows: DataFrame, name: str) -> str:
     return f"the input has no column {name!r}, it has {', '.join(_columns(rows))}"
+
+
+def _sorted(column: Column, kind: types.DataType) -> Column:
+    """Sort the fields of all structs by name: their order is that of the first file, which may be a
+    new one.
+    """
+    if isinstance(kind, types.StructType):
+        fields = [
+            _sorted(column.getField(one.name), one.dataType).alias(one.name)
+            for one in sorted(kind, key=attrgetter("name"))
+        ]
+        return sf.when(column.isNotNull(), sf.struct(*fields))
+    if isinstance(kind, types.ArrayType):
+        return sf.transform(column, lambda one: _sorted(one, kind.elementType))
+    if isinstance(kind, types.MapType):
+        return sf.transform_values(column, lambda _, one: _sorted(one, kind.valueType))
+    return column
 
 
 def _json(column: Column) -> Column:
