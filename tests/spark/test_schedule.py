@@ -326,6 +326,17 @@ def test_files_of_a_folder_may_have_different_columns(
     assert {tuple(row) for row in found} == {("1", "x", None), ("1", None, "x")}
 
 
+@pytest.mark.parametrize("kind", ["parquet", "orc"])
+def test_a_column_with_two_types_is_named(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    where = str(tmp_path / f"rows.{kind}")
+    for amount in ("int", "bigint"):
+        rows = spark.createDataFrame([(1, "x")], f"amount {amount}, a string")
+        rows.write.format(kind).mode("append").save(where)
+    with pytest.raises(InvalidRequestError, match=r": amount is \w+ .*: give it one type") as told:
+        read_rows(spark, where)
+    assert {"int", "bigint"} < set(str(told.value).split())
+
+
 def test_a_table_is_read_by_its_name(spark: SparkSession) -> None:
     spark.createDataFrame([(1,)], "a int").createOrReplaceTempView("reminders")
     assert read_rows(spark, "reminders", "table").count() == 1

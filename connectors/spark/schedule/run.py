@@ -15,16 +15,17 @@ are already written.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession, types
 from pyspark.sql import functions as sf
 
 from connectors.kafka.dead_letters import partition_counts
@@ -67,6 +68,8 @@ REJECTED: Final = "file string, id string, code string, reason string, row strin
 _RECORD_BYTES_DEFAULT: Final = 1_048_588
 _SAMPLE_CHARS_MAX: Final = 200
 _AGAIN: Final = "run the same again, which writes what is missing"
+# The schemas of two files, in what Spark says when it can't merge them.
+_UNMERGED: Final = re.compile(r'\[CANNOT_MERGE_SCHEMAS\].*\n.*\n"(STRUCT<.*>)"\n.*\n"(STRUCT<.*>)"')
 _KEPT: Final = StorageLevel.DISK_ONLY
 
 
@@ -148,11 +151,33 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
         settings = {"columnNameOfCorruptRecord": REFUSAL, "mergeSchema": "true"}
         rows = spark.read.options(**settings).format(found).load(where)
     except FAILURES as exc:
-        raise InvalidRequestError(f"{where} can't be read as {found}: {reason(exc)}") from exc
+        told = _types_differ(exc) or reason(exc)
+        raise InvalidRequestError(f"{where} can't be read as {found}: {told}") from exc
     if REFUSAL not in rows.columns:
         return rows
     why = sf.when(sf.col(f"`{REFUSAL}`").isNotNull(), sf.lit("the line is no JSON object"))
     return rows.withColumn(REFUSAL, why)
+
+
+def _types_differ(exc: Exception) -> str:
+    # Which columns two files have with two types; empty: it failed for another reason.
+    schemas = _UNMERGED.search(str(exc))
+    if schemas is None:
+        return ""
+    one, other = (
+        {column.name.lower(): column.dataType.simpleString() for column in _schema(text)}
+        for text in schemas.groups()
+    )
+    found = [
+        f"{name} is {one[name]} in one file and {other[name]} in another"
+        for name in one.keys() & other.keys()
+        if one[name] != other[name]
+    ]
+    return f"{'; '.join(sorted(found))}: give it one type, or schedule the files one by one"
+
+
+def _schema(text: str) -> types.StructType:
+    return cast("types.StructType", types.DataType.fromDDL(text))
 
 
 def schedule(
