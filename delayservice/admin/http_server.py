@@ -173,9 +173,9 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:
         super().__init__(config)
         self._certificate = certificate
-        # When each connection was first seen to await a request after its last one, by the
-        # monotonic clock. A short request is seldom seen under way, but it leaves its cycle behind.
-        self._awaits_since_s: dict[tuple[Any, Any], float] = {}
+        # When each connection was first seen to await its client as it does now, by the monotonic
+        # clock: after the same request, with as much of its answer unsent.
+        self._awaits_since_s: dict[tuple[Any, Any, int], float] = {}
 
     async def main_loop(self) -> None:
         # Each check also updates the ``Date`` header.
@@ -190,18 +190,18 @@ class _Server(uvicorn.Server):
 
     def _end_silent(self, now_s: float) -> None:
         connections: set[Any] = self.server_state.connections
-        awaiting = [(one, one.cycle) for one in connections if _awaits_request(one)]
+        awaiting = [
+            (one, one.cycle, one.transport.get_write_buffer_size())
+            for one in connections
+            if _awaits_client(one)
+        ]
         self._awaits_since_s = {one: self._awaits_since_s.get(one, now_s) for one in awaiting}
-        for (connection, cycle), since_s in self._awaits_since_s.items():
-            if now_s - since_s <= _REQUEST_S_MAX:
-                continue
-            if cycle is not None and cycle.response_complete:
-                connection.transport.close()  # a slow client may not have read all of the answer
-            else:
+        for (connection, _, _), since_s in self._awaits_since_s.items():
+            if now_s - since_s > _REQUEST_S_MAX:
                 connection.transport.abort()
 
 
-def _awaits_request(connection: Any) -> bool:  # noqa: ANN401  # one of uvicorn's protocols
+def _awaits_client(connection: Any) -> bool:  # noqa: ANN401  # one of uvicorn's protocols
     cycle = connection.cycle
     return cycle is None or cycle.response_complete or cycle.more_body
 

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from http.client import HTTPConnection
+from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -300,11 +300,24 @@ def test_a_client_that_sends_requests_keeps_its_connection_until_it_has_its_last
     serving = HttpServer(Response(large), "metrics", "127.0.0.1:0")
     serving._server.config.timeout_keep_alive = 600  # a limit of uvicorn's own
     client = HTTPConnection(serving.serve() or "", timeout=30)
-    for looks in (1, 1, 1, 3):
+    for _ in range(3):
         client.request("GET", "/")
-        for _ in range(looks):
-            later(10)
+        later(10)
         assert len(client.getresponse().read()) == len(large)
+    client.request("GET", "/")
+    answer = client.getresponse()
+    read = 0
+    while part := answer.read(4_000_000):
+        read += len(part)
+        later(10)
+    assert read == len(large)
+    client.close()
+    client.request("GET", "/")
+    answer = client.getresponse()
+    for _ in range(3):  # now it reads nothing
+        later(10)
+    with pytest.raises((IncompleteRead, ConnectionResetError)):
+        answer.read()
     client.close()
     serving.close()
 
