@@ -49,8 +49,9 @@ class _Known:
 
     # None: nothing is known now.
     access: Access | None = None
-    # Time of the last answer, monotonic seconds.
+    # Times of the last question that was answered, and of its answer, monotonic seconds.
     asked_s: float = float("-inf")
+    told_s: float = float("-inf")
     # Id of the topic when it was last seen.
     topic_id: str = ""
     # Number of copies in sync that the topic needs, if a partition lacks them; else 0.
@@ -224,7 +225,8 @@ class TargetTopics:
         topic, changes = target[0], self._changes
         if (held := self._hold(topic)) is not None:
             return held
-        asked_s = self._known.get(topic, _UNKNOWN).asked_s  # no later than what is judged
+        known = self._known.get(topic, _UNKNOWN)
+        asked_s, told_s = known.asked_s, known.told_s  # no later than what is judged
         found, now_s = self._judge(target), self._monotonic_s()
         if found is None:
             self._log.fits(target)
@@ -237,7 +239,9 @@ class TargetTopics:
                     self.writable.add(target)
             return None
         is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
-        if self._given_up(target) is None and not self._is_decided(topic, now_s, is_new=is_new):
+        # A slow answer serves all that wait for it, not only the first.
+        is_usable = is_new or now_s - told_s < _RECHECK_S
+        if self._given_up(target) is None and not self._is_decided(topic, now_s, is_new=is_usable):
             return self._awaited(topic, now_s), f"topic {topic} is being looked up"
         if found[0] == TARGET_UNKNOWN and not is_new:  # it may have been created since
             found = TARGET_DOWN, f"{found[1]}, as brokers said before; there is no newer answer"
@@ -354,8 +358,8 @@ class TargetTopics:
     def forget(self, topic: str) -> None:
         # A broker contradicts the metadata, so they are read again.
         with self._lock:
-            if topic in self._known:
-                self._known[topic].access, self._known[topic].asked_s = None, _NEVER_S
+            if (known := self._known.get(topic)) is not None:
+                known.access, known.asked_s, known.told_s = None, _NEVER_S, _NEVER_S
             self.limits.forget(topic)
         self.changed()
 
@@ -480,7 +484,7 @@ class TargetTopics:
             if known.topic_id not in ("", access.topic_id):
                 self.remade.add(topic)
             known.topic_id = access.topic_id
-        known.access, known.asked_s = access, asked_s
+        known.access, known.asked_s, known.told_s = access, asked_s, self._monotonic_s()
         return is_changed
 
     def _wants_config(self, topic: str, access: Access) -> bool:
