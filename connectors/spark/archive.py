@@ -18,7 +18,7 @@ from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.run import audited, cut_of
 from connectors.spark.common.clients import admin_of
 from connectors.spark.common.cut import Cut
-from connectors.spark.common.files import names_in, read_bytes, write_bytes
+from connectors.spark.common.files import delete, names_in, read_bytes, write_bytes
 from connectors.spark.common.frames import table
 from connectors.spark.common.topics import (
     ROW_SCHEMA,
@@ -69,7 +69,11 @@ class Archive:
 
     def commit(self, batch: Batch) -> None:
         data = msgspec.msgpack.encode(batch, enc_hook=Contracts.to_json)
-        write_bytes(f"{self._path}/batches/{batch.number:08d}.msgpack", data)
+        folder = f"{self._path}/batches"
+        write_bytes(f"{folder}/{batch.number:08d}.msgpack", data)
+        # The one before is still there for a reader that has just listed them.
+        for name in names_in(folder)[:-2]:
+            delete(f"{folder}/{name}")
 
     def newest(self) -> Batch:
         """Return the last complete batch, or an empty one before the first.

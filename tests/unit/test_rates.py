@@ -14,7 +14,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from delayservice.contract.codec import Payload, turn_of
-from delayservice.contract.codes import TARGET_ASKED, TARGET_LATER
+from delayservice.contract.codes import TARGET_ASKED, TARGET_LATER, TARGET_REFUSED
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers, PolledRecord
 from delayservice.contract.recurrence import Recurrence, encode
@@ -256,25 +256,34 @@ def test_what_can_not_be_requeued_takes_no_turn_and_no_place(
     assert then == outcome.DELIVERED or copied(output)[0] == NOW_MS + 1_000
 
 
-@pytest.mark.parametrize("is_full", [False, True], ids=["looked up", "full"])
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [("obstacle", TARGET_ASKED), ("obstacle", TARGET_LATER), ("refusal", TARGET_LATER)],
+)
 def test_a_record_over_the_cap_waits_while_the_dead_letter_topic_takes_none(
-    monkeypatch: pytest.MonkeyPatch, *, is_full: bool
+    monkeypatch: pytest.MonkeyPatch, asked: str, code: str
 ) -> None:
     world = World(capped(1, "dead-letter"))
     assert some(world.settler.settle(1, NOW_MS, payload(), NOW_MS, 2))[0] == outcome.DELIVERED
     letters = world.settler.routes.dead_letter
-    if is_full:  # it has what it takes in one transaction
-        refusals = {letters: (TARGET_LATER, "it is full")}
-        monkeypatch.setattr(world.targets, "refusal", lambda topic, *_: refusals.get(topic))
-    else:
-        why = (TARGET_ASKED, "being looked up")
-        monkeypatch.setitem(world.targets.why, (letters, -1), why)
+    answers = {letters: (code, ""), (letters, -1): (code, "")}
+    monkeypatch.setattr(world.targets, asked, lambda place, *_: answers.get(place))
     assert world.settler.settle(2, NOW_MS, payload(), NOW_MS, 3) is None
     monkeypatch.undo()
     letter = some(world.settler.settle(2, NOW_MS, payload(), NOW_MS, 3))
     world.flow.commit(NOW_MS)
     assert world.flow.over_cap == 1
     assert (letter[0], dict(letter[5])["delay-error"]) == (outcome.DEAD_LETTERED, b"slot-full")
+
+
+def test_a_record_over_the_cap_is_put_off_where_the_dead_letter_topic_refuses_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(capped(1, "dead-letter"))
+    assert some(world.settler.settle(1, NOW_MS, payload(), NOW_MS, 2))[0] == outcome.DELIVERED
+    answers = {world.settler.routes.dead_letter: (TARGET_REFUSED, "it is compacted")}
+    monkeypatch.setattr(world.targets, "refusal", lambda topic, *_: answers.get(topic))
+    assert some(world.settler.settle(2, NOW_MS, payload(), NOW_MS, 3))[0] == outcome.PARKED
 
 
 def test_a_fire_waits_for_no_turn() -> None:
