@@ -73,8 +73,6 @@ def log_read(state: LoopState, event: LogRead) -> None:
         if not lane.shard.owned:  # an owner steps down with its release
             lane.step_down()
         return
-    if found[0].is_served_elsewhere:
-        found[0].trouble = ""
     if batch is not None:
         store(state, batch)
     state.agenda.look_again(lane)

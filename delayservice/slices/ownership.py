@@ -226,7 +226,7 @@ def take_over_ended(state: LoopState, event: TakeOverEnded) -> None:
         why = str(exc)
         _log.warning("take_over_failed", slices=event.slices, why=why)
         for slice_ in waiting:
-            slice_.take_over_failed = True
+            slice_.setbacks += 1
             _give_up(state, slice_, why)
     for slice_ in waiting:
         found = taken.get(slice_.number)
@@ -376,7 +376,7 @@ def _serve_from_now(state: LoopState, slice_: Slice) -> None:
     transaction = state.transaction
     slice_.move(Step.SERVE)
     slice_.trouble = ""
-    slice_.take_over_failed = False
+    slice_.setbacks = 0
     transaction.changing.discard(slice_.number)
     transaction.forgettable += [(slice_.number, w) for w in sorted(slice_.fenced)]
     slice_.fenced = frozenset()

@@ -127,7 +127,7 @@ class Slice:
         self.fenced: frozenset[str] = frozenset()
         self.uncommitted = OutputCounters()
         self.failures = 0
-        self.take_over_failed = False
+        self.setbacks = 0
         self.trouble = ""
         self.troubled_s = -math.inf
         self.damaged_logs: dict[str, tuple[int, str]] = {}

@@ -135,18 +135,17 @@ def _agreed(
 
 
 _GROUP_MAX: Final = 4_096
-# Few, as each waits for an answer while Kafka gives none.
+# For each failure. Few, as each waits for an answer while Kafka gives none.
 _PARTS: Final = 8
 
 
 def grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield groups to be taken over together. Slices whose last take-over failed are in parts, so
-    that one that can't be taken over soon fails alone.
+    """Yield groups to be taken over together. Slices whose last take-overs failed are in ever more
+    parts, so that one that can't be taken over soon fails alone.
     """
-    failed: list[Slice] = []
-    others: list[Slice] = []
+    by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
-        (failed if slice_.take_over_failed else others).append(slice_)
-    for group, parts in ((others, 1), (failed, _PARTS)):
-        size = max(min(math.ceil(len(group) / parts), _GROUP_MAX), 1)
+        by_setbacks.setdefault(slice_.setbacks, []).append(slice_)
+    for setbacks, group in by_setbacks.items():
+        size = min(math.ceil(len(group) / max(_PARTS * setbacks, 1)), _GROUP_MAX)
         yield from (group[at : at + size] for at in range(0, len(group), size))

@@ -53,7 +53,7 @@ def _follow_checkpoints(state: LoopState) -> None:
 
 
 def _follow(state: LoopState, slice_: Slice) -> None:
-    upkeep, now_s = state.upkeep, state.clock.monotonic_s()
+    upkeep = state.upkeep
     _turn_copies(state, slice_)  # before the stores are pruned
     try:
         read_back = slice_.follower.prune(slice_.lanes, is_owner=slice_.phase in OWNED)
@@ -66,8 +66,6 @@ def _follow(state: LoopState, slice_: Slice) -> None:
     if slice_.number in upkeep.behind:
         upkeep.hurried_s = -math.inf
     if read_back is not None:
-        if slice_.is_served_elsewhere and now_s - slice_.troubled_s > _TROUBLE_S:
-            slice_.trouble = ""
         compare_clocks(state, slice_.number, read_back)
 
 
@@ -97,7 +95,7 @@ def _tend_slices(state: LoopState) -> None:
 
 
 def _tend_all(state: LoopState, numbers: Iterable[int]) -> None:
-    upkeep = state.upkeep
+    upkeep, now_s = state.upkeep, state.clock.monotonic_s()
     for number in numbers:
         slice_ = state.slices.get(number)
         if slice_ is None:
@@ -106,6 +104,8 @@ def _tend_all(state: LoopState, numbers: Iterable[int]) -> None:
             upkeep.busy.add(number)
         for lane in slice_.lanes.values():
             log_ends.await_end(state, lane)
+        if slice_.is_served_elsewhere and now_s - slice_.troubled_s > _TROUBLE_S:
+            slice_.trouble = ""
         upkeep.behind.pop(number, None)
         upkeep.tended[number] = None
 
