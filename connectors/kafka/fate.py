@@ -36,7 +36,7 @@ from delayservice.inspection.query import Pending
 # Limits of one read, in bytes and seconds.
 READ_BYTES_MAX: Final = 64 << 20
 READ_S_MAX: Final = 2.0
-_COPY_READ_S_MAX: Final = 0.5
+_COPY_READ_S_MAX: Final = 1.0
 # Newest offsets of each partition of the delay topics that are searched for an id.
 ID_OFFSETS_MAX: Final = 20_000
 # Allowed difference between the clocks of producers and brokers.
@@ -68,6 +68,10 @@ class Fate(BaseModel):
         by = f" by {self.by}" if self.by else ""
         said = f"{self.outcome}{by} at {moment.replace('+00:00', 'Z')}, written as {self.place}"
         return f"{said}: {self.detail}" if self.detail else said
+
+
+class _GoneError(KafkaEdgeError):
+    """The log holds no such offset: retention has deleted it, or a user made it up."""
 
 
 @dataclass(slots=True)
@@ -236,8 +240,10 @@ class FateFinder:
             return False
         start = {(place.topic, place.partition): place.offset}
         try:
-            _, row = next(self._rows(start, set(), _COPY_READ_S_MAX), (None, None))
-        except KafkaEdgeError as exc:  # as if retention has deleted it
+            _, row = next(self._rows(start, sought.problems, _COPY_READ_S_MAX), (None, None))
+        except _GoneError:
+            return False
+        except KafkaEdgeError as exc:
             sought.problems.add(str(exc))
             return False
         written = dict(row[4] or ()) if row is not None and row[0] == place.offset else {}
@@ -269,7 +275,9 @@ class FateFinder:
                     elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                         unread.discard(place)
                     elif error.code() not in NO_RECORDS:
-                        raise KafkaEdgeError(f"{place[0]} can't be read: {error.str()}")
+                        is_gone = error.code() == KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+                        kind = _GoneError if is_gone else KafkaEdgeError
+                        raise kind(f"{place[0]} can't be read: {error.str()}")
             if unread:
                 problems.add(f"{min(unread)[0]} holds more than was read")
         finally:

@@ -378,6 +378,7 @@ def test_an_outcome_that_names_what_is_gone_hides_no_other(
     told = finder._read(sought, "delay_outcomes", [0], 0, "")
     assert told is not None, sought.problems
     assert told.outcome == "cancelled"
+    assert not sought.problems
 
 
 @pytest.mark.parametrize("shard", [b"", b"any:", b"any:x", b"any:%d" % 2**31, b"\xff:1"])
