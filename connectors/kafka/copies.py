@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from connectors.kafka.clients import (
     values_of,
     write_confirmed,
 )
+from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, watermarks
 from connectors.kafka.scan import consumer_config
 from delayservice.base.errors import KafkaEdgeError
@@ -26,6 +28,7 @@ from delayservice.replicas.commands import Command, Report, decode_message, enco
 REMEMBERED_MS: Final = 3_600_000
 # Reports with records that may wait in the producer's queue, which also holds digests.
 _REPORTS_QUEUED: Final = 32
+_TOLD_EVERY_S: Final = 60.0
 
 _Heard = Callable[[KafkaError | None, object], None]
 
@@ -49,6 +52,7 @@ class CopyLog:
         )
         self._digests = digests
         self._repairs = repairs
+        self._told_s = -math.inf
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
         """Queue a record (key and value) for the digest topic; ``on_lost`` is called if it could
@@ -56,9 +60,13 @@ class CopyLog:
         """
 
         def report(error: KafkaError | None, _message: object) -> None:
-            if error is not None:
+            if error is None:
+                return
+            on_lost()
+            # Each digest of each copy is written again, for as long as it can't be.
+            if time.monotonic() - self._told_s >= _TOLD_EVERY_S:
+                self._told_s = time.monotonic()
                 _log.warning("digest_not_written", topic=self._digests, why=str(error))
-                on_lost()
 
         key, value = row
         self._produce(self._digests, key, value, report)
@@ -84,8 +92,11 @@ class CopyLog:
         self._producer.poll(0)
         try:
             self._producer.produce(topic, value, key, on_delivery=report)
-        except BufferError:  # Kafka is away; what is lost is published anew
+        # Kafka is away, or the topic; what is lost is published anew.
+        except BufferError:
             report(KafkaError(KafkaError._QUEUE_FULL), None)  # noqa: SLF001 (its public name)
+        except KafkaException as exc:
+            report(error_of(exc), None)
 
     def serve(self) -> None:
         self._producer.poll(0)

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from structlog.testing import capture_logs
 
-from connectors.kafka.copies import RepairClient
+from connectors.kafka.copies import CopyLog, RepairClient
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.replicas.commands import Command, Report, Verb
 from delayservice.replicas.digest import HOUR_MS
+from tests.conftest import MakeTopic
 from tests.integration.bench import Bench, await_true, now_ms
 
 RECORDS = 300
@@ -149,3 +152,22 @@ def test_a_node_publishes_what_the_log_says_is_pending_and_tells_its_records(cop
     assert cut is not None
     assert cut["damaged"] == []
     assert copy.hours() == published, "filled anew from the log, with the same hashes"
+
+
+def test_digests_of_a_topic_that_was_deleted_are_lost_and_nothing_else(
+    cluster: EmbeddedCluster, make_topic: MakeTopic
+) -> None:
+    topic, lost = make_topic("digests"), []
+    client = {"bootstrap.servers": cluster.bootstrap, "topic.metadata.propagation.max.ms": "100"}
+    log = CopyLog(client, topic, topic)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
+
+    def are_lost() -> bool:
+        log.write((b"key", b"value"), lambda: lost.append(1))
+        return len(lost) > 50  # the client soon refuses them at once
+
+    with capture_logs() as told:
+        await_true(are_lost, "nothing is written", 60)
+    log.flush(0)
+    assert [one["event"] for one in told] == ["digest_not_written"]
