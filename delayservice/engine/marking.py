@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
+from weakref import WeakSet
 
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import ABSENT, COPY, INVALID, Entry
@@ -134,6 +135,23 @@ class _Names:
             self._overlay[record_id] = (key_ms, offset)
 
 
+# Records of one worker; 365 bytes each, with ids of 36 bytes.
+_NAMES_MAX: Final = 100_000
+_NAMES_MIN: Final = 100
+
+
+class NameShares:
+    """Makes the ``RecentNames`` of all shards of a worker, which share its memory."""
+
+    def __init__(self) -> None:
+        self._made: WeakSet[RecentNames] = WeakSet()
+
+    def make(self) -> RecentNames:
+        made = RecentNames(lambda: max(_NAMES_MAX // len(self._made), _NAMES_MIN))
+        self._made.add(made)
+        return made
+
+
 class RecentNames:
     """Offsets of recent user records by id, which save most searches of the log.
 
@@ -141,7 +159,7 @@ class RecentNames:
     ``[start, stop)`` of known offsets shrinks. A gap in the reading starts a new range.
     """
 
-    def __init__(self, limit: int = 100_000) -> None:
+    def __init__(self, limit: Callable[[], int] = lambda: _NAMES_MAX) -> None:
         self._limit = limit
         self._offsets: dict[bytes, list[int]] = {}
         self._order: list[tuple[int, bytes]] = []
@@ -158,8 +176,9 @@ class RecentNames:
                 self._offsets.setdefault(record_id, []).append(offset)
                 self._order.append((offset, record_id))
         self.stop = stop
-        if len(self._order) > 2 * self._limit:
-            self._forget_oldest()
+        limit = self._limit()
+        if len(self._order) > 2 * limit:
+            self._forget_oldest(limit)
 
     def first(self, record_id: bytes, base: int, stop: int) -> int | None:
         """Return the offset of the id's first user record in ``[base, stop)``, or ``NO_MARK``;
@@ -176,9 +195,9 @@ class RecentNames:
         self._order.clear()
         self.start = self.stop = start
 
-    def _forget_oldest(self) -> None:
-        dropped = self._order[: -self._limit]  # oldest first, so each is the first of its id
-        del self._order[: -self._limit]
+    def _forget_oldest(self, limit: int) -> None:
+        dropped = self._order[:-limit]  # oldest first, so each is the first of its id
+        del self._order[:-limit]
         for _, record_id in dropped:
             held = self._offsets[record_id]
             del held[0]

@@ -62,6 +62,7 @@ class Shard:
         queue_bytes_max: int = 32 << 20,
         *,
         is_level: bool = False,
+        names: RecentNames | None = None,
     ) -> None:
         self._settler = settler
         self.walk = OffsetAdvance(settler)
@@ -71,7 +72,7 @@ class Shard:
         self._queue_bytes = 0
         # (end offset, bytes) of each batch in the queue, dropped once H has passed all of it.
         self._batches: deque[tuple[int, int]] = deque()
-        self._names = RecentNames()
+        self._names = names or RecentNames()
         self._queue: list[Entry] = []
         self._passed: list[Entry] = []
         self.is_held = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from connectors.kafka.sink import WriterOptions
@@ -13,6 +13,7 @@ from delayservice.config.contract import allowlist_for
 from delayservice.config.settings import Settings
 from delayservice.contract.cron import cron_time
 from delayservice.engine.flow import FlowRules
+from delayservice.engine.marking import NameShares
 from delayservice.engine.outcome import Routes
 from delayservice.process.stores import Stores
 from delayservice.slices.lane import Lane
@@ -32,6 +33,7 @@ class LaneMaker:
     source: KafkaSource
     routes: Routes
     targets: TargetTopics
+    names: NameShares = field(default_factory=NameShares)
 
     def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> Lane:
         # The slice is added to ``loop`` if it is missing; the lane is not.
@@ -50,7 +52,8 @@ class LaneMaker:
             store = self.stores.shard(topic.topic_id, partition)
             if slice_.copies is not None:
                 store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
-        return Lane(*place, store, self.source, self.routes, self.targets, flow)
+        names = self.names.make()
+        return Lane(*place, store, self.source, self.routes, self.targets, flow, names)
 
 
 def flow_rules(settings: Settings, slices: int) -> FlowRules:

@@ -33,7 +33,7 @@ from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.estimates import Growth
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords
-from delayservice.engine.marking import Scans
+from delayservice.engine.marking import RecentNames, Scans
 from delayservice.engine.outcome import Output, PastDue, Routes
 from delayservice.engine.ports import Background, Bounds, PolledBatch, Source, Targets
 from delayservice.engine.settle import HasTime, Settler
@@ -105,6 +105,7 @@ class Lane:
         routes: Routes,
         targets: Targets,
         flow: Flow | None = None,
+        names: RecentNames | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -127,7 +128,8 @@ class Lane:
         self._read_runs: deque[tuple[int, int]] = deque()
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
-        self.shard = Shard(self.settler, store.open(), is_level=window is not None)
+        is_level = window is not None
+        self.shard = Shard(self.settler, store.open(), is_level=is_level, names=names)
         self.proof = LogProof(topic, partition, self.shard)
         fingerprints = frozenset(map(fingerprint, self._secrets))
         self._label = StoreLabel(store, self.place, fingerprints, self.proof)
