@@ -30,6 +30,8 @@ _ZONELESS: Final = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:.]+")
 
 def _instant_ms(value: object) -> object:
     """Return the epoch milliseconds of a point in time as people write it; without a zone, UTC."""
+    if isinstance(value, float) and value.is_integer():  # as JSON may write an integer
+        value = int(value)
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         return _no_truth(value)
     text = str(value).strip()

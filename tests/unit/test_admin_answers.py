@@ -25,7 +25,7 @@ from delayservice.admin.changing import Aim, aim_of, refuse_what_would_fail, sai
 from delayservice.admin.context import ApiContext, OneAtATime
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.inquiry import Kept
-from delayservice.admin.models import ById, Matching, Reschedule
+from delayservice.admin.models import Bulk, ById, Matching, Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import pending_page, position_of, timeline_of
 from delayservice.admin.server import admin_tokens, make_app
@@ -426,9 +426,18 @@ def test_a_reschedule_from_a_copy_that_catches_up_is_refused() -> None:
     assert "ask the node that owns it" in behind.detail
 
 
-def test_a_reschedule_in_seconds_is_refused() -> None:
+@pytest.mark.parametrize("seconds", ["1893456000", "1893456000.0", '"1893456000"'])
+def test_a_time_in_seconds_is_refused_however_it_is_written(seconds: str) -> None:
     with pytest.raises(ValueError, match="looks like seconds"):
-        Reschedule(id="r", at_ms=1_893_456_000)
+        Reschedule.model_validate_json(f'{{"id": "r", "at_ms": {seconds}}}')
+    with pytest.raises(ValueError, match="looks like seconds"):
+        Bulk.model_validate_json(f'{{"operation": "cancel", "from": {seconds}}}')
+
+
+def test_a_time_may_be_a_whole_number_with_a_fraction_of_zero() -> None:
+    assert Reschedule.model_validate_json('{"id": "r", "at_ms": 1893456000000.0}').at_ms == (
+        1_893_456_000_000
+    )
 
 
 def test_a_reschedule_that_would_not_fail_is_not_refused() -> None:
