@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
@@ -22,6 +22,10 @@ from delayservice.config.units import (
     names_of,
 )
 from delayservice.contract.levels import PRESETS, level_topic
+
+# Longest interval of transactions, ms. One is open that long and then committed, all of it within
+# its timeout of 45 s: else it would be aborted, and its records delivered again and again.
+INTERVAL_MS_MAX: Final = 20_000
 
 
 class TargetRules(Section):
@@ -52,11 +56,11 @@ class Delivery(Section):
     """librdkafka partitioner that chooses the target partition. The default agrees with Java
     producers.
     """
-    transaction_interval_ms_min: DurationMs = Field(default=10, ge=0, le=MINUTE_MS)
+    transaction_interval_ms_min: DurationMs = Field(default=10, ge=0, le=INTERVAL_MS_MAX)
     """Shortest time between two transactions of a worker. Larger: less broker load (2 to 4 ms of a
     core each), but more lateness under exactly_once.
     """
-    transaction_interval_ms_max: DurationMs = Field(default=100, ge=1, le=MINUTE_MS)
+    transaction_interval_ms_max: DurationMs = Field(default=100, ge=1, le=INTERVAL_MS_MAX)
     """Longest time between two transactions; load decides between the two. Under at_least_once
     always this.
     """

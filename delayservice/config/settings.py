@@ -18,7 +18,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import Admin
 from delayservice.config.cluster import Placement, ZooKeeper
-from delayservice.config.delivery import Delivery, Levels, Rates, TargetRules
+from delayservice.config.delivery import INTERVAL_MS_MAX, Delivery, Levels, Rates, TargetRules
 from delayservice.config.kafka import Kafka
 from delayservice.config.layers import Layers, Origins, explain, read_layers
 from delayservice.config.stores import Digests, Disk, RocksDb, WheelSettings
@@ -238,6 +238,16 @@ class Settings(Section):
             raise ValueError(
                 f"delivery.roll_window_ms is {self.roll_window_ms} but wheel.slots times "
                 f"wheel.slot_ms covers only {self.wheel.window_ms} ms"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _workers_commit_in_time(self) -> Self:
+        rate, workers = self.delivery.transactions_per_s_max, self.node.workers
+        if workers * 1_000 > rate * INTERVAL_MS_MAX:
+            raise ValueError(
+                f"delivery.transactions_per_s_max is {rate}, shared by {workers} workers: raise it "
+                f"so that each has a transaction every {INTERVAL_MS_MAX // 1_000} s at least"
             )
         return self
 

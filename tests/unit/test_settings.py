@@ -24,6 +24,7 @@ from delayservice.config.units import format_duration
 from delayservice.contract.contracts import Contract
 from delayservice.contract.times import read_duration_ms
 from delayservice.process.node import cluster_secret
+from delayservice.slices.edges import limits_of
 
 UNITS = {
     "ms": 1,
@@ -101,6 +102,7 @@ def test_one_underscore_too_few_is_noticed_and_foreign_variables_are_not() -> No
         "topics.delay=..",
         "topics.checkpoint=delay_outcomes",
         "delivery.transaction_interval_ms_min=1s",
+        "delivery.transaction_interval_ms_max=20001ms",
         "delivery.max_delay_ms=soon",
         "delivery.roll_window_ms=3h",
         "delivery.park_delays_ms=",
@@ -116,6 +118,13 @@ def test_one_underscore_too_few_is_noticed_and_foreign_variables_are_not() -> No
 )
 def test_settings_out_of_bounds_are_refused_at_the_start(written: str) -> None:
     assert refused(written)
+
+
+def test_workers_that_could_not_commit_before_their_transactions_end_are_refused() -> None:
+    few = "delivery.transactions_per_s_max=1"
+    assert "shared by 21 workers" in refused(few, "node.workers=21")
+    settings = load(None, [few, "node.workers=20"], {})
+    assert limits_of(settings).transaction_interval_ms_max == 20_000
 
 
 @pytest.mark.parametrize(
