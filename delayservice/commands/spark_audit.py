@@ -236,6 +236,7 @@ def read_options(settings: Settings, output: str, targets: Sequence[str] | None)
         allow=allowed_patterns(settings),
         never=topics.own,
         secrets=secrets_of(settings),
+        clock_tolerance_ms=settings.delivery.clock_tolerance_ms,
         delay_topics=(*topics.delay, *settings.levels.by_topic),
     )
 

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from connectors.spark.audit import OffsetRange
 from delayservice.cli import app
 from delayservice.commands.options import pairs
-from delayservice.commands.spark_audit import show_result
+from delayservice.commands.spark_audit import read_options, show_result
 from delayservice.commands.spark_session import NEEDED
+from delayservice.config.settings import load
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,6 +111,11 @@ def test_which_copies_should_be_there_is_told_as_it_is() -> None:
     said = " ".join(done.stdout.replace("│", " ").split())
     assert "0: one on every --node, or at least one without --node" in said
     assert "Node to compare; repeatable. Default: all." in said
+
+
+def test_an_audit_allows_the_clocks_to_differ_as_the_nodes_do() -> None:
+    settings = load(None, ["kafka.bootstrap=b:1", "delivery.clock_tolerance_ms=7s"], {})
+    assert read_options(settings, "out", None).strictness.clock_tolerance_ms == 7_000
 
 
 def test_an_audit_of_many_shards_is_shown_as_a_short_table(

@@ -1294,6 +1294,18 @@ def target_with_the_clock_of_a_broker(w: World) -> None:
     w.rules = {"by_broker": frozenset({HASHES[TARGET]})}
 
 
+@case(("early", 3), ("wrong_outcome", 4), ("wrong_outcome", 5), at_ms=HOUR)
+def clocks_that_may_differ_by_what_the_nodes_allow(w: World) -> None:
+    expiry = ("delay-expires-at", b"%d" % (T + 10_000))
+    records = [w.source(T, T + 10_000, *more) for more in ([], [expiry], [expiry]) * 2]
+    for off_ms, (plain, late, expired) in ((2_000, records[:3]), (2_001, records[3:])):
+        w.delivery(T + 10_000 - off_ms, plain, T + 10_000)
+        w.delivery(T + 11_000 + off_ms, late, T + 10_000)
+        w.outcome(T + 10_000 - off_ms, "expired", expired)
+    w.strictness = replace(w.strictness, clock_tolerance_ms=2_000)
+    w.rules = {"by_broker": frozenset({HASHES[TARGET], HASHES[OUTCOMES]})}
+
+
 # --- followed from cut to cut --------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.rules import CLOCKS_MS, Rules, ShardRules
 from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.log_times import Policy, first_times, offsets_at, topic_policies
 from connectors.spark.common.topics import Place, Span
@@ -131,6 +131,7 @@ class Strictness:
     grace_ms: int = 0
     overdue_ms: int | None = 600_000
     lag_ms: int = 30_000
+    clock_tolerance_ms: int = CLOCKS_MS
 
 
 def rules_of(
@@ -159,6 +160,7 @@ def rules_of(
         grace_ms=grace_ms,
         unsettled_since_ms=cut.taken_ms - grace_ms if grace_ms else NEVER_MS,
         lag_ms=strictness.lag_ms,
+        clock_tolerance_ms=strictness.clock_tolerance_ms,
     )
 
 

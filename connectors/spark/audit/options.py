@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit.evidence import Strictness
+from connectors.spark.audit.rules import CLOCKS_MS
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.session import exit_status
@@ -55,13 +56,14 @@ class AuditOptions:
             as genuine, except those that the service refused.
         late_ms: largest lateness of a delivery that is not reported, in ms; None: no limit.
         early_ms: largest time before the due time by which a delivery is not reported, in ms; at
-            least 500 where the broker sets the target's timestamps.
+            least ``clock_tolerance_ms`` where the broker sets the target's timestamps.
         grace_ms: for ``at_least_once``, in ms: outputs younger than this may be missing in the
             checkpoint, and a delivery may be repeated within this time after a crash.
         overdue_ms: longest time after the due time for which a pending record is not reported, in
             ms; None: no limit.
         lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
             time: a cancel written longer than this before a record is due wins.
+        clock_tolerance_ms: the nodes' ``delivery.clock_tolerance_ms``; less than 500 counts as 500.
         delay_topics: delay topics that should be in the checkpoints, if they exist.
         ranges: source offsets for which a single audit reports findings; empty: all offsets.
         topic: topic to which findings and a summary are written; None: no topic.
@@ -82,6 +84,7 @@ class AuditOptions:
     grace_ms: int = 0
     overdue_ms: int | None = 600_000
     lag_ms: int = 30_000
+    clock_tolerance_ms: int = CLOCKS_MS
     delay_topics: tuple[str, ...] = ()
     ranges: tuple[OffsetRange, ...] = ()
     topic: str | None = None
@@ -114,7 +117,8 @@ class AuditOptions:
 
     @property
     def strictness(self) -> Strictness:
-        return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
+        limits = (self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
+        return Strictness(*limits, self.clock_tolerance_ms)
 
     def path(self, name: str) -> str:
         return f"{self.out.rstrip('/')}/{name}"

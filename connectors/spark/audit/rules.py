@@ -25,8 +25,8 @@ EXPIRED: Final = "control_expired"
 it; ``NOT_READ``: its target is not read; ``COMPACTED``: its target keeps only the last record of a
 key; ``EXPIRED``: a cancel or fire that retention deleted before H had passed it."""
 
-# Allowed lag of a broker's clock behind a node's, in ms; the service delivers nothing while the lag
-# is larger.
+# Least allowed difference between the clocks of brokers and nodes, in ms, whatever the nodes allow
+# now: their default, by which they may have delivered before.
 CLOCKS_MS: Final = 500
 
 
@@ -78,7 +78,7 @@ class Rules:
         by_broker: topics in which the broker sets the timestamps.
         seen_ms: by topic, the timestamp of the first record of each partition, epoch ms;
             ``NEVER_MS``: the partition is empty.
-        late_ms, early_ms, grace_ms, lag_ms: as in ``AuditOptions``.
+        late_ms, early_ms, grace_ms, lag_ms, clock_tolerance_ms: as in ``AuditOptions``.
         overdue_since_ms: pending records that were due before this time, epoch ms, are overdue.
         overdue_before_ms: ``overdue_since_ms`` of the previous cut.
         unsettled_since_ms: outputs written after this time, epoch ms, may not be in a checkpoint
@@ -104,6 +104,7 @@ class Rules:
     grace_ms: int = 0
     unsettled_since_ms: int = NEVER_MS
     lag_ms: int = NEVER_MS
+    clock_tolerance_ms: int = CLOCKS_MS
 
     def may_be_refused(self, output: OutputRow) -> bool:
         # H of the earlier cursor of the output's shard has not passed it.
@@ -115,8 +116,8 @@ class Rules:
         return self.topics.get(source.topic, source.facts.target)
 
     def clocks_ms(self, topic: int) -> int:
-        """Return the allowed lag of a topic's timestamps behind the clocks of nodes, in ms."""
-        return CLOCKS_MS if topic in self.by_broker else 0
+        """Return the allowed difference of a topic's timestamps from the clocks of nodes, in ms."""
+        return max(CLOCKS_MS, self.clock_tolerance_ms) if topic in self.by_broker else 0
 
     def early_allowed_ms(self, topic: int) -> int:
         return max(self.early_ms, self.clocks_ms(topic))
