@@ -522,6 +522,24 @@ def test_the_batch_scheduler_refuses_what_the_table_refuses() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize(
+    ("cron", "zone", "code"),
+    [
+        (b"99 9 * * *", b"UTC", "cron-invalid"),
+        (b"0 9 30 2 *", b"UTC", "cron-invalid"),
+        (b"0 9 * * *", b"Mars/X", "zone-invalid"),
+        (b"0 9 * * *", b"Europe/Berlin", None),
+    ],
+)
+def test_the_batch_scheduler_refuses_what_would_never_come(
+    cron: bytes, zone: bytes, code: str | None
+) -> None:
+    rules = RowRules(TOPIC, (Contract(),), T, {"orders": 1}, 100_000)
+    headers: Headers = [TARGET, ("delay-cron", cron), ("delay-timezone", zone)]
+    refusal = ScheduleCheck(rules).refusal((OFFSET, T, None, b"", headers))
+    assert (refusal and refusal[0]) == code
+
+
 ARGUMENTS: Final = {
     "delay-at": "at",
     "delay-after": "delay",

@@ -10,10 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.spark.common.sink import records_of
-from delayservice.contract.codes import OP_INVALID, TARGET_DENIED, TARGET_UNKNOWN, TOO_LARGE
+from delayservice.contract.codes import (
+    CRON_INVALID,
+    OP_INVALID,
+    TARGET_DENIED,
+    TARGET_UNKNOWN,
+    TOO_LARGE,
+    RecordRefusedError,
+)
 from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.cron import cron_time
 from delayservice.contract.entry import INVALID, Entry, PolledRecord, Refusal, scheduled
 from delayservice.contract.record import RecordReader
+from delayservice.contract.recurrence import first_ms, recurrence_of
 from delayservice.contract.targets import Allowlist
 
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -92,7 +101,10 @@ class ScheduleCheck:
                 f"{self._rules.record_bytes_max}"
             )
         found = (self._refusal_of(reader.read(*row)) for reader in self._readers)
-        return next((one for one in found if one is not None), None)
+        try:
+            return next((one for one in found if one is not None), None)
+        except RecordRefusedError as exc:
+            return exc.code, exc.detail
 
     def _refusal_of(self, entry: Entry) -> Refusal | None:
         if entry[1] == INVALID:
@@ -101,6 +113,9 @@ class ScheduleCheck:
         payload = scheduled(entry)
         if payload is None:
             return OP_INVALID, "the record would not schedule anything"
+        recurrence = recurrence_of(payload[6])  # the reader leaves cron and zone to the owner
+        if recurrence and recurrence.cron and first_ms(recurrence, payload[5], cron_time) is None:
+            raise RecordRefusedError(CRON_INVALID, f"{recurrence.cron!r} has no occurrence")
         target, partition = payload[0], payload[1]
         allowlist = self._rules.allowlist
         denial = None if allowlist is None else allowlist.denial(target)
