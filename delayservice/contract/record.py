@@ -382,7 +382,7 @@ def _expires_ms(draft: Draft) -> int | None:
     instants = {parse_checked_instant_ms(name, text) for name, text in draft["expiries"]}
     if len(instants) > 1:
         raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_EXPIRES_AT} disagree")
-    return instants.pop()
+    return max(instants.pop(), 0)  # a dead letter says it again as a number, which has no sign
 
 
 def _backoff(draft: Draft) -> Backoff | None:

@@ -92,6 +92,7 @@ VALID: list[tuple[Headers, bytes | None, bytes | None]] = [
     ([*ASKED, ("delay-target-partition", b"2"), ("delay-id", b"\x00id")], b"k", b"v"),
     ([*ASKED, ("delay-id", b"id")], None, None),
     ([*ASKED, ("delay-expires-at", b"9000000")], b"k", b"v"),
+    ([*ASKED, ("delay-expires-at", b"0001-01-01T00:00:00Z")], b"k", b"v"),
     ([("scheduler-epoch", b"5000"), ("scheduler-target-topic", b"orders")], b"id", b"v"),
     ([("schedule_target_epoch", b"5000"), ("schedule_target_topic", b"orders")], b"id", b"v"),
     (
