@@ -313,6 +313,13 @@ class Settler:
         letter = self.undelivered.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
 
+    # False: the topic refuses or can't take any letter, and not only in this transaction.
+    def _takes_letters_soon(self) -> bool:
+        topic = self.routes.dead_letter
+        found = self.targets.obstacle((topic, BY_KEY))
+        found = found or self.targets.refusal(topic, None, None, [])
+        return found is None or found[0] in (TARGET_ASKED, TARGET_LATER)
+
     # The letter accompanies the delivered occurrence.
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
         rest = left_after(payload)
@@ -333,10 +340,9 @@ class Settler:
             if place_ms is not None and flow.dead_letters:
                 detail = f"more records are due in the second of {due_ms} than it takes"
                 letter = self.undelivered.dead_letter_of(offset, payload, SLOT_FULL, detail)
-                dead_letters = self.routes.dead_letter
-                # Where the open transaction only lacks room for one more, the record waits.
-                if letter is None and not self.undelivered.takes(dead_letters):
-                    letter = self._put_off(dead_letters, offset, payload, now_ms, base)
+                if letter is None and not self._takes_letters_soon():
+                    topic = self.routes.dead_letter
+                    letter = self._put_off(topic, offset, payload, now_ms, base)
                 if letter is None:
                     flow.judge_again()
                 return letter
