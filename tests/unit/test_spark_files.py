@@ -80,3 +80,12 @@ def test_an_audit_and_an_archive_go_on_after_a_kill_from_what_is_complete(tmp_pa
     archive.commit(batch)
     killed_while_writing(tmp_path / "batches" / "00000001.json")
     assert archive.newest() == batch
+
+
+def test_an_archive_keeps_its_last_two_manifests(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path))
+    for number in (0, 1, 2, 2, 3):
+        batch = Batch(number, {("t", 0): 9 + number}, CUT, all_of(CUT))
+        archive.commit(batch)
+        assert archive.newest() == batch
+    assert names_in(f"{tmp_path}/batches") == ["00000002.msgpack", "00000003.msgpack"]
