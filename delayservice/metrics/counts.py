@@ -7,6 +7,7 @@ the state of its slices, encoded by ``snapshot.encode_snapshot``, to the supervi
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Collection
 from typing import Final
@@ -100,10 +101,14 @@ class WorkerMetrics(msgspec.Struct, kw_only=True):
     def delivered(self, topic: str, target: str, lateness_ms: Collection[int]) -> None:
         """Count one batch of delivered records by their lateness, in ms; below 0 is early."""
         self.early += sum(late < 0 for late in lateness_ms)
+        self._lateness_to(topic, target, TARGETS_MAX).observe(lateness_ms)
+
+    def _lateness_to(self, topic: str, target: str, pairs_max: float) -> Histogram:
         of_topic = self.targets.setdefault(topic, {})
-        if target not in of_topic and sum(map(len, self.targets.values())) >= TARGETS_MAX:
-            target = OTHERS
-        of_topic.setdefault(target, Histogram()).observe(lateness_ms)
+        if target not in of_topic:
+            pairs = sum(len(found) - (OTHERS in found) for found in self.targets.values())
+            target = OTHERS if pairs >= pairs_max else target
+        return of_topic.setdefault(target, Histogram())
 
     @property
     def lateness(self) -> Histogram:
@@ -119,7 +124,10 @@ class WorkerMetrics(msgspec.Struct, kw_only=True):
         by_target = [one for targets in self.targets.values() for one in targets.values()]
         return [self.turns, self.transactions, *self.apart.values(), *by_target]
 
-    def add(self, other: WorkerMetrics) -> None:
+    def add(self, other: WorkerMetrics, pairs_max: float = math.inf) -> None:
+        """Add the counts of another worker, or of a later process of this one with ``pairs_max``
+        pairs in ``targets``.
+        """
         self.cpu_s += other.cpu_s
         self.aborts += other.aborts
         self.ingested += other.ingested
@@ -133,9 +141,8 @@ class WorkerMetrics(msgspec.Struct, kw_only=True):
         for kind, lateness in other.apart.items():
             self.apart.setdefault(kind, Histogram()).add(lateness)
         for topic, targets in other.targets.items():
-            of_topic = self.targets.setdefault(topic, {})
             for target, lateness in targets.items():
-                of_topic.setdefault(target, Histogram()).add(lateness)
+                self._lateness_to(topic, target, pairs_max).add(lateness)
 
 
 class AuditFacts(msgspec.Struct):

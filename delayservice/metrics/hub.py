@@ -17,9 +17,7 @@ from typing import TypeVar
 from delayservice import __version__
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import WorkerFacts, electability
-from delayservice.metrics.counts import (
-    WorkerMetrics,
-)
+from delayservice.metrics.counts import TARGETS_MAX, WorkerMetrics
 from delayservice.metrics.facts import (
     NodeFacts,
     Unelectable,
@@ -136,7 +134,7 @@ class MetricsHub:
             gone = self._workers.pop(worker_index, None)
             if gone is not None:
                 past = self._past_workers.setdefault(worker_index, WorkerMetrics())
-                past.add(gone.snapshot.worker)
+                past.add(gone.snapshot.worker, TARGETS_MAX)
 
     def slices(self) -> list[SliceState]:
         """Return the slices that this node keeps, as last reported."""
@@ -213,7 +211,8 @@ class MetricsHub:
         for number, past in self._past_workers.items():
             totals.setdefault(number, WorkerMetrics()).add(past)
         for number, worker in self._workers.items():
-            totals.setdefault(number, WorkerMetrics()).add(worker.snapshot.worker)
+            # As ``forget`` will count them, so that no series ends with the process.
+            totals.setdefault(number, WorkerMetrics()).add(worker.snapshot.worker, TARGETS_MAX)
         return dict(sorted(totals.items()))
 
     def status(self) -> NodeState:

@@ -205,6 +205,24 @@ def test_counters_of_a_replaced_worker_are_kept() -> None:
     assert (target.delivered, target.lateness_ms_p99, target.pending) == (12, 5, 0)
 
 
+def test_the_pairs_of_a_replaced_worker_are_bounded_and_no_counter_goes_back() -> None:
+    collecting = hub()
+    before: dict[str, float] = {}
+    for life in range(4):
+        worker = WorkerMetrics()
+        for number in range(TARGETS_MAX - 5):
+            worker.delivered(f"delay-{number % 2}", f"target-{life}-{number}", [3])
+        collecting.update(0, encode_snapshot(Snapshot(life, worker=worker)))
+        for _ in range(2):  # before the worker ends, and after
+            shown = samples(collecting)
+            counts = {k: n for k, n in shown.items() if k.startswith("delay_lateness_seconds_co")}
+            assert all(counts.get(name, 0) >= count for name, count in before.items())
+            assert sum(counts.values()) == (life + 1) * (TARGETS_MAX - 5)
+            assert len(counts) <= TARGETS_MAX + 2
+            before = counts
+            collecting.forget(0)
+
+
 def test_the_number_of_series_grows_with_the_slices_by_gauges_only() -> None:
     one, many = hub(), hub()
     one.update(0, packed(1, [busy(0)]))
