@@ -114,7 +114,7 @@ class Flow:
             *(self._taken, self._with_room),
         )
         self._over_cap = self._over_cap_saved = 0
-        self._commits = 0
+        self._calls = 0
         self.over_cap = 0
 
     def renew(self, rules: FlowRules) -> None:
@@ -180,12 +180,14 @@ class Flow:
     def _earliest_ms(self, target: str, now_ms: int) -> float:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
-    def observe(self, target: str, turn_ms: int) -> None:
+    def observe(self, target: str, turn_ms: int, written_ms: int) -> None:
         """Note the ``turn_ms`` of a requeued record read from the log: the rate gives others
-        later ones.
+        later ones. At times, drop what no longer limited when the record was written, epoch ms, as
+        a replica never commits.
         """
         self._next_ms.raise_to(target, turn_ms + self._interval_ms(target))
         self._moved_ms.raise_to(target, turn_ms)
+        self._forget_at_times(written_ms)
 
     # --- caps ----------------------------------------------------------------------------------
 
@@ -229,9 +231,7 @@ class Flow:
             numbers.commit()
         self.over_cap += self._over_cap
         self._over_cap = 0
-        self._commits += 1
-        if self._commits % _FORGET_EVERY == 0:
-            self._forget(now_ms)
+        self._forget_at_times(now_ms)
 
     def abort(self) -> None:
         for numbers in self._all:
@@ -250,7 +250,10 @@ class Flow:
             numbers.restore()
         self._over_cap = self._over_cap_saved
 
-    def _forget(self, now_ms: int) -> None:
+    def _forget_at_times(self, now_ms: int) -> None:
+        self._calls += 1
+        if self._calls % _FORGET_EVERY:
+            return
         since_s = now_ms // _SECOND_MS - _KEPT_S
         for seconds in (self._taken, self._with_room):
             seconds.keep(lambda second, _: second[1] >= since_s)

@@ -409,18 +409,18 @@ class Lane:
         if self.reader.has_refused and not self._label.has_refused:
             # Written before the store's S passes the refused record.
             self._label.write(self.contracts, has_refused=True)
-        self._prepare(entries)
+        self._prepare(run, entries)
         return entries
 
     # Notes the turns that an earlier owner gave to paced records, and looks up unknown targets. Not
     # those that settings deny, because a client can name any number of them.
-    def _prepare(self, entries: Sequence[Entry]) -> None:
+    def _prepare(self, run: PolledBatch, entries: Sequence[Entry]) -> None:
         flow, targets = self._flow, self._targets
         if flow is not None and flow.has_rates:
             for payload in (entry[4] for entry in entries if entry[1] == COPY):
                 turn_ms = turn_of(payload[6])
                 if turn_ms is not None:
-                    flow.observe(payload[0], turn_ms)
+                    flow.observe(payload[0], turn_ms, run.rows[0][1])
         named = {entry[4][:2] for entry in entries if entry[1] <= COPY}
         unknown = [
             target

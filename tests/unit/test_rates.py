@@ -77,7 +77,7 @@ class World:
         for _, _, pending in self.pending:
             turn_ms = turn_of(pending[6])
             if turn_ms is not None:
-                flow.observe(pending[0], turn_ms)
+                flow.observe(pending[0], turn_ms, self.now_ms)
 
     def append(self, key_ms: int, pending: Payload) -> None:
         self.offset += 1
@@ -142,7 +142,7 @@ def test_a_limited_target_does_not_hold_up_another() -> None:
 
 def test_the_first_pattern_that_matches_counts_and_nought_is_no_limit() -> None:
     flow = limited(1, ("orders-bulk", 0.0), ("orders-fast", 1_000.0))
-    flow.observe("orders-bulk", NOW_MS + 1_000)  # written before the limit was taken away
+    flow.observe("orders-bulk", NOW_MS + 1_000, NOW_MS)  # written before the limit was taken away
     for target, late in (("orders-bulk", False), ("orders-fast", False), ("orders-x", True)):
         turns = [flow.turn_ms(target, NOW_MS, NOW_MS) for _ in range(20)]
         assert any(turn is not None for turn in turns) is late
@@ -155,8 +155,19 @@ def test_a_turn_that_is_near_goes_at_once_but_overtakes_nobody() -> None:
     later_ms = NOW_MS + 20  # the next turn is 50 ms away, and one was given to a copy before it
     assert flow.turn_ms("orders", later_ms, later_ms) == NOW_MS + AHEAD_MS + 20
     flow = limited(100)  # of the next owner, who has read a copy
-    flow.observe("orders", later_ms)
+    flow.observe("orders", later_ms, NOW_MS)
     assert flow.turn_ms("orders", NOW_MS, NOW_MS) == later_ms + 10
+
+
+def test_a_replica_forgets_turns_that_have_passed_and_keeps_the_others() -> None:
+    flow = limited(1)
+    flow.observe("orders", NOW_MS + 60_000, NOW_MS)
+    for number in range(5_000):
+        written_ms = NOW_MS + number * TICK_MS
+        flow.observe(f"orders-{number}", written_ms + 1_000, written_ms)
+    assert len(flow._next_ms._committed) < 2_000
+    assert len(flow._moved_ms._committed) < 2_000
+    assert flow.turn_ms("orders", written_ms, written_ms) == NOW_MS + 61_000
 
 
 def test_a_delivery_at_once_puts_off_one_whose_turn_passed_in_an_outage() -> None:
