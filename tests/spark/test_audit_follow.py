@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,34 @@ def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
     summaries = [one for one in said if one["kind"] == "summary"]
     assert [one["findings"] for one in summaries if one["findings"]] == [{"lost": 1}] * 2
     assert len({one["at_ms"] for one in summaries}) == len(summaries)
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["here", "on Spark"])
+def test_only_the_first_interval_and_those_with_findings_have_folders(
+    spark: SparkSession,
+    history: MadeHistory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_here: bool,
+) -> None:
+    if not is_here:
+        monkeypatch.setattr(run, "judged_here", lambda *_: None)
+    h, findings = history, tmp_path / "findings"
+    following = Following(spark, options(h, tmp_path, topic=h.other))
+    h.settled(h.now_ms)
+    for _ in range(2):
+        following.step()
+        assert spark.read.parquet(str(findings)).where("kind = 'lost'").count() == 0
+    lost = h.record(h.now_ms - MINUTE)
+    h.settled(h.now_ms)
+    following.step()
+    # As of a step that was killed before its cut was stored.
+    shutil.copytree(findings / "interval=00000003", findings / "interval=00000004")
+    following.step()
+    assert sorted(path.name[-1] for path in findings.iterdir()) == ["1", "3"]
+    assert [path.name[-1] for path in (tmp_path / "unjudged").iterdir()] == ["1"]
+    assert found_in(spark, tmp_path) == [("lost", lost)]
 
 
 def test_a_step_that_failed_after_its_cut_was_stored_is_not_made_again(

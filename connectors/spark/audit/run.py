@@ -38,8 +38,15 @@ from connectors.spark.audit.state import AuditManifest, LogPosition, State, Stor
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.clients import read_logs
 from connectors.spark.common.cut import Cut, take_cut
-from connectors.spark.common.files import delete, read_text, write_parquet, write_text
-from connectors.spark.common.frames import arrow_schema, counts_by, kept
+from connectors.spark.common.files import (
+    delete,
+    is_there,
+    names_in,
+    read_text,
+    write_parquet,
+    write_text,
+)
+from connectors.spark.common.frames import arrow_schema, counts_by, kept, table
 from connectors.spark.common.sink import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.base import faults
@@ -192,8 +199,8 @@ class Following:
         if step is None:
             logs = KafkaLogs(self._spark, self._options.client, evidence)
             step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
-        found = _written(step.found, self._of_interval("findings", number))
-        unjudged = _written(step.unjudged, self._of_interval("unjudged", number))
+        found = self._written(step.found, "findings", number)
+        unjudged = self._written(step.unjudged, "unjudged", number)
         result = _result(
             self._options, cut, evidence, past, step.counts, found, unjudged, began_s, dropped
         )
@@ -213,13 +220,24 @@ class Following:
         text = read_text(self._state.summary_path(number)) or "{}"
         write_text(options.path("summary.json"), text)
         if options.topic is not None:
-            found = self._spark.read.schema(FINDING).parquet(self._of_interval("findings", number))
+            path, found = self._of_interval("findings", number), table(self._spark, FINDING)
+            if is_there(path):
+                found = self._spark.read.schema(FINDING).parquet(path)
             sender = (name_for("audit", self.manifest.audit), number)
             begun = options.path("state/published")
             told = _published(json.loads(text))
             publish(options.client, options.topic, sender, ("finding", found), told, begun)
         faults.point("audit_published")
         self._is_concluded = True
+
+    def _written(self, rows: DataFrame | FoundRows, kind: str, number: int) -> _Written:
+        # An interval without rows has a folder only where no other has one: readers by SQL learn
+        # the columns from it.
+        path = self._of_interval(kind, number)
+        written = _written(rows, path)
+        if not written.by_kind and len(names_in(self._options.path(kind))) > 1:
+            delete(path)
+        return written
 
     def _of_interval(self, kind: str, number: int) -> str:
         return self._options.path(f"{kind}/interval={number:08d}")
