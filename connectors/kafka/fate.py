@@ -36,6 +36,7 @@ from delayservice.inspection.query import Pending
 # Limits of one read, in bytes and seconds.
 READ_BYTES_MAX: Final = 64 << 20
 READ_S_MAX: Final = 2.0
+# Of a copy that an outcome names, within another read.
 _COPY_READ_S_MAX: Final = 1.0
 # Newest offsets of each partition of the delay topics that are searched for an id.
 ID_OFFSETS_MAX: Final = 20_000
@@ -172,7 +173,7 @@ class FateFinder:
         with self._reading:
             bounds = many_bounds(self._admin, places)
             starts = {p: max(b.start, b.end - ID_OFFSETS_MAX) for p, b in bounds.items()}
-            for (topic, partition), row in self._rows(starts, set()):
+            for (topic, partition), row in self._rows(starts, set(), READ_S_MAX):
                 said = dict(row[4] or ())
                 if said.get(names.DELAY_ID) == record_id:
                     is_record = not self._is_control(topic, partition, row)
@@ -219,7 +220,7 @@ class FateFinder:
             return None
         try:
             starts = offsets_since(self._admin, places, max(since_ms, 0))
-            for place, row in self._rows(starts, sought.problems):
+            for place, row in self._rows(starts, sought.problems, READ_S_MAX):
                 said = dict(row[4] or ())
                 if sought.is_about(said, row[1]) or self._settles_copy(sought, said):
                     return sought.fate(place, row, outcome)
@@ -251,12 +252,12 @@ class FateFinder:
         return b'"%b"' % b64encode(sought.source) in origin  # JSON, bytes in base64
 
     def _rows(
-        self, starts: Mapping[Place, int], problems: set[str], read_s_max: float | None = None
+        self, starts: Mapping[Place, int], problems: set[str], read_s_max: float
     ) -> Iterator[tuple[Place, PolledRecord]]:
         """Yield the records from these offsets on, up to the ends of the logs or to a limit, which
         is noted in ``problems``.
         """
-        until_s = time.monotonic() + (read_s_max or READ_S_MAX)
+        until_s = time.monotonic() + read_s_max
         left, unread = READ_BYTES_MAX, set(starts)
         consumer = consumer_client(
             consumer_config(self._settings.kafka.client_config("consumer"), "fate")

@@ -33,7 +33,7 @@ from delayservice.metrics.hub import MetricsHub
 _CONCURRENCY_MAX: Final = 256
 _CLOSE_S: Final = 3
 _LOOK_S: Final = 0.5
-# Time for which a connection may be open without a whole request, in s.
+# Time for which a client may send no whole request, or read nothing of an answer, in s.
 _REQUEST_S_MAX: Final = 15.0
 
 _log = structlog.get_logger(__name__)
@@ -166,8 +166,8 @@ class HttpServer:
 
 class _Server(uvicorn.Server):
     """uvicorn server that checks every half second whether to end, whether its certificate has
-    changed, and which clients send no request: uvicorn lets them use up its connections. Its own
-    ten checks a second took a tenth of an idle node's CPU time.
+    changed, and which clients send no request or read no answer: uvicorn lets them use up its
+    connections. Its own ten checks a second took a tenth of an idle node's CPU time.
     """
 
     def __init__(self, config: uvicorn.Config, certificate: Certificate | None) -> None:

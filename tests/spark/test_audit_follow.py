@@ -54,17 +54,20 @@ def step(following: Following) -> AuditResult:
     return Following(following._spark, following._options).step()
 
 
-@pytest.mark.parametrize("is_here", [True, False], ids=["here", "on Spark"])
+@pytest.fixture(params=["here", "on Spark"])
+def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are judged in this process, and by Spark's tasks."""
+    if request.param == "on Spark":
+        monkeypatch.setattr(run, "judged_here", lambda *_: None)
+
+
+@pytest.mark.usefixtures("anywhere")
 def test_records_behind_an_open_transaction_are_judged_by_a_later_cut(
     spark: SparkSession,
     history: MadeHistory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    *,
-    is_here: bool,
 ) -> None:
-    if not is_here:
-        monkeypatch.setattr(run, "judged_here", lambda *_: None)
     usual = cut.take_cut.__kwdefaults__ or {}
     monkeypatch.setattr(cut.take_cut, "__kwdefaults__", {**usual, "open_wait_s": 1.0})
     h = history
@@ -140,17 +143,10 @@ def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
     assert len({one["at_ms"] for one in summaries}) == len(summaries)
 
 
-@pytest.mark.parametrize("is_here", [True, False], ids=["here", "on Spark"])
+@pytest.mark.usefixtures("anywhere")
 def test_only_the_first_interval_and_those_with_findings_have_folders(
-    spark: SparkSession,
-    history: MadeHistory,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    is_here: bool,
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
-    if not is_here:
-        monkeypatch.setattr(run, "judged_here", lambda *_: None)
     h, findings = history, tmp_path / "findings"
     following = Following(spark, options(h, tmp_path, topic=h.other))
     h.settled(h.now_ms)

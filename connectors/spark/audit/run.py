@@ -199,8 +199,8 @@ class Following:
         if step is None:
             logs = KafkaLogs(self._spark, self._options.client, evidence)
             step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
-        found = self._written(step.found, "findings", number)
-        unjudged = self._written(step.unjudged, "unjudged", number)
+        found = self._write_interval(step.found, "findings", number)
+        unjudged = self._write_interval(step.unjudged, "unjudged", number)
         result = _result(
             self._options, cut, evidence, past, step.counts, found, unjudged, began_s, dropped
         )
@@ -230,7 +230,7 @@ class Following:
         faults.point("audit_published")
         self._is_concluded = True
 
-    def _written(self, rows: DataFrame | FoundRows, kind: str, number: int) -> _Written:
+    def _write_interval(self, rows: DataFrame | FoundRows, kind: str, number: int) -> _Written:
         # An interval without rows has a folder only where no other has one: readers by SQL learn
         # the columns from it.
         path = self._of_interval(kind, number)
