@@ -101,11 +101,9 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
         file, text = _column(PLACE), _column(VALUE).cast("string")
         named = sf.substring_index(file, ":", -2)
     else:
-        kinds = rows.schema
-        columns = [
-            _sorted(_column(one), kinds[one].dataType).alias(one) for one in sorted(_columns(rows))
-        ]
-        text = _json(sf.struct(*columns))
+        names = _columns(rows)
+        kind = types.StructType([rows.schema[name] for name in names])
+        text = _json(sf.struct(*map(_column, names)), kind)
         file = sf.input_file_name()
         if CSV_PLACE in rows.columns:
             file, text = _column(CSV_PLACE), sf.coalesce(_column(CSV_TEXT), text)
@@ -184,7 +182,7 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
     if isinstance(kind, types.BinaryType):
         return column
     if isinstance(kind, _NESTED):
-        return _json(_sorted(column, kind)).cast("binary")
+        return _json(column, kind).cast("binary")
     return column.cast("string").cast("binary")
 
 
@@ -226,13 +224,13 @@ def _sorted(column: Column, kind: types.DataType) -> Column:
     return column
 
 
-def _json(column: Column) -> Column:
+def _json(column: Column, kind: types.DataType) -> Column:
     # Spark would write milliseconds: rows that differ by less would have the same made id.
     formats = {
         "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
         "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     }
-    return sf.to_json(column, formats)
+    return sf.to_json(_sorted(column, kind), formats)
 
 
 def _column(name: str) -> Column:
