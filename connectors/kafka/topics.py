@@ -159,10 +159,11 @@ class TopicKeeper:
         if not self._settings.topics.create:
             return f"{waits}; create it, or set topics.create"
         try:
-            self.create({name: _Spec(1, LETTER_CONFIG)})
+            is_made = self.create({name: _Spec(1, LETTER_CONFIG)})
         except KafkaEdgeError as exc:
             return f"{waits}; {exc}"
-        return f"{name} {MADE_AGAIN}"
+        # The broker that was asked may not know yet what another node just created.
+        return f"{name} {MADE_AGAIN}" if is_made else ""
 
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: PartitionCounts | None
@@ -220,9 +221,11 @@ class TopicKeeper:
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
-    def create(self, missing: Mapping[str, _Spec]) -> None:
+    def create(self, missing: Mapping[str, _Spec]) -> list[str]:
+        # Returns those that did not exist.
+        made: list[str] = []
         if not missing:
-            return
+            return made
         replication = self._settings.topics.replication_factor
         requests = [
             NewTopic(name, spec.partitions, replication, config=dict(spec.config))
@@ -231,10 +234,12 @@ class TopicKeeper:
         for name, future in self._admin.create_topics(requests).items():
             try:
                 answer_of(future, ASK_TIMEOUT_S)
+                made.append(name)
                 _log.info("topic_created", topic=name, partitions=missing[name].partitions)
             except KafkaException as exc:
                 if error_of(exc).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc
+        return made
 
     def look(self, layout: PartitionCounts) -> TopicsSnapshot:
         # A missing topic for dead letters or outcomes is created again, if the settings allow it.
@@ -247,8 +252,9 @@ class TopicKeeper:
         configs = self._configs((topics.checkpoint, topics.claims_topic, *outlets, *names))
         problems = complaints(access, dict.fromkeys(outlets, (WRITE,)))
         for name in outlets:
-            if name not in existing and not access[name].lacks(WRITE):
-                problems.append(TopicProblem(name, self._make_again(name)))
+            is_missing = name not in existing and not access[name].lacks(WRITE)
+            if is_missing and (problem := self._make_again(name)):
+                problems.append(TopicProblem(name, problem))
             # Without a configuration, a refusal shows what is refused there.
             if (config := configs.get(name)) is not None:
                 problems += [

@@ -30,13 +30,14 @@ def create(*, common: KafkaOptions) -> None:
     """
     keeper = _keeper(_settings(common))
     missing = keeper.missing()
-    keeper.create(missing)
-    made = [{"topic": name, "partitions": spec.partitions} for name, spec in missing.items()]
+    made = [
+        {"topic": name, "partitions": missing[name].partitions} for name in keeper.create(missing)
+    ]
 
     def show() -> None:
-        for name, spec in missing.items():
-            say(out, f"{name} is created, partitions: {spec.partitions}", "green")
-        if not missing:
+        for one in made:
+            say(out, f"{one['topic']} is created, partitions: {one['partitions']}", "green")
+        if not made:
             say(out, "all topics exist")
 
     emit({"created": made}, show, as_json=common.as_json)

@@ -9,8 +9,11 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
+from connectors.kafka.clients import admin_client
+from connectors.kafka.topics import TopicKeeper
 from delay_devtools.service import ServiceProcess
 from delayservice.cli import app
+from delayservice.config.settings import load
 from tests.integration.bench import Bench, Header, Seen, aborts, await_true, benches
 
 NEEDY, OTHER = 0, 1
@@ -121,6 +124,18 @@ def test_a_topic_of_the_service_that_is_deleted_is_made_again_and_reported(
     assert len(aborts(service)) <= 2, "at most one transaction finds out"
     assert service.events("ownership_lost") == []
     assert service.stop() == 0
+
+
+def test_a_topic_that_the_asked_broker_does_not_know_yet_was_not_deleted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load(None, bench.settings(), {})
+    keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
+    keeper.prepare()
+    known = keeper._list()
+    stale = {n: b for n, b in known.items() if n not in (bench.dead_letter, bench.outcomes)}
+    monkeypatch.setattr(keeper, "_list", lambda: stale)
+    assert keeper.look(keeper.layout()).outlet_problems == ()
 
 
 @TOPICS
