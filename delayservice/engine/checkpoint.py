@@ -55,10 +55,17 @@ NOTHING_READ: Final = LastRead()
 
 
 class Lost(NamedTuple):
-    """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them."""
+    """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them.
+    ``before``: number of offsets of all earlier ranges, also of those that were dropped.
+    """
 
     first: int
     stop: int
+    before: int = 0
+
+    @property
+    def in_all(self) -> int:
+        return self.before + self.stop - self.first
 
 
 # The oldest ranges are dropped.
@@ -71,8 +78,10 @@ def skipped(ranges: tuple[Lost, ...], h: int, log_start: int) -> tuple[Lost, ...
     """
     if h >= log_start:
         return ranges
-    before = [Lost(first, min(stop, h)) for first, stop in ranges if first < h]
-    return (*before, Lost(h, log_start))[-RANGES_MAX:]
+    earlier = [one._replace(stop=min(one.stop, h)) for one in ranges if one.first < h]
+    dropped = ranges[0].before if ranges else 0
+    in_all = earlier[-1].in_all if earlier else dropped
+    return (*earlier, Lost(h, log_start, in_all))[-RANGES_MAX:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,11 @@ class Follower:
         self.newest: Checkpoint | None = None
         self._lag = Lag()
 
-    # Offsets that retention deleted before they were settled, by the newest checkpoint.
+    # Offsets that retention has deleted before they were settled, by the newest checkpoint.
     @property
     def lost_offsets(self) -> int:
         shards = () if self.newest is None else self.newest.shards.values()
-        return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
+        return sum(shard.lost[-1].in_all for shard in shards if shard.lost)
 
     def stepped_down(self, lanes: Mapping[str, Lane], claim: int) -> None:
         """Apply the newest checkpoint as a replica does, if an owner after ``claim`` wrote it.

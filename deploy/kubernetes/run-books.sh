@@ -10,5 +10,6 @@ delayservice() { kubectl -n $NAMESPACE exec $POD -c delayservice -- delayservice
 #                                  and restart
 # the log before a restart:        kubectl -n $NAMESPACE logs $POD -c delayservice --previous
 # other commands, as df:           kubectl -n $NAMESPACE exec $POD -c delayservice -- df ...
-# a lost machine, with the chart:  kubectl -n $NAMESPACE delete pvc/state-$POD pod/$POD
-#                                  (the node is rebuilt from Kafka)
+# a lost machine, with the chart:  kubectl -n $NAMESPACE delete pvc/state-$POD --wait=false
+#                                  kubectl -n $NAMESPACE delete pod/$POD --force --grace-period=0
+#                                  (its kubelet does not answer; the node is rebuilt from Kafka)

@@ -42,6 +42,7 @@ from delayservice.contract.home import (
     write_envelope,
 )
 from delayservice.contract.requeue import write_copy
+from delayservice.engine.checkpoint import Lost
 from delayservice.engine.cursor import Cursor
 from tests.history import SECRET, Header, History
 
@@ -101,7 +102,7 @@ class World(History):
         self.secrets: tuple[bytes, ...] = (SECRET,)
         self.start = 0
         self.judged_from: int | None = None
-        self.lost: tuple[tuple[int, int], ...] = ()
+        self.lost: tuple[Lost, ...] = ()
         self.rules: dict[str, Any] = {}
         self.strictness = USUAL
         self.cursor = self.cursor_at_home = Cursor()

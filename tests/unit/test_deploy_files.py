@@ -246,7 +246,7 @@ def test_a_job_ends_and_is_not_done_again_because_it_found_something(job: dict[s
 
 def test_a_command_of_the_run_books_names_the_namespace_and_resources_in_one_form() -> None:
     typed = re.findall(r"kubectl .*", (FOLDER / "run-books.sh").read_text("utf-8"))
-    assert len(typed) == 9
+    assert len(typed) == 10
     assert [one for one in typed if "$NAMESPACE" not in one] == []
     # kubectl refuses `pvc NAME pod/NAME`.
     assert [one for one in typed if re.search(r" delete [^/ ]+ .*/", one)] == []

@@ -77,12 +77,12 @@ def test_it_prunes_by_the_checkpoint_and_reads_on_by_its_contracts() -> None:
 def test_it_counts_the_offsets_that_the_newest_checkpoint_names_as_lost() -> None:
     replica = Replica(stored=40)
     assert replica.follower.lost_offsets == 0
-    lost = (Lost(3, 9), Lost(20, 31))
+    lost = (Lost(3, 9), Lost(20, 31, before=1_000))
     shard = ShardCheckpoint("id", Cursor((5, 5), 40), CONTRACTS, lost=lost)
     replica.hears(
         encode_checkpoint(Checkpoint(0, "n1", 1, "mine", {"topic": shard}, 1, OLD_TENURE))
     )
-    assert replica.follower.lost_offsets == 6 + 11
+    assert replica.follower.lost_offsets == 1_000 + 11
 
 
 def test_a_topic_that_was_made_anew_is_not_behind_of_the_old_one() -> None:

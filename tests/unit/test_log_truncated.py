@@ -16,7 +16,7 @@ from connectors.kafka.clients import KAFKA
 from connectors.kafka.source import KafkaSource
 from delayservice.base.errors import LogTruncatedError
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead, Lost, skipped
+from delayservice.engine.checkpoint import NOTHING_READ, RANGES_MAX, LastRead, Lost, skipped
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Bounds, PolledBatch
@@ -414,4 +414,15 @@ def test_a_range_that_was_not_walked_to_its_end_goes_over_to_the_next_owner() ->
     assert ranges == (Lost(80, 200),)
     assert skipped(ranges, h=200, log_start=200) == ranges
     assert skipped(ranges, h=80, log_start=220) == (Lost(80, 220),)
-    assert skipped(ranges, h=150, log_start=220) == (Lost(80, 150), Lost(150, 220))
+    assert skipped(ranges, h=150, log_start=220) == (Lost(80, 150), Lost(150, 220, before=70))
+
+
+def test_all_lost_offsets_are_counted_also_of_ranges_that_are_dropped() -> None:
+    ranges = skipped((), h=0, log_start=1_000_000)
+    for start in range(2_000_000, 2_000_000 + 100 * RANGES_MAX, 100):
+        before, ranges = ranges[-1].in_all, skipped(ranges, h=start, log_start=start + 10)
+        assert ranges[-1].in_all == before + 10
+    assert Lost(0, 1_000_000) not in ranges
+    first = ranges[0]
+    again = skipped(ranges, h=first.first, log_start=first.stop)
+    assert again == (first,), "what is skipped again counts once"

@@ -22,6 +22,7 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.contract.provenance import to_input_headers
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.contract.replays import marker
+from delayservice.engine.checkpoint import Lost
 from delayservice.engine.cursor import Cursor
 from tests.unit.spark_world import (
     AT_HOME,
@@ -144,7 +145,7 @@ def cancel_that_retention_deleted_before_h_had_passed_it(w: World) -> None:
     for due_ms in (HOUR, 2 * HOUR, 9 * HOUR):
         w.source(T, T + due_ms, NAMED)  # the second and third reschedule the one before
     w.control(T + 1_000, ID, b"cancel")
-    w.lost = ((0, 4),)
+    w.lost = (Lost(0, 4),)
     w.delivery(T + HOUR, 0, T + HOUR, NAMED)
     copy = w.requeue(T + 30 * 60_000, 1, T + 2 * HOUR, base=3, name=ID)
     w.delivery(T + 2 * HOUR, copy, T + 2 * HOUR, NAMED, origin=f"{w.delay}:0:1")

@@ -185,7 +185,7 @@ def _shard_rules(shard: ShardCut, cut: Cut, evidence: Evidence, past: EarlierCut
         judged_from=evidence.judged[shard.place],
         new_from=past.ends.get(shard.place, 0),
         born_ms=first_ms - CLOCKS_DIFFER_MS,
-        lost=shard.lost,
+        lost=tuple((lost.first, lost.stop) for lost in shard.lost),
     )
 
 

@@ -33,7 +33,7 @@ from connectors.spark.common.clients import admin_of, read_logs
 from connectors.spark.common.topics import Place, Span
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
-from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, decode_checkpoint_of
+from delayservice.engine.checkpoint import Checkpoint, Lost, ShardCheckpoint, decode_checkpoint_of
 from delayservice.engine.claims import slice_no_of
 from delayservice.engine.cursor import Cursor
 
@@ -71,7 +71,7 @@ class ShardCut:
     later: Cursor
     contracts: Contracts
     span: Span
-    lost: tuple[tuple[int, int], ...] = ()
+    lost: tuple[Lost, ...] = ()
 
     @property
     def name(self) -> str:
