@@ -290,6 +290,8 @@ class KafkaCheckpoints:
             made_again, self._made_again = self._made_again, set()
             for place in [place for place in self._positions if place[0] in made_again]:
                 self._positions[place] = 0
+            if self._topic in made_again:
+                self._starts.clear()  # nothing lies before the start of the new log
 
     def _end(self) -> None:
         if self._consumer is not None:

@@ -23,7 +23,7 @@ from delayservice.engine.claims import CLAIM, Tenure
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Control
 from tests.conftest import MakeTopic
-from tests.integration.bench import Reader
+from tests.integration.bench import Reader, await_true
 from tests.integration.claimants import PLACE, SECRET, SLICE, Topics, Worker
 from tests.simulation.mutations import to_lso
 
@@ -219,21 +219,44 @@ def await_forgotten(topics: Topics, writer: str) -> None:
         )
 
 
+def write_checkpoints(topics: Topics, commits: range) -> None:
+    producer = Producer({**topics.client, "batch.num.messages": 5, "linger.ms": 5})
+    for commit in commits:
+        written = Checkpoint(SLICE, "a", 1, SECRET, {}, commit, Tenure("a", 1))
+        producer.produce(topics.checkpoint, encode_checkpoint(written), b"%d" % SLICE)
+    assert producer.flush(30) == 0
+
+
+def test_a_new_slice_is_found_unserved_after_the_checkpoint_topic_was_made_again(
+    topics: Topics,
+) -> None:
+    tail = KafkaCheckpoints(topics.options("tail"), SystemClock(), "tail")
+    write_checkpoints(topics, range(2_000))  # it begins 1,000 before the end
+    tail.follow(SLICE)
+    while not tail.is_newest(SLICE):
+        assert tail.tail(5.0)
+    admin = AdminClient(topics.client)
+    admin.delete_topics([topics.checkpoint])[topics.checkpoint].result(30)
+    await_true(
+        lambda: topics.checkpoint not in admin.list_topics(timeout=30).topics, "the topic is gone"
+    )
+    again = NewTopic(topics.checkpoint, 1, 1)
+    admin.create_topics([again], operation_timeout=30)[topics.checkpoint].result(30)
+    write_checkpoints(topics, range(2_000, 2_001))
+    tail.made_again(topics.checkpoint)
+    tail.follow(SLICE + 1)
+    while not tail.is_unserved(SLICE + 1):
+        assert tail.tail(5.0), "nothing is searched that only the old log had"
+    tail._end()
+
+
 def test_old_checkpoints_are_not_taken_for_the_newest_while_they_are_read(topics: Topics) -> None:
     # Nothing is fetched ahead: however long the machine takes, the first read has not all.
     few = {**topics.client, "max.partition.fetch.bytes": "1000", "queued.min.messages": "1"}
     options = replace(topics.options("tail"), consumer=few)
-    producer = Producer({**topics.client, "batch.num.messages": 5, "linger.ms": 5})
-
-    def write(commits: range) -> None:
-        for commit in commits:
-            written = Checkpoint(SLICE, "a", 1, SECRET, {}, commit, Tenure("a", 1))
-            producer.produce(topics.checkpoint, encode_checkpoint(written), b"%d" % SLICE)
-        assert producer.flush(30) == 0
-
     tail, last = KafkaCheckpoints(options, SystemClock(), "tail"), 0
     for more in (300, 200):  # when it begins, and when it connects anew
-        write(range(last, last + more))
+        write_checkpoints(topics, range(last, last + more))
         first, last = last, last + more
         read: list[int] = []
         while not read or not tail.is_newest(SLICE):
