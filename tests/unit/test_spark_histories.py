@@ -1349,6 +1349,46 @@ def cancels_of_what_was_pending_at_an_earlier_cut(w: World) -> None:
     w.outcome(T + 2, "not_pending", second)
 
 
+def told_apart(w: World) -> None:
+    """A cut between what a control record (offset 1) settled and its own outcome, the last one."""
+    w.earlier = Cursor((T, 0), 1)
+    w.settled(T + 2 * HOUR)
+    w.cut()
+    own = w.cuts[-1]
+    w.cuts[-1] = own._replace(ends={**own.ends, OUTCOMES: own.ends[OUTCOMES] - 1})
+
+
+@case()
+def cancelled_before_a_cut_and_told_after_it(w: World) -> None:
+    cancelled_in_time(w)
+    told_apart(w)
+
+
+@case()
+def fired_before_a_cut_and_told_after_it(w: World) -> None:
+    fired_early(w)
+    told_apart(w)
+
+
+@case()
+def kept_out_before_a_cut_and_told_after_it(w: World) -> None:
+    kept_out_by_a_pending_record(w)
+    told_apart(w)
+
+
+@case(("wrong_outcome", 0))
+def cancelled_by_a_fire_before_a_cut_and_told_after_it(w: World) -> None:
+    """Once: the fire did settle something."""
+    cancelled_by_a_fire(w)
+    told_apart(w)
+
+
+@case(("wrong_outcome", 1))
+def cancelled_before_a_cut_and_told_otherwise_after_it(w: World) -> None:
+    cancel_says_not_pending_and_settled_one(w)
+    told_apart(w)
+
+
 @case(at_ms=None)
 def wrong_output_that_is_ahead_of_its_checkpoint(w: World) -> None:
     w.strictness = replace(w.strictness, grace_ms=MINUTE)

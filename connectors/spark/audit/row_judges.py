@@ -52,6 +52,7 @@ from connectors.spark.ledger.facts import (
     FORWARDED,
     NEVER_MS,
     SOURCES,
+    WAITING,
     SourceRow,
     settlement_name,
 )
@@ -66,7 +67,7 @@ from connectors.spark.ledger.rows import (
 )
 from connectors.spark.ledger.rows import FOREIGN as FOREIGN_ROW
 from connectors.spark.ledger.rows import MALFORMED as MALFORMED_ROW
-from delayservice.contract.entry import HOMEBOUND, INVALID
+from delayservice.contract.entry import ABSENT, CANCEL, FIRE, HOMEBOUND, INVALID
 
 JUDGED: Final = (
     "kind string, shard long, topic string, partition int, offset long, source string, "
@@ -128,7 +129,8 @@ class _OfId:
     lines: list[Line] = field(default_factory=list)
     about: list[RecordVerdict] = field(default_factory=list)
     conditional: list[RecordVerdict] = field(default_factory=list)
-    is_hidden: bool = False
+    judged: set[int] = field(default_factory=set)
+    is_open: bool = False
 
 
 class RowJudge:
@@ -206,7 +208,12 @@ class RowJudge:
             of_id = ids.setdefault(line[0], _OfId())
             of_id.lines.append(line[1])
             of_id.about.append(_about(group, line[1], self._rules))
-            of_id.is_hidden |= any(one.verdict == CARRIED and one.kind == OPEN for one in found)
+            of_id.is_open |= any(one.verdict == CARRIED and one.kind == OPEN for one in found)
+            is_settled = any(one.verdict == SETTLED and one.when == CERTAIN for one in found)
+            if is_settled or group.named is not None:
+                of_id.judged.add(group.offset)
+            elif line[1].kind != WAITING:  # a cut may lie between what it settled and its outcome
+                of_id.is_open |= line[1].acts in (ABSENT, CANCEL, FIRE)
 
     def _of_id(self, shard: int, record_id: bytes, of_id: _OfId) -> Iterator[RecordVerdict]:
         own = self._rules.shards[shard]
@@ -222,8 +229,9 @@ class RowJudge:
         wrong = dict(history.judge(self._passed_ms(shard), self._rules.lag_ms))
         for number, why in wrong.items():
             yield of_id.about[number]._replace(kind=WRONG_OUTCOME, detail=why)
-        for number, line in enumerate(lines):
-            if number not in wrong and _may_matter(line, own, is_hidden=of_id.is_hidden):
+            lines[number] = lines[number]._replace(settlement="")  # it is not reported again
+        for line in lines:
+            if line.offset in of_id.judged and _may_matter(line, own, is_open=of_id.is_open):
                 yield named_row(shard, line, record_id)
 
     def columns(self, one: RecordVerdict) -> tuple[Any, ...]:
@@ -380,11 +388,9 @@ def _is_true(
     return is_true[one.when]
 
 
-def _may_matter(line: Line, own: ShardRules, *, is_hidden: bool) -> bool:
+def _may_matter(line: Line, own: ShardRules, *, is_open: bool) -> bool:
     # H of the earlier cursor has not passed the record, so it may still cancel others; or it waits
-    # for its home and has not arrived there; or it may have cancelled another record of its id,
-    # which is judged again (is_hidden).
-    if not line.settlement:
-        return False
+    # for its home and has not arrived there; or another record of its id, which it may have
+    # cancelled or been settled by, is judged later (is_open).
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home
-    return is_hidden or waits or line.offset >= own.earlier.offset
+    return is_open or waits or line.offset >= own.earlier.offset
