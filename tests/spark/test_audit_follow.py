@@ -74,8 +74,9 @@ def test_records_behind_an_open_transaction_are_judged_by_a_later_cut(
     due_ms = h.now_ms - MINUTE
     to_other, far = h.record(due_ms, target=h.other), ("delay-id", b"far")
     named = h.record(h.now_ms + 100 * MINUTE, far)
+    replaced, _ = (h.record(h.now_ms + 100 * MINUTE, ("delay-id", b"twice")) for _ in range(2))
     h.flush()
-    hidden = {"behind_open_transaction": 2}
+    hidden = {"behind_open_transaction": 3}
     with aborted(h.client) as producer:
         producer.produce(h.target, b"of a stranger", partition=0)
         producer.flush(60)
@@ -92,8 +93,8 @@ def test_records_behind_an_open_transaction_are_judged_by_a_later_cut(
     h.outcome(h.now_ms, "cancelled", named, cancel, far)
     h.settled(h.now_ms)
     found = following.step()
-    assert (found.findings, found.unjudged, found.status) == ({"lost": 1}, {}, 3)
-    assert found_in(spark, tmp_path) == [("lost", lost)]
+    assert (found.findings, found.unjudged, found.status) == ({"lost": 2}, {}, 3)
+    assert found_in(spark, tmp_path) == [("lost", replaced), ("lost", lost)]
     assert following.manifest.unjudged == {}
 
 

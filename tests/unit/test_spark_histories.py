@@ -34,6 +34,7 @@ from tests.unit.spark_world import (
     OTHER,
     OUTCOMES,
     TARGET,
+    Audit,
     Snapshot,
     World,
     deleted,
@@ -1472,6 +1473,27 @@ def test_a_pending_record_is_stored_once_however_often_its_id_is_named() -> None
         w.control(T, ID, b"cancel")
         w.settled(T, h=1)  # H has not passed it
     assert sum(run.rows for run in w.audit().runs if run.kind == IDENTIFIED) == 1
+
+
+@pytest.mark.parametrize("hidden", [1, 2])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_record_whose_canceller_waits_is_not_forgotten_when_its_outcome_was_hidden(
+    tmp_path: Path, hidden: int, *, is_lost: bool
+) -> None:
+    w, outcomes_are_open = World(), {"open_places": frozenset({(HASHES[OUTCOMES], 0)})}
+    audit = Audit([w], str(tmp_path))
+    w.source(T, T + 2 * HOUR, NAMED)
+    for rules in ({}, *[outcomes_are_open] * hidden, {}):
+        if rules and len(w.cuts) == 1:
+            w.source(T + 1, T + 3 * HOUR, NAMED)
+        elif not rules and w.cuts and not is_lost:
+            w.outcome(T + 2, "replaced", 0, 1)
+        w.rules = rules
+        w.settled(T + 2)
+        w.cut()
+        audit.step(w.cuts[-1:])
+        assert audit.found()[0].unjudged == (HIDDEN if rules else {})
+    assert audit.found() == [([("lost", 0)], {}, 3) if is_lost else ([], {}, 0)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -61,14 +61,15 @@ class CarriedState:
     def beside(self, new: DataFrame) -> DataFrame:
         """Return the stored rows to judge together with ``new`` ledger rows: rows that the last
         step handed on to be judged again, records that may be settled by now, and pending records
-        whose id is in a new row.
+        whose id is in a new row or in one that was handed on.
         """
         self._found = self.state.read(())
         opened = self.state.read(run for run in self.runs if run.kind == OPEN)
         due = self.state.live(self.runs, self.after_ms, self.due_ms)
         if any(run.kind == IDENTIFIED for run in self.runs):
             pending = self.state.live(self.runs, self.due_ms, kinds=[IDENTIFIED])
-            ids = new.where(sf.col("id_hash") != NO_ID).select(*_ID).distinct()
+            ids = new.select(*_ID).unionByName(opened.select(*_ID))
+            ids = ids.where(sf.col("id_hash") != NO_ID).distinct()
             self._found = kept(pending.join(ids, _ID, "left_semi"), f"{self._work}/identified")
         return opened.unionByName(due).unionByName(self._found)
 

@@ -195,13 +195,13 @@ class _StoredRows:
 
     def beside(self, new: Sequence[LedgerRow]) -> list[LedgerRow]:
         held = self._held
-        due = self._live(held.after_ms, held.due_ms)
-        ids = {(row.shard, row.id_hash) for row in new if row.id_hash != NO_ID}
+        opened, due = self._rows((OPEN,)), self._live(held.after_ms, held.due_ms)
+        ids = {(row.shard, row.id_hash) for row in (*new, *opened) if row.id_hash != NO_ID}
         if ids:
             is_named = _is_in("id_hash", {number for _, number in ids})
             named = self._live(held.due_ms, NEVER_MS, (IDENTIFIED,), is_named)
             self._found = [row for row in named if (row.shard, row.id_hash) in ids]
-        return [*self._rows((OPEN,)), *due, *self._found]
+        return [*opened, *due, *self._found]
 
     def look_up(self, keys: set[tuple[int, int]]) -> list[LedgerRow]:
         if not keys:
