@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from connectors.spark.audit import engine
-from connectors.spark.audit.state import IDENTIFIED
+from connectors.spark.audit.state import IDENTIFIED, SPECIAL
 from connectors.spark.ledger.facts import NEVER_MS
 from delayservice.contract.contracts import Contract
 from delayservice.contract.entry import CANCEL, FIRE, Headers
@@ -1462,6 +1462,36 @@ def sent_home_again_behind_a_cut(w: World) -> None:
     w.settled(T + 6)
     w.cut()
     came_again(w, first, w.envelope(T + 6, w.sent(record, FAR)))
+
+
+@case()
+def recurs_at_home_behind_a_cut(w: World) -> None:
+    """The cut has judged the record, and not its second occurrence."""
+    recurs_at_home(w)
+    seen = {name: min(1, len(log)) for name, log in w.logs.items()}
+    cursor = Cursor((T + 90_000, 0), 1)
+    w.cuts.append(Snapshot(seen, cursor, cursor))
+
+
+@case(("duplicated", 0))
+def recurrence_that_forks_at_home_behind_two_cuts(w: World) -> None:
+    recurs_at_home_behind_a_cut(w)
+    w.settled(T + 180_000)
+    w.cut()
+    copy = w.requeue(
+        *(T + 130_000, -1, T + 180_000),
+        base=1,
+        name=FAR,
+        origin=f"{w.here}#2",
+        recur=recurring(2),
+        partition=1,
+    )
+    w.delivery(T + 180_000, copy, T + 180_000, w.there, NAMED_FAR, origin=f"{w.here}#2")
+
+
+def test_of_records_that_went_home_no_details_are_stored() -> None:
+    runs = made(CASES[sent_home_and_delivered.__name__]).audit().runs
+    assert not [run for run in runs if run.kind == SPECIAL]
 
 
 def test_a_pending_record_is_stored_once_however_often_its_id_is_named() -> None:

@@ -54,6 +54,7 @@ from connectors.spark.ledger.facts import (
     OUTCOME,
     PENDING,
     OutputRow,
+    SourceFacts,
     SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, against_origin
@@ -125,15 +126,18 @@ def _judge(
             counts["redelivered"] += 1
         else:
             yield surplus_finding(source, first, output, rules)
-    yield settled_row(group, settlement_of(first), _details(group, source))
+    yield settled_row(group, settlement_of(first), _details(group, source, first))
 
 
-def _details(group: Group, source: SourceRow) -> Remembered | None:
-    # A record that recurs or goes to its home may get further outputs.
+def _details(group: Group, source: SourceRow, first: OutputRow) -> Remembered | None:
+    # A record that recurs or goes to its home may get further outputs. That it was sent there is
+    # known without details: they would be kept of every one.
     facts = source.facts
     if facts.kind != HOMEBOUND and not (facts.recur and facts.kind in (SCHEDULE, ABSENT)):
         return None
     begun = max((_number(one) for one in group.successors), default=0)
+    if facts.kind == HOMEBOUND and first.role == FORWARDED and not begun:
+        return None
     is_home = bool(group.arrivals) or any(one.role == FORWARDED for one in group.settling)
     return Remembered(source, begun, is_home)
 
@@ -210,6 +214,9 @@ def _late(
     counts: Counter[str],
 ) -> Iterator[RecordVerdict]:
     details = group.details
+    if details is None and settled.role == FORWARDED:
+        told = (group.shard, group.offset, 0, 0, 0, 0, -1, -1, SourceFacts(HOMEBOUND))
+        details = Remembered(SourceRow(*told), is_home=True)
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
     for output in settling:
         if settled.role == UNJUDGED_ROLE:
