@@ -13,7 +13,7 @@ import pytest
 from connectors.spark.audit import row_judges
 from connectors.spark.audit.row_judges import COUNT, ROWS_MAX, PassedTimes, RowJudge
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.audit.verdicts import FOUND, SETTLED, UNJUDGED
+from connectors.spark.audit.verdicts import FOUND, SETTLED, UNJUDGED, UNJUDGED_ROLE
 from connectors.spark.common.frames import batch_of
 from connectors.spark.ledger.facts import DELIVERED, SOURCE, SourceFacts
 from connectors.spark.ledger.rows import SCHEMA, LedgerRow, pack
@@ -67,11 +67,11 @@ def test_a_flood_of_outputs_of_one_record_is_one_more_finding() -> None:
     )
 
 
-def test_an_id_of_too_many_records_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_of_too_many_records_is_not_judged_nor_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_judges, "ID_RECORDS_MAX", 3)
     named = RECORD._replace(key_ms=1_500, due_ms=1_500, more=pack(SourceFacts(record_id=b"a")))
-    rows = [(*named._replace(offset=offset), 7) for offset in range(20, 24)]
-    batch = batch_of(rows, SCHEMA.append(pa.field("family", pa.int64())))
+    rows = [named._replace(offset=offset) for offset in range(20, 30)]
+    batch = batch_of([(*row, 7) for row in rows], SCHEMA.append(pa.field("family", pa.int64())))
     for keeps in (False, True):
         judge_of = RowJudge(RULES, PassedTimes(), keeps=keeps)
         made = [one for b in judge_of.judge([batch]) for one in b.to_pylist()]
@@ -79,7 +79,12 @@ def test_an_id_of_too_many_records_is_not_judged(monkeypatch: pytest.MonkeyPatch
         assert told == [("id_flooded", 20)]
         assert not [one for one in made if one["verdict"] == FOUND]
         kept = Counter(one["verdict"] for one in made if one["verdict"] not in (COUNT, UNJUDGED))
-        assert kept == ({SETTLED: 4} if keeps else {})
+        assert kept == ({SETTLED: 10} if keeps else {})
+    left = iter([(7, row) for row in rows])
+    first = next(RowJudge(RULES, PassedTimes()).verdicts(left))
+    assert len(list(left)) == 5
+    assert first.row is not None
+    assert first.row.kind == UNJUDGED_ROLE  # it may be settled later, as it should
 
 
 @pytest.mark.parametrize(("partition", "is_right"), [(5 % 4, True), (5 % 3, True), (0, False)])

@@ -37,6 +37,7 @@ from connectors.spark.audit.verdicts import (
     MALFORMED,
     SETTLED,
     UNJUDGED,
+    UNJUDGED_ROLE,
     UNKNOWN_SOURCE,
     UNLESS_MARKED,
     WRONG_OUTCOME,
@@ -131,6 +132,7 @@ class _OfId:
     conditional: list[RecordVerdict] = field(default_factory=list)
     judged: set[int] = field(default_factory=set)
     is_open: bool = False
+    records: int = 0
 
 
 class RowJudge:
@@ -198,28 +200,35 @@ class RowJudge:
         group = without_undecided(whole, self._rules.may_be_refused)
         self.counts["outputs"] += len(group.settling) + len(group.successors)
         found = list(judge(group, self._rules, self.counts))
-        for one in found:
-            if one.when == CERTAIN:
-                yield one
-            elif one.record_id is not None:
-                ids.setdefault(one.record_id, _OfId()).conditional.append(one)
-        line = _line_of(group, found, self._rules)
-        if line is not None:
-            of_id = ids.setdefault(line[0], _OfId())
-            of_id.lines.append(line[1])
-            of_id.about.append(_about(group, line[1], self._rules))
-            of_id.is_open |= any(one.verdict == CARRIED and one.kind == OPEN for one in found)
-            is_settled = any(one.verdict == SETTLED and one.when == CERTAIN for one in found)
-            if is_settled or group.named is not None:
-                of_id.judged.add(group.offset)
-            elif line[1].kind != WAITING:  # a cut may lie between what it settled and its outcome
-                of_id.is_open |= line[1].acts in (ABSENT, CANCEL, FIRE)
+        yield from (one for one in found if one.when == CERTAIN)
+        told = _line_of(group, found, self._rules)
+        if told is None:
+            return
+        of_id, line = ids.setdefault(told[0], _OfId()), told[1]
+        of_id.records += 1
+        of_id.conditional += (one for one in found if one.when != CERTAIN)
+        if of_id.records > ID_RECORDS_MAX:
+            # Which of them another one settled is not known: later cuts are told so at once.
+            for one in of_id.conditional:
+                if one.verdict == SETTLED and one.row is not None:
+                    yield one._replace(row=one.row._replace(kind=UNJUDGED_ROLE))
+            of_id.conditional.clear()
+            return
+        of_id.lines.append(line)
+        of_id.about.append(_about(group, line, self._rules))
+        of_id.is_open |= any(one.verdict == CARRIED and one.kind == OPEN for one in found)
+        is_settled = any(one.verdict == SETTLED and one.when == CERTAIN for one in found)
+        if is_settled or group.named is not None:
+            of_id.judged.add(group.offset)
+        elif line.kind != WAITING:  # a cut may lie between what it settled and its own outcome
+            of_id.is_open |= line.acts in (ABSENT, CANCEL, FIRE)
 
     def _of_id(self, shard: int, record_id: bytes, of_id: _OfId) -> Iterator[RecordVerdict]:
         own = self._rules.shards[shard]
         lines = of_id.lines
-        if len(lines) > ID_RECORDS_MAX:
-            yield from _too_many(of_id)
+        if of_id.records > ID_RECORDS_MAX:
+            detail = f"{of_id.records} records have its id, and {ID_RECORDS_MAX} are judged at most"
+            yield of_id.about[0]._replace(kind=ID_FLOODED, detail=detail, verdict=UNJUDGED)
             return
         history = IdHistory(lines, own.start, own.has_lost)
         unseen = {one.offset for one in of_id.conditional if one.verdict == UNJUDGED}
@@ -261,15 +270,6 @@ def _rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, LedgerRow
     for batch in batches:
         *columns, families = (column.to_pylist() for column in batch.columns)
         yield from zip(families, map(LedgerRow, *columns), strict=True)
-
-
-def _too_many(of_id: _OfId) -> Iterator[RecordVerdict]:
-    # Which of its records another one settled is not known: users see it, later cuts are told so.
-    first = of_id.about[0]
-    detail = f"{len(of_id.lines)} records have its id, and {ID_RECORDS_MAX} are judged at most"
-    yield first._replace(kind=ID_FLOODED, detail=detail, verdict=UNJUDGED)
-    settled = {one.offset: one for one in of_id.conditional if one.verdict == SETTLED}
-    yield from settled.values()
 
 
 def _count(kind: str, number: int) -> tuple[Any, ...]:
