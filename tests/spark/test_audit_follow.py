@@ -98,6 +98,23 @@ def test_records_behind_an_open_transaction_are_judged_by_a_later_cut(
     assert following.manifest.unjudged == {}
 
 
+def test_records_of_a_partition_that_no_node_has_served_are_judged_once_one_has(
+    spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    with MadeHistory(cluster.bootstrap, 2) as h:
+        following = Following(spark, options(h, tmp_path))
+        lost = h.record(h.now_ms - MINUTE, partition=1)
+        h.commit(0, h.now_ms)
+        h.flush()
+        for _ in range(2):
+            assert following.step().unjudged == {"no_checkpoint": 1}
+            assert following.manifest.unjudged == {"no_checkpoint": 1}
+        h.settled(h.now_ms)
+        following.step()
+    assert found_in(spark, tmp_path) == [("lost", lost)]
+    assert following.manifest.unjudged == {}
+
+
 @pytest.mark.parametrize(
     "point",
     [

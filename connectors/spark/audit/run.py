@@ -289,8 +289,8 @@ def _manifest(
         )
         for place, span in sorted(cut.spans.items())
     )
-    # This cut has judged again what an open transaction hid at the one before.
-    final = {reason: count for reason, count in before.unjudged.items() if reason != OPEN}
+    # This cut has looked again at what an open transaction hid, and what no checkpoint covered.
+    final = {why: n for why, n in before.unjudged.items() if why not in (OPEN, NO_CHECKPOINT)}
     return AuditManifest(
         number=before.number + 1,
         taken_ms=cut.taken_ms,
