@@ -203,7 +203,7 @@ def show_result(found: AuditResult) -> None:
     show_counts("counts", found.counts, "bold")
     show_counts("not judged", found.unjudged, "bold yellow")
     show_rows(found.unjudged_sample[:_UNJUDGED_SHOWN])
-    if found.unjudged:
+    if found.unjudged_sample:
         out.print(f"all of them are in {found.unjudged_path}", style="dim", markup=False)
     if found.findings or not found.unjudged:
         show_findings(found.findings, found.sample, found.findings_path)

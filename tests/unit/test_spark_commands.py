@@ -118,8 +118,9 @@ def test_an_audit_allows_the_clocks_to_differ_as_the_nodes_do() -> None:
     assert read_options(settings, "out", None).strictness.clock_tolerance_ms == 7_000
 
 
+@pytest.mark.parametrize("is_written", [True, False])
 def test_an_audit_of_many_shards_is_shown_as_a_short_table(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], *, is_written: bool
 ) -> None:
     rows = tuple(
         {"kind": "lost", "topic": "d", "partition": 0, "offset": n, "detail": "gone"}
@@ -130,9 +131,9 @@ def test_an_audit_of_many_shards_is_shown_as_a_short_table(
         judged=tuple(OffsetRange("d", n, 0, 100 if n else 0) for n in range(70)),
         counts={"delivered": 6_000, "pending": 900},
         findings={"lost": 1_234},
-        unjudged={"evidence_deleted": 30},
+        unjudged={"evidence_deleted" if is_written else "no_checkpoint": 30},
         sample=rows,
-        unjudged_sample=rows,
+        unjudged_sample=rows if is_written else (),
         findings_path="out/findings",
         unjudged_path="out/unjudged",
         seconds=12.0,
@@ -142,6 +143,8 @@ def test_an_audit_of_many_shards_is_shown_as_a_short_table(
     told = capsys.readouterr()
     assert "6,900 offsets judged in 69 of 70 shards, 12 s, 500 records/s" in told.out
     words = {" ".join(line.split()) for line in told.out.splitlines()}
-    assert {"6,000 delivered", "900 pending", "1,234 lost", "30 evidence_deleted"} <= words
+    reason = "30 evidence_deleted" if is_written else "30 no_checkpoint"
+    assert {"6,000 delivered", "900 pending", "1,234 lost", reason} <= words
+    assert ("all of them are in out/unjudged" in words) is is_written
     assert len(told.out.splitlines()) < 40
     assert "not audited: d:9" in told.err
