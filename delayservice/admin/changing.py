@@ -109,7 +109,7 @@ class Aim:
     places: Sequence[tuple[str, int]]
     # Target topics of the pending records of the id; empty: none was found.
     targets: Collection[str] = ()
-    # Slices that were not searched, because this node keeps no copy of them.
+    # Slices that were not searched whole, because this node keeps no whole copy of them.
     elsewhere: Sequence[int] = ()
 
 
@@ -221,7 +221,9 @@ def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
             "topic and partition it is written without asking",
             retry_after_s=_BUSY_RETRY_S,
         ) from exc
-    topic = asked.topic or next(iter(context.settings.topics.delay))
+    topic = asked.topic or next(iter(context.settings.topics.delay), None)
+    if topic is None:
+        raise Refusal(400, "topics.delay is empty: name the topic; nothing was written")
     partitions = context.delay_topics.get(topic, 0)
     partition = asked.partition
     if partition is None:
@@ -251,8 +253,8 @@ def said(outcome: str, aim: Aim) -> str:
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
-            f"nothing was pending under this id in {_shards(aim.places)}; this node keeps no copy "
-            f"of slices {numbers}: the record may wait there. Ask a node that keeps them"
+            f"nothing was pending under this id in {_shards(aim.places)}; this node keeps no "
+            f"whole copy of slices {numbers}: the record may wait there. Ask a node that keeps them"
         )
     return _SAID.get(outcome, outcome)
 
@@ -336,7 +338,7 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
     rows = _found(context, asked, record_id)
     if not rows:
         elsewhere = ", ".join(map(str, context.slices_elsewhere()))
-        where = f"; it keeps no copy of slices {elsewhere}: ask a node that has them"
+        where = f"; it keeps no whole copy of slices {elsewhere}: ask a node that has them"
         raise Refusal(
             404,
             "nothing is pending under this id on this node; nothing was written"

@@ -93,8 +93,8 @@ class ApiContext:
         return {name: counts[name] for name in found}
 
     def slices_elsewhere(self) -> list[int]:
-        """Return the numbers of the slices of which this node keeps no copy."""
-        here = {one.slice for one in self.hub.slices()}
+        """Return the numbers of the slices of which this node keeps no whole copy."""
+        here = {one.slice for one in self.hub.slices() if one.state in _GOOD_STATES}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:

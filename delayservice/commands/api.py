@@ -86,16 +86,16 @@ class ApiOptions(CommonOptions):
 
 
 def _refusal(response: Response, api: Api) -> DelayServiceError:
+    kind = RefusedError if response.is_client_error else DelayServiceError
     try:
         problem = response.json()
         told = "; ".join([problem["detail"], *problem["errors"]])
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            kind = NothingThereError
     except (ValueError, KeyError, TypeError):
         told = f"status {response.status_code}: the server there is not a node of this version"
     if response.status_code == HTTPStatus.UNAUTHORIZED and api.no_token:
         told += f"; none was sent: {api.no_token}"
-    kind = RefusedError if response.is_client_error else DelayServiceError
-    if response.status_code == HTTPStatus.NOT_FOUND:
-        kind = NothingThereError
     return kind(f"{api.address}: {told}")
 
 

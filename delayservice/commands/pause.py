@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import quote
 
 import typer
 
@@ -38,10 +39,14 @@ def add(
     common: ApiOptions,
 ) -> None:
     """Stop deliveries to a target or from a delay topic, on every node."""
-    paused = common.connect().send("PUT", f"/v1/pauses/{kind}/{name}", {"reason": reason})
+    paused = common.connect().send("PUT", _path(kind, name), {"reason": reason})
     emit(paused, lambda: say(out, f"{kind} {name} is paused", "yellow"), as_json=common.as_json)
     if kind == "target" and not _may_match(common.settings(), name):
         say(err, f"warning: no topic matches {name}: the pause may be misspelt", "yellow")
+
+
+def _path(kind: str, name: str) -> str:
+    return f"/v1/pauses/{kind}/{quote(name, safe='')}"
 
 
 def _may_match(settings: Settings, pattern: str) -> bool:
@@ -62,7 +67,7 @@ def _may_match(settings: Settings, pattern: str) -> bool:
 @with_options
 def remove(kind: _Kind, name: _Name, *, common: ApiOptions) -> None:
     """End a pause."""
-    common.connect().send("DELETE", f"/v1/pauses/{kind}/{name}")
+    common.connect().send("DELETE", _path(kind, name))
     told = {"kind": kind, "name": name}
     emit(told, lambda: say(out, f"{kind} {name} goes on", "green"), as_json=common.as_json)
 

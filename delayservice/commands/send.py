@@ -174,7 +174,7 @@ def send(
     from delayservice.commands import sending
 
     settings, wait_ms = common.settings(), asked.wait_ms
-    record = asked.record(asked.topic or settings.topics.delay[0], value)
+    record = asked.record(asked.topic or settings.topics.first_delay, value)
     forecast = sending.Forecast(settings, record)
     if wait_ms is not None and not forecast.is_control:
         raise typer.BadParameter("--wait is for a cancel or fire of --id")

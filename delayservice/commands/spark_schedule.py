@@ -158,7 +158,7 @@ def schedule(
     given.check(is_dry=asked.dry_run)
     settings = asked.settings()
     client = settings.kafka.client_config("consumer")
-    delay_topic = asked.topic or settings.topics.delay[0]
+    delay_topic = asked.topic or settings.topics.first_delay
     options = run.ScheduleOptions(
         client=client,
         writer=settings.kafka.client_config("producer"),

@@ -107,6 +107,8 @@ class Admin(Section):
                     f"{one.token_file} ({setting}) holds {len(secret)} characters; "
                     f"a token needs {TOKEN_CHARS_MIN} at least"
                 )
+            if not secret.isascii() or not secret.isprintable():
+                raise SettingsError(f"{setting}: a token has printable ASCII characters only")
             found.append(NamedToken(name, secret, one.may == "change"))
         names = {token.secret: token.name for token in reversed(found)}
         for token in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import AfterValidator, ByteSize, Field, model_validator
 
 from delayservice.config.units import (
     DAY_MS,
@@ -22,10 +22,17 @@ from delayservice.config.units import (
     names_of,
 )
 from delayservice.contract.levels import PRESETS, level_topic
+from delayservice.contract.names import is_reserved
 
 # Longest interval of transactions, ms. One is open that long and then committed, all of it within
 # its timeout of 45 s: else it would be aborted, and its records delivered again and again.
 INTERVAL_MS_MAX: Final = 20_000
+
+
+def _read_target(name: str) -> str:
+    if is_reserved(name):
+        raise ValueError("topics of Kafka (__*) and of a delay service (delay_*) are no targets")
+    return name
 
 
 class TargetRules(Section):
@@ -33,7 +40,7 @@ class TargetRules(Section):
 
     allow: Annotated[tuple[TopicPattern, ...], ListText] = Field(default=(), max_length=1000)
     """Patterns of allowed target topics (`*` and `?`)."""
-    default_target: Topic | None = None
+    default_target: Annotated[Topic, AfterValidator(_read_target)] | None = None
     """Target of records without `delay-target-topic`, always allowed. Unset: they become dead
     letters.
     """

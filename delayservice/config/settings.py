@@ -167,6 +167,13 @@ class Topics(Section):
         return self
 
     @property
+    def first_delay(self) -> str:
+        # Of records and controls that name no delay topic. Raises ``SettingsError``.
+        if not self.delay:
+            raise SettingsError("topics.delay is empty: name the delay topic")
+        return self.delay[0]
+
+    @property
     def claims_topic(self) -> str:
         return self.claims or f"{self.checkpoint}_claims"
 

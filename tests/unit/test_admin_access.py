@@ -76,6 +76,7 @@ def test_a_node_whose_tokens_are_for_reading_makes_one_for_changes(tmp_path: Pat
         (["admin.tokens.a.may=read"], "set token or token_file"),
         (["admin.tokens.a.token_file={file}"], "holds 5 characters"),
         (["admin.tokens.a.token_file={file}.none"], "can't be read"),
+        (["admin.tokens.a.token=sixteen-and-an-ä"], "printable ASCII characters only"),
         ([f"admin.tokens.{name}.token={READING}" for name in "ab"], "a and b have the same token"),
         (["admin.certificate_file={file}"], "certificate_file and key_file, or neither"),
     ],

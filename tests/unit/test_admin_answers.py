@@ -300,16 +300,17 @@ def test_a_place_that_takes_no_controls_is_refused(topic: str, partition: int) -
     assert caught.value.status == 404
 
 
-def test_an_id_that_is_found_nowhere_here_may_wait_where_this_node_keeps_no_copy() -> None:
+def test_an_id_that_is_found_nowhere_here_may_wait_where_this_node_keeps_no_whole_copy() -> None:
     hung = Hung()
     hung.find = lambda _: []  # type: ignore[method-assign]
-    context = context_of(hung, slices=(SliceState(0, state="owner"), SliceState(2, state="owner")))
+    states = {0: "owner", 1: "catching_up", 2: "replica"}
+    context = context_of(hung, slices=tuple(SliceState(n, state=s) for n, s in states.items()))
     aim = aim_of(context, ById(id="r"), b"r")
     assert aim.places == [(TOPIC, partition_for(b"r", 4))]
     assert aim.elsewhere == [1, 3]
-    assert "keeps no copy of slices 1, 3: the record may wait there" in said("not_pending", aim)
-    assert "keeps no copy" not in said("cancelled", aim)
-    assert "keeps no copy" not in said("not_pending", Aim([(TOPIC, 0)]))
+    assert "no whole copy of slices 1, 3: the record may wait there" in said("not_pending", aim)
+    assert "whole copy" not in said("cancelled", aim)
+    assert "whole copy" not in said("not_pending", Aim([(TOPIC, 0)]))
 
 
 def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> None:

@@ -383,6 +383,18 @@ def test_a_reschedule_that_fails_says_by_which_time_to_repeat_it(
     assert ("repeat it with --at 5" in told) is is_said
 
 
+def test_only_a_node_can_say_that_nothing_is_there() -> None:
+    client = Mock(spec=httpx.Client)
+    problem = httpx.Response(404, json={"detail": "nothing is pending", "errors": []})
+    client.request.side_effect = [problem, httpx.Response(404, text="<html>")]
+    api = Api(client, "node:1")
+    with pytest.raises(console.NothingThereError, match="nothing is pending"):
+        api.get("/v1/records")
+    with pytest.raises(DelayServiceError, match="not a node of this version") as caught:
+        api.get("/v1/records")
+    assert not isinstance(caught.value, console.NothingThereError)
+
+
 def test_json_goes_to_standard_output_while_progress_is_shown_on_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -387,6 +387,17 @@ def test_a_changed_allowlist_begins_no_contract() -> None:
     assert contracts == {Contract(roll_spread_ms=Settings().roll_spread_ms)}
 
 
+@pytest.mark.parametrize("name", ["delay_orders", "__consumer_offsets"])
+def test_a_default_target_that_no_contract_takes_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"targets.default.default_target.* are no targets"):
+        load(None, [f"targets.default.default_target={name}"], {})
+
+
+def test_where_no_delay_topic_is_named_one_has_to_be() -> None:
+    with pytest.raises(SettingsError, match=r"topics.delay is empty: name the delay topic"):
+        _ = load(None, ["topics.delay="], {}).topics.first_delay
+
+
 def test_a_default_target_is_allowed_without_a_pattern() -> None:
     given = {"targets": {"default": {"default_target": "orders"}}}
     allowlist = allowlist_for(Settings.model_validate(given), "delay_topic_any")
