@@ -262,8 +262,10 @@ def test_old_checkpoints_are_not_taken_for_the_newest_while_they_are_read(topics
         while not read or not tail.is_newest(SLICE):
             assert tail.tail(5.0)
             found = tail.read_back(SLICE)
-            assert found is not None
+            if found is None or found.offset < first:  # the end of the claims came first
+                assert not tail.is_newest(SLICE)
+                continue
             read.append(found.offset)
-        assert first <= read[0] < read[-1] == last - 1
+        assert read[0] < read[-1] == last - 1
         assert SLICE in tail.take_updated()
         tail._end()
