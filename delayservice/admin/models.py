@@ -85,7 +85,7 @@ class PendingPage(Shown):
     again from Kafka before they are due.
     """
     slices_elsewhere: list[int]
-    """Slices without a copy on this node: ask another node."""
+    """Slices without a whole copy on this node: ask another node."""
 
 
 class Horizon(Shown):
@@ -246,7 +246,7 @@ class BulkDone(Shown):
     damaged: int
     """Number of ranges of due times that can't be read now."""
     slices_elsewhere: list[int]
-    """Slices without a copy on this node: ask another node for these `slices`."""
+    """Slices without a whole copy on this node: ask another node for these `slices`."""
 
 
 class Letter(Asked):

@@ -41,7 +41,7 @@ _ABOUT: Final = """\
 State of a node of the Kafka delay service, and changes of pending records and pauses.
 
 Times are epoch milliseconds. Errors are problem details (RFC 9457). Reading is open on a loopback
-address; changes need a token as a bearer. A node answers for the copies that it keeps: where
+address; changes need a token as a bearer. A node answers for its whole copies: where
 `slices_elsewhere` is not empty, ask the other nodes as well.
 """
 

@@ -100,7 +100,7 @@ class BulkTally:
     # Ranges of due times that can't be read now.
     damaged: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    # Slices of which the node has no copy.
+    # Slices of which the node has no whole copy.
     slices_elsewhere: list[int] = field(default_factory=list)
 
     def pages(self, api: Api, asked: Mapping[str, Any]) -> Iterator[int]:
@@ -204,4 +204,8 @@ def warn_of_gaps(damaged: int, slices_elsewhere: Sequence[int]) -> None:
         )
     if slices_elsewhere:
         slices = ", ".join(map(str, slices_elsewhere))
-        say(err, f"no copy of slices {slices} here: repeat it with --api of another node", "yellow")
+        say(
+            err,
+            f"no whole copy of slices {slices} here: repeat it with --api of another node",
+            "yellow",
+        )
