@@ -159,11 +159,11 @@ class TopicKeeper:
         if not self._settings.topics.create:
             return f"{waits}; create it, or set topics.create"
         try:
-            is_made = self.create({name: _Spec(1, LETTER_CONFIG)})
+            made = self.create({name: _Spec(1, LETTER_CONFIG)})
         except KafkaEdgeError as exc:
             return f"{waits}; {exc}"
         # The broker that was asked may not know yet what another node just created.
-        return f"{name} {MADE_AGAIN}" if is_made else ""
+        return f"{name} {MADE_AGAIN}" if made else ""
 
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: PartitionCounts | None

@@ -32,7 +32,7 @@ from delayservice.admin.models import (
 )
 from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes, pending_page
-from delayservice.base.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.contract import names, replays
 from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
 from delayservice.contract.entry import NewRecord, RecordPlace
@@ -221,9 +221,10 @@ def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
             "topic and partition it is written without asking",
             retry_after_s=_BUSY_RETRY_S,
         ) from exc
-    topic = asked.topic or next(iter(context.settings.topics.delay), None)
-    if topic is None:
-        raise Refusal(400, "topics.delay is empty: name the topic; nothing was written")
+    try:
+        topic = asked.topic or context.settings.topics.first_delay
+    except SettingsError as exc:
+        raise Refusal(400, f"{exc}; nothing was written") from exc
     partitions = context.delay_topics.get(topic, 0)
     partition = asked.partition
     if partition is None:

@@ -13,6 +13,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import NothingThereError, RefusedError
 from delayservice.commands.options import CommonOptions
+from delayservice.config.admin import is_sendable
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -196,6 +197,6 @@ def _read_token(path: Path) -> str:
         token = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise DelayServiceError(f"the token in {path} can't be read: {exc}") from exc
-    if not token.isascii() or not token.isprintable() or not token:
+    if not token or not is_sendable(token):
         raise DelayServiceError(f"{path} holds no token: printable ASCII characters are expected")
     return token

@@ -37,6 +37,11 @@ class NamedToken(NamedTuple):
     may_change: bool
 
 
+def is_sendable(token: str) -> bool:
+    # A header takes nothing else.
+    return token.isascii() and token.isprintable()
+
+
 class Token(Section):
     """One token of the admin API."""
 
@@ -107,7 +112,7 @@ class Admin(Section):
                     f"{one.token_file} ({setting}) holds {len(secret)} characters; "
                     f"a token needs {TOKEN_CHARS_MIN} at least"
                 )
-            if not secret.isascii() or not secret.isprintable():
+            if not is_sendable(secret):
                 raise SettingsError(f"{setting}: a token has printable ASCII characters only")
             found.append(NamedToken(name, secret, one.may == "change"))
         names = {token.secret: token.name for token in reversed(found)}

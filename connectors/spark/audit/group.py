@@ -86,10 +86,9 @@ class Group:
                 yield self.kept(CARRIED, row, CERTAIN)
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
-        kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
-        if self.source is None:
-            return kept
-        return kept._replace(record_id=self.source.facts.record_id, base=base_of(self.source))
+        base = 0 if self.source is None else base_of(self.source)
+        told = (self.shard, self.offset)
+        return RecordVerdict("", *told, when=when, base=base, verdict=verdict, row=row)
 
 
 def group_of(rows: Sequence[LedgerRow]) -> Group:

@@ -142,6 +142,22 @@ def _details(group: Group, source: SourceRow, first: OutputRow) -> Remembered | 
     return Remembered(source, begun, is_home)
 
 
+def _forwarded(group: Group) -> Remembered:
+    # Of a record that was sent to its home, later outputs are compared with its place only.
+    source = SourceRow(
+        group.shard,
+        group.offset,
+        key_ms=0,
+        due_ms=0,
+        written_ms=0,
+        content=0,
+        topic=-1,
+        partition=-1,
+        facts=SourceFacts(HOMEBOUND),
+    )
+    return Remembered(source, is_home=True)
+
+
 def _without_elder(
     settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
 ) -> list[OutputRow]:
@@ -215,8 +231,7 @@ def _late(
 ) -> Iterator[RecordVerdict]:
     details = group.details
     if details is None and settled.role == FORWARDED:
-        told = (group.shard, group.offset, 0, 0, 0, 0, -1, -1, SourceFacts(HOMEBOUND))
-        details = Remembered(SourceRow(*told), is_home=True)
+        details = _forwarded(group)
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
     for output in settling:
         if settled.role == UNJUDGED_ROLE:

@@ -201,10 +201,11 @@ class RowJudge:
         self.counts["outputs"] += len(group.settling) + len(group.successors)
         found = list(judge(group, self._rules, self.counts))
         yield from (one for one in found if one.when == CERTAIN)
-        told = _line_of(group, found, self._rules)
-        if told is None:
+        named = _line_of(group, found, self._rules)
+        if named is None:  # then all verdicts are certain
             return
-        of_id, line = ids.setdefault(told[0], _OfId()), told[1]
+        record_id, line = named
+        of_id = ids.setdefault(record_id, _OfId())
         of_id.records += 1
         of_id.conditional += (one for one in found if one.when != CERTAIN)
         if of_id.records > ID_RECORDS_MAX:

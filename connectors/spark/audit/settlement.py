@@ -348,7 +348,6 @@ def finding_of(
         detail,
         when,
         -1 if output is None else output.facts.by,
-        source.facts.record_id,
         base_of(source),
     )
 

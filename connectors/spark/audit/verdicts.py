@@ -135,7 +135,6 @@ class RecordVerdict(NamedTuple):
     detail: str = ""
     when: int = CERTAIN
     claim: int = -1
-    record_id: bytes | None = None
     base: int = 0
     since_ms: int = 0
     aim: int = -1
