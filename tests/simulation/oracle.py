@@ -704,7 +704,7 @@ class Oracle:
         """
         if shard.h >= shard.log_start or shard.unwalked[1]:
             return
-        first, stop = said.get("lost", [(0, 0)])[-1]
+        first, stop, _ = said.get("lost", [(0, 0, 0)])[-1]
         if (first, stop) != (shard.h, shard.log_start):
             why = f"{shard.name}: H went over {shard.log_start}, where the log starts, without word"
             _require(said["h"] == shard.h, why)  # it was committed by who has not seen that
