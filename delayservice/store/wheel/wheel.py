@@ -270,6 +270,7 @@ class Wheel(WorkerShards[SlotShard]):
         shard.label, shard.cursor_key = b"", START_KEY
 
     def _drop(self, shard: SlotShard) -> None:
+        self._finish_running()
         self._empty(shard)
         del self.slots.shards[shard.number]
 
