@@ -205,9 +205,10 @@ class FateFinder:
         self, sought: _Sought, record: Pending, since_ms: int, counts: Mapping[str, int]
     ) -> Fate | None:
         numbers: Iterable[int] = range(counts.get(record.target, 0))
+        is_murmur2 = self._settings.delivery.partitioner.startswith("murmur2")
         if record.target_partition is not None:
             numbers = [record.target_partition]
-        elif record.key is not None and numbers:
+        elif record.key is not None and numbers and is_murmur2:
             numbers = [partition_for(record.key, counts[record.target])]
         return self._read(sought, record.target, numbers, since_ms - _CLOCKS_MS, "delivered")
 

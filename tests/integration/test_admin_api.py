@@ -450,12 +450,17 @@ def test_a_settled_record_says_what_became_of_it(stand: Stand) -> None:
     assert fates["cancelled"]["place"] in page
 
 
-def test_the_fate_of_a_forwarded_record_is_found_by_where_it_was_written(
+def test_a_fate_is_found_by_where_a_record_was_written_and_wherever_it_was_delivered(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS) as bench:
-        target = bench.target("one")
-        api = Asked(bench.serve(*SETS))
+        target = bench.target("spread", PARTITIONS)
+        api = Asked(bench.serve(*SETS, "delivery.partitioner=fnv1a_random"))
+        keyed = [bench.send(bench.to(target, 0), key=b"%d" % n) for n in range(4)]
+        bench.read(target, len(keyed))
+        rows = [f"/v1/records/{bench.any}/{place[0]}/{place[1]}" for place in keyed]
+        await_true(lambda: all(api.get(row)["state"] == "settled" for row in rows), "all settled")
+        assert [api.get(row)["fate"]["outcome"] for row in rows] == ["delivered"] * len(rows)
         home = partition_for(b"moved", PARTITIONS)
         headers = bench.to(target, HOUR_MS, ("delay-id", b"moved"))
         away = bench.send(headers, partition=1 - home)
