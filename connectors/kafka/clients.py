@@ -6,14 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
-from delayservice.base.errors import KafkaEdgeError, nearest
+from connectors.kafka.errors import error_of
+from delayservice.base.errors import KafkaEdgeError, SettingsError, nearest
 from delayservice.base.tokens import with_tokens
 
 # Connection errors that do not end by waiting: a wrong password, certificate or host name.
@@ -46,6 +47,15 @@ RECONNECT_MS_MAX: Final = 1_000
 EAGER: Final[Mapping[str, Any]] = {"enable.sparse.connections": False}
 
 
+@contextmanager
+def _making() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as exc:  # no broker is asked yet
+        why = f"the Kafka client can't be made with the options in [kafka]: {error_of(exc).str()}"
+        raise SettingsError(why) from exc
+
+
 class KafkaAdmin(AdminClient):
     """An admin client that keeps the last of the errors in ``UNREACHABLE``, which the errors of
     failed requests omit.
@@ -54,7 +64,8 @@ class KafkaAdmin(AdminClient):
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""
         config: dict[str, Any] = {**EAGER, **with_tokens(options), **FORCED, "error_cb": self._note}
-        super().__init__(config, logger=logger)
+        with _making():
+            super().__init__(config, logger=logger)
 
     def _note(self, error: KafkaError) -> None:
         if error.code() in UNREACHABLE:
@@ -70,7 +81,8 @@ def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
 
 
 def consumer_client(options: Mapping[str, Any]) -> Consumer:
-    return Consumer({**with_tokens(options), **FORCED_CONSUMER}, logger=LOGGER)
+    with _making():
+        return Consumer({**with_tokens(options), **FORCED_CONSUMER}, logger=LOGGER)
 
 
 # Error codes of a consumer's messages that are neither a record nor a failure.
@@ -90,7 +102,8 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
 
 
 def producer_client(options: Mapping[str, Any]) -> Producer:
-    return Producer({"logger": LOGGER, **with_tokens(options), **FORCED})
+    with _making():
+        return Producer({"logger": LOGGER, **with_tokens(options), **FORCED})
 
 
 class CoordinatorLog:

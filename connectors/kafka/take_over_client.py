@@ -38,6 +38,7 @@ PATIENCE_S: Final = 1.0
 # Longest wait of a take-over for each of its reads, in s.
 ANSWER_S: Final = 20.0
 _FENCED_MAX: Final = 100_000
+_RIGHTS_HINT: Final = "; the service needs Write on the transactional ids of all its nodes"
 
 _log = structlog.get_logger(__name__)
 
@@ -124,10 +125,10 @@ class KafkaTakeOverClient:
             # transaction with that writer, so there is nothing more to fence.
             is_decided = error_of(exc).code() == KafkaError.CONCURRENT_TRANSACTIONS
             if not (is_own and is_decided):
-                raise KafkaEdgeError(
-                    f"writer {writer} could not be fenced: {error_of(exc)}; the service needs "
-                    "Write on the transactional ids of every node of its cluster"
-                ) from exc
+                error = error_of(exc)
+                is_forbidden = error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                hint = _RIGHTS_HINT if is_forbidden else ""
+                raise KafkaEdgeError(f"writer {writer} could not be fenced: {error}{hint}") from exc
         with self._lock:
             self._given_up.discard(writer)
             self._fenced[writer] = None
@@ -162,9 +163,7 @@ class KafkaTakeOverClient:
                 return
 
     def _producer(self, writer: str) -> Producer:
-        producer = self._clients.producer(
-            {**self._options.producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
-        )
+        producer = self._clients.producer(self._options.transactional(writer))
         connect(producer, self._options.claims_topic, CONNECT_TIMEOUT_S)
         return producer
 

@@ -36,9 +36,11 @@ def show(*, common: CommonOptions) -> None:
 @with_options
 def check(*, common: CommonOptions) -> None:
     """Check whether a node could start with the configuration; no server is asked."""
+    from delayservice.process.option_check import check_options
+
     problem = ""
     try:
-        common.settings().kafka.client_config("admin")  # fails when no broker is named
+        check_options(common.settings())
     except SettingsError as exc:
         problem = str(exc)
     emit(

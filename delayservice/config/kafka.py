@@ -44,6 +44,8 @@ RESERVED: Mapping[str, str] = {
     "allow.auto.create.topics": "a misspelt or deleted topic must not be created by a look-up",
     "transaction.timeout.ms": "it bounds how long a dead owner's transaction holds up consumers",
     "message.timeout.ms": "it has to fit the transaction's timeout",
+    "delivery.timeout.ms": "it has to fit the transaction's timeout",
+    "batch.size": "the service compares it with the limits of targets",
     "log.connection.close": "it would hide failed connections, after which a writer has to end",
     "connections.max.idle.ms": "the client would close connections without a line in its log",
     "transactional.id": "it fences the owner of a slice; see kafka.transactional_id_prefix",

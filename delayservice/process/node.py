@@ -37,6 +37,7 @@ from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
 from delayservice.process import fork_server, logs
 from delayservice.process.fork_server import CONTEXT
+from delayservice.process.option_check import check_options
 from delayservice.process.stores import remove_strangers
 from delayservice.process.waiting import stop_event, wait_for_kafka
 from delayservice.process.worker import STOP_TIMEOUT_S
@@ -62,6 +63,7 @@ _log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
+    check_options(settings)
     logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
     stopping = stop_event(signal.SIGTERM, signal.SIGINT)
     _log.info("starting", pid=os.getpid(), standalone=settings.standalone)

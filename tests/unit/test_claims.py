@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
-from typing import Any, cast
-from unittest.mock import create_autospec, patch
+from unittest.mock import Mock, create_autospec, patch
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -446,7 +445,8 @@ def test_a_former_own_writer_is_fenced_by_a_second_of_concurrent_transactions_or
     connects_s: float, answers: dict[float, int | None], fenced_s: float | None
 ) -> None:
     link = SlowLink(connects_s, answers)
-    clients = Clients(producer=lambda _: cast("Any", link), monotonic_s=lambda: link.now_s)
+    made = Mock(return_value=link)
+    clients = Clients(producer=made, monotonic_s=lambda: link.now_s)
     tail, admin = create_autospec(KafkaCheckpoints), create_autospec(AdminClient)
     client = KafkaTakeOverClient(OPTIONS, tail, admin, frozenset, clients)
     client.enter("former")
@@ -458,3 +458,4 @@ def test_a_former_own_writer_is_fenced_by_a_second_of_concurrent_transactions_or
     else:
         client.fence(["former"])
     assert link.now_s == pytest.approx(fenced_s)
+    made.assert_called_once_with(OPTIONS.transactional("former"))  # as ``check_options`` tries

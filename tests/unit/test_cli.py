@@ -75,6 +75,30 @@ def test_config_check_says_what_is_wrong(setting: str, problem: str | None, *, v
     assert (problem or "") in (told["problem"] or "")
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("client.nosuch=1", 'No such configuration property: "nosuch"'),
+        ("consumer.fetch.min.bytes=x", 'Invalid value for configuration property "fetch.min.bytes'),
+        ("producer.max.in.flight=10", "`max.in.flight` must be set <= 5"),
+        ("client.socket.timeout.ms=60000", "`socket.timeout.ms` must be set <="),
+    ],
+)
+def test_options_that_the_kafka_client_refuses_are_told_before_a_node_starts(
+    tmp_path: Path, option: str, why: str
+) -> None:
+    sets = ("--set", "kafka.bootstrap=k:1", "--set", f"kafka.{option}")
+    done = run("config", "check", "--json", *sets)
+    assert done.returncode == 2
+    assert why in json.loads(done.stdout)["problem"]
+    state_dir = tmp_path / "state"
+    node = run("run", *sets, "--set", f"node.state_dir={state_dir}")
+    assert node.returncode == 1
+    assert node.stderr.decode().startswith("error: ")
+    assert why in node.stderr.decode()
+    assert not state_dir.exists()
+
+
 def test_an_error_is_one_line_and_debug_may_stand_anywhere() -> None:
     command = ("config", "show", "--set", "node.workerz=2")
     done = run(*command)
