@@ -83,10 +83,16 @@ def test_outputs_of_a_dead_owner_are_not_counted_for_its_successor() -> None:
 
 def test_a_pause_is_between_the_last_before_and_the_first_after() -> None:
     found = arrivals((230, 260), (100, 110), (150, 170), (231, 250))
-    assert pause_ms(found, 3, 150.2) == 80
-    assert pause_ms(found, 3, 99) is None
-    assert pause_ms(found, 3, 231) is None
-    assert pause_ms(found, 0, 150) is None
+    assert pause_ms(found, [], 3, 150.2) == 80
+    assert pause_ms(found, [], 3, 99) is None
+    assert pause_ms(found, [], 3, 231) is None
+    assert pause_ms(found, [], 0, 150) is None
+
+
+def test_a_pause_in_which_the_new_owner_is_killed_is_that_of_no_hand_over() -> None:
+    found = arrivals((150, 170), (7_000, 7_010))
+    for at_ms, slice_no, expected in ((151, 3, None), (150, 3, 6_850), (151, 4, 6_850)):
+        assert pause_ms(found, [Kill(at_ms, at_ms, (slice_no,))], 3, 150.2) == expected
 
 
 def test_memory_is_that_of_the_peak_and_what_the_end_has_more_than_the_start() -> None:

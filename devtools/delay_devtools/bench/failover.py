@@ -63,7 +63,7 @@ def failover(stand: Stand) -> Measured:
         for kill in kills
     )
     # Slices without a delivery before or after a hand-over are left out.
-    pauses = [pause_ms(verdict.arrivals, *change) for change in changes]
+    pauses = [pause_ms(verdict.arrivals, kills, *change) for change in changes]
     paused = Counter(pause for pause in pauses if pause is not None)
     figures: Figures = {
         "rounds": len(kills),
@@ -109,9 +109,17 @@ def waited_ms(arrivals: Sequence[Arrival], kill: Kill, slice_no: int) -> int:
     return round(min(seen_ms) - kill.at_ms)
 
 
-def pause_ms(arrivals: Sequence[Arrival], slice_no: int, at_ms: float) -> int | None:
-    """Return the distance of the records of a slice that were produced right before and after."""
+def pause_ms(
+    arrivals: Sequence[Arrival], kills: Sequence[Kill], slice_no: int, at_ms: float
+) -> int | None:
+    """Return the distance of the records of a slice that were produced right before and after; None
+    also if the new owner was killed in between: then it is the pause of a take-over.
+    """
     # Records produced up to that millisecond are the old owner's, later ones the new owner's.
     made_ms = sorted(one.produced_ms for one in arrivals if one.slice_no == slice_no)
     place = bisect_right(made_ms, int(at_ms))
-    return made_ms[place] - made_ms[place - 1] if 0 < place < len(made_ms) else None
+    if not 0 < place < len(made_ms):
+        return None
+    before_ms, after_ms = made_ms[place - 1 : place + 1]
+    is_killed = any(slice_no in k.slices and at_ms <= k.at_ms <= after_ms for k in kills)
+    return None if is_killed else after_ms - before_ms
