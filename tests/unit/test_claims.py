@@ -452,10 +452,19 @@ def test_a_former_own_writer_is_fenced_by_a_second_of_concurrent_transactions_or
     client.enter("former")
     client.enter("writer")
     if fenced_s is None:
-        with pytest.raises(KafkaEdgeError, match="writer former could not be fenced"):
+        with pytest.raises(KafkaEdgeError, match="writer former could not be fenced: [^;]*$"):
             client.fence(["former"])
         fenced_s = connects_s + FENCE_TIMEOUT_S
     else:
         client.fence(["former"])
     assert link.now_s == pytest.approx(fenced_s)
     made.assert_called_once_with(OPTIONS.transactional("former"))  # as ``check_options`` tries
+
+
+def test_a_fence_that_is_forbidden_names_the_right_that_is_missing() -> None:
+    link = SlowLink(0.0, {0.0: KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED})
+    clients = Clients(producer=Mock(return_value=link), monotonic_s=lambda: link.now_s)
+    tail, admin = create_autospec(KafkaCheckpoints), create_autospec(AdminClient)
+    client = KafkaTakeOverClient(OPTIONS, tail, admin, frozenset, clients)
+    with pytest.raises(KafkaEdgeError, match="needs Write on the transactional ids"):
+        client.fence(["other"])

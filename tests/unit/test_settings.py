@@ -176,7 +176,17 @@ def test_every_finding_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("table", ["client", "consumer", "producer", "admin"])
-@pytest.mark.parametrize("option", ["acks", "group.id", "isolation.level", "transactional.id"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "acks",
+        "batch.size",
+        "delivery.timeout.ms",
+        "group.id",
+        "isolation.level",
+        "transactional.id",
+    ],
+)
 def test_options_that_would_break_a_promise_are_refused(table: str, option: str) -> None:
     assert f"{option} can't be set" in refused(f"kafka.{table}.{option}=1")
 
