@@ -452,7 +452,7 @@ def test_a_former_own_writer_is_fenced_by_a_second_of_concurrent_transactions_or
     client.enter("former")
     client.enter("writer")
     if fenced_s is None:
-        with pytest.raises(KafkaEdgeError, match="writer former could not be fenced: [^;]*$"):
+        with pytest.raises(KafkaEdgeError, match=r"writer former could not be fenced: [^;]*$"):
             client.fence(["former"])
         fenced_s = connects_s + FENCE_TIMEOUT_S
     else:
