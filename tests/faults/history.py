@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from tests.faults.facts import UID, Acked, Header, Op, Step
 
@@ -114,6 +114,10 @@ class History:
 
     def __init__(self, bootstrap: str, plan: Plan) -> None:
         self.acked: list[Acked] = []
+        # Acknowledged by ``DUPLICATE_SEQUENCE_NUMBER`` without offset and time, because the first
+        # answer was lost with its connection.
+        self._unplaced: list[Step] = []
+        self._bootstrap = bootstrap
         self._plan = plan
         self._refused: list[str] = []
         self._enough = threading.Event()
@@ -145,6 +149,12 @@ class History:
         left = self._producer.flush(_FLUSH_S)
         assert not left, f"{left} records of the history were never acknowledged"
         assert not self._refused, f"the history was refused: {self._refused[:3]}"
+        self.place()
+
+    def place(self) -> None:
+        """Look up the records that were acknowledged without an offset."""
+        while self._unplaced:
+            self.acked.append(self._look_up(self._unplaced.pop()))
 
     def abandon(self) -> None:
         """Stop writing at once, without waiting for acknowledgements."""
@@ -181,7 +191,32 @@ class History:
 
     def note(self, step: Step, error: KafkaError | None, message: Any) -> None:
         """Take a delivery report."""
-        if error is None:
-            self.acked.append(Acked(step, message.offset(), message.timestamp()[1]))
-        else:
+        if error is not None:
             self._refused.append(f"{step.uid!r}: {error}")
+        elif message.offset() is None:
+            self._unplaced.append(step)
+        else:
+            self.acked.append(Acked(step, message.offset(), message.timestamp()[1]))
+
+    def _look_up(self, step: Step) -> Acked:
+        """Find a record in the log: the first of its uid, as copies are written later."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": "history",
+                "enable.auto.commit": False,
+                "isolation.level": "read_uncommitted",
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(self._plan.topic, step.partition, OFFSET_BEGINNING)])
+            deadline_s = time.monotonic() + _FLUSH_S
+            while time.monotonic() < deadline_s:
+                message = consumer.poll(1.0)
+                if message is None or message.error() is not None:
+                    continue
+                if dict(message.headers() or []).get(UID) == step.uid:
+                    return Acked(step, message.offset() or 0, message.timestamp()[1])
+        finally:
+            consumer.close()
+        raise AssertionError(f"{step.uid!r} is acknowledged, and not in its partition")

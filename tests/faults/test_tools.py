@@ -1,4 +1,4 @@
-"""The tools of the fault suite do what the scenarios take for granted. No service, no cluster."""
+"""The tools of the fault suite do what the scenarios take for granted. No service."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
+from delay_devtools.cluster import EmbeddedCluster
 from tests.faults.disk import SmallDisk, disk_missing
+from tests.faults.facts import UID, Acked
+from tests.faults.history import History, Plan, steps
 from tests.faults.network import Namespace, Network, network_missing
 from tests.faults.wallclock import WallClock, clock_missing
 
@@ -150,3 +157,23 @@ def test_a_clock_is_stepped_while_the_process_runs_and_elapsed_time_goes_on(tmp_
         process.stdin.close()
     assert [round(wall - walls[0], 1) for wall in walls[:3]] == [0.0, 5.0, -5.0]
     assert abs(walls[3] - walls[0] - 0.25) < 0.02
+
+
+def test_a_record_whose_acknowledgement_names_no_offset_is_looked_up(
+    fault_cluster: EmbeddedCluster,
+) -> None:
+    topic = "acknowledged_twice"
+    admin = AdminClient({"bootstrap.servers": fault_cluster.bootstrap})
+    admin.create_topics([NewTopic(topic, 1, 3)])[topic].result(30)
+    history = History(fault_cluster.bootstrap, Plan(1, topic, 1, ("to",), 1))
+    one = next(steps(Plan(1, topic, 1, ("to",), 1)))
+    copies: list[Message] = []
+    producer = Producer({"bootstrap.servers": fault_cluster.bootstrap})
+    for uid in (b"another", one.uid, one.uid):
+        producer.produce(topic, headers={UID: uid}, on_delivery=lambda _, copy: copies.append(copy))
+        assert producer.flush(60) == 0
+    report = create_autospec(Message)
+    report.offset.return_value = None
+    history.note(one, None, report)
+    history.place()
+    assert history.acked == [Acked(one, 1, copies[1].timestamp()[1])]
