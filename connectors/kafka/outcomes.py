@@ -89,7 +89,16 @@ class Outcomes:
 
 
 def place_of(message: Message) -> RecordPlace:
-    return RecordPlace(message.topic() or "", message.partition() or 0, message.offset() or 0)
+    """Return where an acknowledged record was written. ``KafkaEdgeError``: nobody knows."""
+    topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset()
+    # The answer to a first attempt was lost with its connection, and the answer to the second one
+    # says only that the record is there (``DUPLICATE_SEQUENCE_NUMBER``).
+    if offset is None:
+        raise KafkaEdgeError(
+            f"it is written to {topic}:{partition} and takes effect, but its outcome can't be "
+            "found, as a broker's answer with its offset was lost: look at the record"
+        )
+    return RecordPlace(topic, partition, offset)
 
 
 def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) -> str | None:

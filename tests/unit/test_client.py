@@ -28,9 +28,10 @@ from connectors.kafka.client import (
 from connectors.kafka.client import places as places_module
 from connectors.kafka.client.places import Places
 from connectors.kafka.client.received import Received
+from connectors.kafka.outcomes import place_of
 from connectors.kafka.target_limits import batch_bytes
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.entry import Headers
+from delayservice.contract.entry import Headers, RecordPlace
 from delayservice.contract.partitioner import murmur2, partition_for
 from delayservice.contract.request import (
     delay_ms,
@@ -123,6 +124,15 @@ def test_no_outcome_is_made_up_where_a_producer_reports_failures_only() -> None:
     for ask in (reader.cancel, reader.fire):
         with pytest.raises(KafkaEdgeError, match=r"takes effect, .*delivery\.report\.only\.error"):
             ask(client, "id", 0)
+
+
+def test_no_place_is_made_up_for_a_record_that_is_acknowledged_without_an_offset() -> None:
+    report = Mock(**{"topic.return_value": "t", "partition.return_value": 2})
+    report.offset.return_value = 3
+    assert place_of(report) == RecordPlace("t", 2, 3)
+    report.offset.return_value = None
+    with pytest.raises(KafkaEdgeError, match="written to t:2 and takes effect"):
+        place_of(report)
 
 
 def test_a_cancel_that_is_acknowledged_waits_for_no_other_record() -> None:
