@@ -89,7 +89,9 @@ class Outcomes:
 
 
 def place_of(message: Message) -> RecordPlace:
-    """Return where an acknowledged record was written. ``KafkaEdgeError``: nobody knows."""
+    """Return where an acknowledged record was written. ``KafkaEdgeError``: its acknowledgement
+    names no offset.
+    """
     topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset()
     # The answer to a first attempt was lost with its connection, and the answer to the second one
     # says only that the record is there (``DUPLICATE_SEQUENCE_NUMBER``).

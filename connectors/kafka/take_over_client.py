@@ -120,12 +120,12 @@ class KafkaTakeOverClient:
         try:
             self._init_patiently(writer, is_own=is_own)
         except KafkaException as exc:
+            error = error_of(exc)
             # The transaction of that writer is decided, but a partition takes no marker: perhaps
             # for hours, if a target has too few copies in sync. This process begins no other
             # transaction with that writer, so there is nothing more to fence.
-            is_decided = error_of(exc).code() == KafkaError.CONCURRENT_TRANSACTIONS
+            is_decided = error.code() == KafkaError.CONCURRENT_TRANSACTIONS
             if not (is_own and is_decided):
-                error = error_of(exc)
                 is_forbidden = error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                 hint = _RIGHTS_HINT if is_forbidden else ""
                 raise KafkaEdgeError(f"writer {writer} could not be fenced: {error}{hint}") from exc

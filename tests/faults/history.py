@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer
 
 from tests.faults.facts import UID, Acked, Header, Op, Step
+from tests.integration.bench import Reader, Seen
 
 DELAY_MS_MAX: Final = 10_000
 PERIOD_MS: Final = 1_000
@@ -149,12 +150,17 @@ class History:
         left = self._producer.flush(_FLUSH_S)
         assert not left, f"{left} records of the history were never acknowledged"
         assert not self._refused, f"the history was refused: {self._refused[:3]}"
-        self.place()
+        if self._unplaced:
+            self.place()
 
     def place(self) -> None:
         """Look up the records that were acknowledged without an offset."""
-        while self._unplaced:
-            self.acked.append(self._look_up(self._unplaced.pop()))
+        with Reader(self._bootstrap, [self._plan.topic], "read_uncommitted") as reader:
+            for step in self._unplaced:
+                # The first in its partition: copies of a record are written later.
+                found = reader.await_match(partial(_is_of, step))[0]
+                self.acked.append(Acked(step, found.offset, found.timestamp_ms))
+        self._unplaced.clear()
 
     def abandon(self) -> None:
         """Stop writing at once, without waiting for acknowledgements."""
@@ -198,25 +204,6 @@ class History:
         else:
             self.acked.append(Acked(step, message.offset(), message.timestamp()[1]))
 
-    def _look_up(self, step: Step) -> Acked:
-        """Find a record in the log: the first of its uid, as copies are written later."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._bootstrap,
-                "group.id": "history",
-                "enable.auto.commit": False,
-                "isolation.level": "read_uncommitted",
-            }
-        )
-        try:
-            consumer.assign([TopicPartition(self._plan.topic, step.partition, OFFSET_BEGINNING)])
-            deadline_s = time.monotonic() + _FLUSH_S
-            while time.monotonic() < deadline_s:
-                message = consumer.poll(1.0)
-                if message is None or message.error() is not None:
-                    continue
-                if dict(message.headers() or []).get(UID) == step.uid:
-                    return Acked(step, message.offset() or 0, message.timestamp()[1])
-        finally:
-            consumer.close()
-        raise AssertionError(f"{step.uid!r} is acknowledged, and not in its partition")
+
+def _is_of(step: Step, one: Seen) -> bool:
+    return one.partition == step.partition and one.header(UID) == step.uid.decode()

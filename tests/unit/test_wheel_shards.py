@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from random import Random
 
@@ -19,6 +17,7 @@ from delayservice.store.offline import each_store, look
 from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.block import Block
 from delayservice.store.wheel.window import ROW_BYTES
+from tests.crash.crash_disk import LateExecutor
 from tests.shards import FAR_MS, SLOT_MS, START_MS, check, everything, filled, opened, rows_of
 from tests.unit.stored_folders import a_frame
 from tests.wheels import TOPIC, slot_files
@@ -47,26 +46,8 @@ class CountingFiles(Files):
         self.synced.append(path)
 
 
-class Late(Future[object]):
-    """A call that is made when its result is asked for."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        super().__init__()
-        self._call = call
-
-    def result(self, timeout: float | None = None) -> object:
-        if not self.done():
-            self.set_result(self._call())
-        return super().result(timeout)
-
-
-class LateThread(Executor):
-    def submit(self, call: Callable[[], object], /) -> Late:  # type: ignore[override]
-        return Late(call)
-
-
 def test_a_crash_after_a_shard_has_gone_leaves_the_ids_of_the_others(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS, executor=LateThread())
+    wheel = Wheel(tmp_path, OPTIONS, executor=LateExecutor())
     stores = filled(wheel, 2)
     stores[0].sync()
     stores[1].append([(START_MS, 13, NO_MARK, b"")], [], [], 14)

@@ -262,7 +262,6 @@ class Wheel(WorkerShards[SlotShard]):
         return shard
 
     def _clear(self, shard: SlotShard) -> None:
-        self._finish_running()
         self._empty(shard)
         shard.generation = self._take_generation()
         shard.ids = self._ids.shard(shard.generation)
@@ -270,11 +269,11 @@ class Wheel(WorkerShards[SlotShard]):
         shard.label, shard.cursor_key = b"", START_KEY
 
     def _drop(self, shard: SlotShard) -> None:
-        self._finish_running()
         self._empty(shard)
         del self.slots.shards[shard.number]
 
     def _empty(self, shard: SlotShard) -> None:
+        self._finish_running()  # a sync under way would write S of ids that are gone
         for start_ms in list(shard.starts):
             self.slots.drop(shard, start_ms)
         shard.ids.discard()

@@ -62,7 +62,6 @@ def failover(stand: Stand) -> Measured:
         max(waited_ms(verdict.arrivals, kill, slice_no) for slice_no in kill.slices)
         for kill in kills
     )
-    # Slices without a delivery before or after a hand-over are left out.
     pauses = [pause_ms(verdict.arrivals, kills, *change) for change in changes]
     paused = Counter(pause for pause in pauses if pause is not None)
     figures: Figures = {
@@ -113,7 +112,8 @@ def pause_ms(
     arrivals: Sequence[Arrival], kills: Sequence[Kill], slice_no: int, at_ms: float
 ) -> int | None:
     """Return the distance of the records of a slice that were produced right before and after; None
-    also if the new owner was killed in between: then it is the pause of a take-over.
+    if one of them is missing, or the new owner was killed in between: then it is the pause of a
+    take-over.
     """
     # Records produced up to that millisecond are the old owner's, later ones the new owner's.
     made_ms = sorted(one.produced_ms for one in arrivals if one.slice_no == slice_no)
