@@ -4,6 +4,7 @@ import java.io.PrintStream;
 import java.util.Collection;
 import java.util.HexFormat;
 import java.util.Map;
+import java.util.concurrent.Callable;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
@@ -33,12 +34,17 @@ public final class Peer {
     private static final PrintStream OUT = System.out;
     private static final ScheduledExecutorService LATER = Executors.newScheduledThreadPool(1);
 
-    public static void main(String[] words) throws Exception {
+    public static void main(String[] words) {
         System.setOut(System.err); // Loggers write there.
-        if (words[0].equals("load")) {
-            load(words[1], words[2]);
-        } else {
-            judge(words[1], words[2]);
+        try {
+            if (words[0].equals("load")) {
+                load(words[1], words[2]);
+            } else {
+                judge(words[1], words[2]);
+            }
+        } catch (Exception failure) {
+            failure.printStackTrace();
+            System.exit(1); // The client's threads would go on.
         }
     }
 
@@ -55,7 +61,10 @@ public final class Peer {
         producer.setRetryTimesWhenSendAsyncFailed(0); // They are counted here.
         producer.setPollNameServerInterval(ROUTES_MS);
         producer.start();
-        create(producer, topic);
+        answered(() -> {
+            producer.createTopic(producer.getCreateTopicKey(), topic, QUEUES, Map.of());
+            return null;
+        });
         say("ready");
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
@@ -67,16 +76,17 @@ public final class Peer {
         System.exit(0);
     }
 
-    /** Makes the topic. A broker that has just started is not yet known to the name server. */
-    private static void create(DefaultMQProducer producer, String topic) throws Exception {
+    /**
+     * Asks until it is answered. A broker that has just started is not yet known to the name
+     * server, and of two first requests at once one may fail (apache/rocketmq#1108).
+     */
+    private static <T> T answered(Callable<T> request) throws Exception {
         for (int left = TRIES; ; left--) {
             try {
-                producer.createTopic(producer.getCreateTopicKey(), topic, QUEUES, Map.of());
-                return;
+                return request.call();
             } catch (MQClientException failure) {
                 if (left == 0) {
-                    failure.printStackTrace();
-                    System.exit(1);
+                    throw failure;
                 }
                 Thread.sleep(AGAIN_MS);
             }
@@ -116,10 +126,13 @@ public final class Peer {
         consumer.setPollNameServerInterval(ROUTES_MS);
         consumer.setAutoCommit(false);
         consumer.start();
-        Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+        Collection<MessageQueue> queues = answered(() -> consumer.fetchMessageQueues(topic));
         consumer.assign(queues);
         for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
+            answered(() -> {
+                consumer.seekToBegin(queue);
+                return null;
+            });
         }
         say("ready");
         while (true) {
