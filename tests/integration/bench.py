@@ -200,6 +200,8 @@ class Bench:
         return self._make(NewTopic(name, count, replica_assignment=brokers, config=dotted))
 
     def _make(self, topic: NewTopic) -> str:
+        # The client waits for the controller that it was told last, a minute for one that is down.
+        self.admin.list_topics(timeout=30)
         made = self.admin.create_topics([topic], operation_timeout=30)
         made[topic.topic].result(60)
         # What the controller has, a broker tells a moment later.
