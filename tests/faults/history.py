@@ -33,7 +33,7 @@ _BYTES_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is written.
+    """What a history writes, how often, and where.
 
     Args:
         seed: of everything that is left to chance.
@@ -108,7 +108,7 @@ def _delay_ms(rng: random.Random) -> int:
 
 
 class History:
-    """Writes a plan on a thread of its own until it is told to finish.
+    """It writes a plan on a thread of its own until it is told to finish.
 
     ``acked`` grows meanwhile; after ``finish`` it is what the checker expects.
     """

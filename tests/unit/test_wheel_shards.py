@@ -171,7 +171,7 @@ def test_a_giant_slot_is_read_within_the_bound_of_memory(tmp_path: Path) -> None
 
 
 def read_past_damage(store: Store) -> list[Frame]:
-    """As a digest or a person reads: what is damaged is left out."""
+    """Return all rows but the damaged ones, which a digest or a person leaves out as well."""
     found: list[Frame] = []
     scanner, after, end = store.scanner(), START_KEY, (FAR_MS, OFFSET_MAX)
     while after < end:

@@ -4,7 +4,6 @@ import java.io.PrintStream;
 import java.util.Collection;
 import java.util.HexFormat;
 import java.util.Map;
-import java.util.concurrent.Callable;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
@@ -61,10 +60,7 @@ public final class Peer {
         producer.setRetryTimesWhenSendAsyncFailed(0); // They are counted here.
         producer.setPollNameServerInterval(ROUTES_MS);
         producer.start();
-        answered(() -> {
-            producer.createTopic(producer.getCreateTopicKey(), topic, QUEUES, Map.of());
-            return null;
-        });
+        answered(() -> producer.createTopic(producer.getCreateTopicKey(), topic, QUEUES, Map.of()));
         say("ready");
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
@@ -76,14 +72,19 @@ public final class Peer {
         System.exit(0);
     }
 
+    private interface Request {
+        void send() throws Exception;
+    }
+
     /**
      * Asks until it is answered. A broker that has just started is not yet known to the name
      * server, and of two first requests at once one may fail (apache/rocketmq#1108).
      */
-    private static <T> T answered(Callable<T> request) throws Exception {
+    private static void answered(Request request) throws Exception {
         for (int left = TRIES; ; left--) {
             try {
-                return request.call();
+                request.send();
+                return;
             } catch (MQClientException failure) {
                 if (left == 0) {
                     throw failure;
@@ -126,14 +127,13 @@ public final class Peer {
         consumer.setPollNameServerInterval(ROUTES_MS);
         consumer.setAutoCommit(false);
         consumer.start();
-        Collection<MessageQueue> queues = answered(() -> consumer.fetchMessageQueues(topic));
-        consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            answered(() -> {
+        answered(() -> {
+            Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+            consumer.assign(queues);
+            for (MessageQueue queue : queues) {
                 consumer.seekToBegin(queue);
-                return null;
-            });
-        }
+            }
+        });
         say("ready");
         while (true) {
             for (MessageExt message : consumer.poll(ROUTES_MS)) {
