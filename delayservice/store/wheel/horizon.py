@@ -3,7 +3,7 @@
 ::
 
     horizon    magic      8 bytes   "DLYWHEEL"
-               version    u32       6
+               version    u32       1
                crc        u32       CRC32C of the rest
                content    msgpack, an array: the fields of ``WheelHorizon`` in order
 
