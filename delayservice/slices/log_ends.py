@@ -130,16 +130,17 @@ def look_at_log(
         return
     _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
     state.log_ends.moved.add(lane)
+    known = max(lane.shard.stored, slice_.passed_of(lane))
     state.run(
         state.edges.background,
-        partial(_log_now, state.edges.source, lane, slice_.passed_of(lane)),
+        partial(_log_now, state.edges.source, lane, known),
         partial(LogFound, lane, is_truncated, lane.tenure),
     )
 
 
-def _log_now(source: Source, lane: Lane, passed: int) -> tuple[str | None, Bounds]:
+def _log_now(source: Source, lane: Lane, known: int) -> tuple[str | None, Bounds]:
     bounds = source.bounds(lane.place)
-    if bounds.end < passed:  # asked twice before it is called lost
+    if bounds.end < known:  # asked twice before it is called lost
         bounds = source.bounds(lane.place)
     # After the bounds: an id that was replaced never comes back.
     return source.topic_id(lane.topic), bounds
