@@ -190,6 +190,11 @@ class RecentNames:
         at = bisect_left(held, base)
         return held[at] if at < len(held) and held[at] < stop else NO_MARK
 
+    def forget_below(self, offset: int) -> None:
+        """Forget all if records below ``offset`` are known: known are those from then on."""
+        if self.start < offset:
+            self._forget_all(offset)
+
     def _forget_all(self, start: int) -> None:
         self._offsets.clear()
         self._order.clear()

@@ -78,6 +78,8 @@ class Shard:
         self.is_held = False
         # H skips the offsets below this one.
         self._log_start = 0
+        # By offset, marks of requeued records that are settled with what H skips, and read again.
+        self._spared: dict[int, int] = {}
         self.owned = False
         self.stored = stored
         self.read = stored
@@ -112,13 +114,15 @@ class Shard:
         end: int,
         log_start: int = 0,
         sighted: Iterable[tuple[int, Key]] = (),
+        lost_below: int = 0,
     ) -> None:
         """Become the owner from ``cursor`` on (rule 7), both read after the old owner was
         fenced. H skips the offsets below ``log_start``; what a record there was to cancel,
         replace or fire is delivered. ``marked``, ``sighted``: marks and sightings that H has not
-        passed yet. ``end``: L.
+        passed yet. ``end``: L. ``lost_below``: end of the last offsets that any owner skipped.
         """
         self._forget_walk()
+        self._names.forget_below(lost_below)  # what nobody walked has settled nothing
         self.owned = True
         self.committed = self.staged = cursor
         self.read = self.seen = max(cursor.offset, log_start)
@@ -127,12 +131,16 @@ class Shard:
             self.stored = max(end, self.read)
         self._log_start = log_start
         self.walk.mark(marked)
-        expired = sorted(mark for mark in self.walk.victims if mark < log_start)
+        victims = self.walk.victims
+        expired = sorted(mark for mark in victims if mark < log_start)
+        spared = [(key[1], mark) for mark in expired for key in victims[mark]]
+        self._spared = {offset: mark for offset, mark in spared if offset >= log_start}
         self._queue += [(mark, CONTROL_EXPIRED, 0, None, _NO_CONTENT, None) for mark in expired]
         self.walk.mark(sighted)
 
     def _forget_walk(self) -> None:
         self.walk.forget()
+        self._spared = {}
         self._queue.clear()
         self._passed.clear()
         self._batches.clear()
@@ -220,7 +228,8 @@ class Shard:
             if kind != COPY:
                 continue
             known = self._names.first(record_id, base, offset)
-            scans[offset] = scanned[offset] if known is None else known
+            x = scanned[offset] if known is None else known
+            scans[offset] = self._spared.get(offset, x)
             if offset >= max(self.seen, self.end):  # else seen before, or of an earlier owner
                 self.walk.came_back(record_id, base)
         return scans

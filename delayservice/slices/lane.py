@@ -221,7 +221,8 @@ class Lane:
             self._fetch.position = NOWHERE  # forces a seek, with which the client checks it
         marked = self.store.marked_from(cursor.offset)
         sighted = self.store.sighted_from(cursor.offset)
-        self.shard.take_over(cursor, marked, bounds.end, bounds.start, sighted)
+        lost_below = self._lost[-1].stop if self._lost else 0
+        self.shard.take_over(cursor, marked, bounds.end, bounds.start, sighted, lost_below)
         self._read_on()
 
     def _take_window_over(

@@ -69,6 +69,8 @@ BROKE_ONCE = [
     (OUTAGE, 311_081_273),
     ({}, 312_300_213),
     ({}, 316_100_028),
+    (OUTAGE | {"absent": 0.7}, 406_081_645),
+    (OUTAGE, 412_081_990),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

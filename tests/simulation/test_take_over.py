@@ -3,7 +3,7 @@
 from random import Random
 
 from delayservice.contract.codec import Payload
-from delayservice.contract.entry import CANCEL, COPY, SCHEDULE, Entry
+from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry
 from delayservice.engine import outcome
 from delayservice.engine.cursor import START_KEY, Cursor, Key
 from delayservice.engine.settle import Settler
@@ -27,9 +27,12 @@ def nothing_fired(key: Key) -> Payload:
 
 
 class Node:
-    """A shard with an empty store. ``stop``: where its store ends."""
+    """A shard with an empty store. ``stop``: where its store ends; ``log_start``: the first offset
+    that its log still holds.
+    """
 
-    def __init__(self, stop: int = 0) -> None:
+    def __init__(self, stop: int = 0, log_start: int = 0) -> None:
+        self.log_start = log_start
         routes = routes_of(ROLL_WINDOW_MS, secret=SECRET)
         self.store = SimStore(Random(0), _nowhere, tidy=False)
         self.store._stop_offset = stop
@@ -38,7 +41,10 @@ class Node:
     def ingest(self, offset: int, log: list[Entry]) -> None:
         entries, stop = [log[offset]], offset + 1
         needed = self.shard.scans_needed(offset, entries, stop)
-        scans = {scan.copy_offset: _x_of(log, scan.record_id, scan.base, offset) for scan in needed}
+        scans = {
+            scan.copy_offset: _x_of(log, scan.record_id, max(scan.base, self.log_start), offset)
+            for scan in needed
+        }
         added = self.shard.ingest(offset, entries, stop, scans, self.store.latest_unmarked)
         self.store.append(added.frames, added.named, added.marks, self.shard.stored)
 
@@ -95,3 +101,54 @@ def test_a_requeued_record_that_is_read_before_its_commit_is_known() -> None:
         (output[0], output[7]) for output in node.shard.advance_offset(50, 10, nothing_fired)
     ]
     assert settled == [(outcome.CANCELLED, 1), (outcome.CANCELLED, 2)]
+
+
+def test_what_is_delivered_for_a_lost_cancel_is_not_fired_when_it_is_read_again() -> None:
+    payload = _payload(b"x", 90, 0)
+    log: list[Entry] = [
+        (0, SCHEDULE, 40, b"x", payload, None),
+        (1, CANCEL, 0, b"x", (None, None, []), None),  # was to cancel the one at 3, and is lost
+        (2, FIRE, 0, b"x", (None, None, []), None),
+        (3, COPY, 90, b"x", payload, 1),
+    ]
+    node = Node(stop=4, log_start=2)
+    node.shard.take_over(Cursor((40, 0), 1), [(1, (90, 3))], end=4, log_start=2)
+
+    def pending_at(key: Key) -> Payload:
+        assert key == (90, 3)
+        return payload
+
+    settled = node.shard.advance_offset(100, 10, pending_at)
+    assert [(output[0], output[7]) for output in settled] == [(outcome.DELIVERED, 3)]
+    node.shard.commit()
+
+    node.ingest(2, log)
+    node.ingest(3, log)
+    settled = node.shard.advance_offset(100, 10, pending_at)
+    assert [(output[0], output[7]) for output in settled] == [(outcome.NOT_PENDING, 2)]
+    assert node.shard.staged.offset == 4
+
+
+def test_what_is_requeued_for_a_lost_cancel_is_not_settled_by_another_lost_one() -> None:
+    payload = _payload(b"x", 90, 0)
+    log: list[Entry] = [
+        (0, SCHEDULE, 90, b"x", payload, None),
+        (1, CANCEL, 0, b"x", (None, None, []), None),
+        (2, CANCEL, 0, b"x", (None, None, []), None),
+        (3, COPY, 90, b"x", payload, 2),  # what this owner writes
+    ]
+    node = Node()
+    for offset in range(3):
+        node.ingest(offset, log)
+    node.log_start = 3  # the log expired before anybody walked it
+    marked = [(1, (90, 0))]
+    node.shard.take_over(Cursor(), marked, end=3, log_start=3, lost_below=3)
+    settled = node.shard.advance_offset(50, 10, lambda _: payload)
+    assert [(output[0], output[7]) for output in settled] == [(outcome.ROLLED, 0)]
+    node.shard.commit()
+
+    node.ingest(3, log)
+    assert node.shard.advance_offset(50, 10, nothing_fired) == []
+    due = node.store.read_due(START_KEY, 90, _OUTPUTS_MAX)
+    settled = node.shard.advance_key(due, 90)
+    assert [(output[0], output[7]) for output in settled] == [(outcome.DELIVERED, 3)]
