@@ -543,6 +543,17 @@ class Node:
         """How its loop sees a slice."""
         return None if self.loop is None else self.loop.slices.get(number)
 
+    def sync(self) -> None:
+        """Make durable what its loop has stored."""
+        for place in self.disks.keys() & set(self.served):
+            self.disks[place].sync()
+
+    def stored(self, place: Place) -> int:
+        """S of a shard that has a store here."""
+        if self.loop is None:
+            return self.disks[place].open()
+        return self.loop.slices[place[1]].lanes[place[0]].shard.stored
+
     @property
     def served(self) -> list[Place]:
         """The shards that it keeps."""

@@ -111,7 +111,9 @@ class Plan:
     """Delay topics are deleted, and made anew under their names."""
     retention: bool = False
     outage: bool = False
-    """All nodes are down at once, and retention deletes some of what nobody has walked by then."""
+    """No slice has an owner, and retention deletes some of what nobody has walked by then."""
+    stays_up: bool = False
+    """Nodes go on as replicas in the outage, else they are down."""
     targets_fail: bool = False
     own_topics_fail: bool = False
     """The dead-letter and the outcomes topic are deleted, forbidden or not served for a while."""
@@ -319,7 +321,9 @@ def draw_plan(seed: int) -> Plan:
     ranges = (SEEDS_OF_OUTAGE, SEEDS_OF_HOMES, SEEDS_OF_ELECTIONS)
     is_free = not any(seed % SEEDS in seeds for seeds in ranges)
     plan = replace(plan, **KINDS[kind]) if is_free and kind < len(KINDS) else plan
-    return replace(plan, absent=Random(f"absent {seed}").choice((0.0, 0.0, 0.3, 0.7)))
+    stays_up = plan.store != "memory" and Random(f"stays up {seed}").random() < 0.5
+    absent = Random(f"absent {seed}").choice((0.0, 0.0, 0.3, 0.7))
+    return replace(plan, stays_up=stays_up, absent=absent)
 
 
 def usual_plan(seed: int) -> Plan:

@@ -71,6 +71,7 @@ BROKE_ONCE = [
     ({}, 316_100_028),
     (OUTAGE | {"absent": 0.7}, 406_081_645),
     (OUTAGE, 412_081_990),
+    (OUTAGE | {"stays_up": True, "absent": 0.3}, 432_081_317),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

@@ -451,8 +451,8 @@ class World:
         self.trace(f"{place} now starts at {partition.start}")
 
     def _break_down(self) -> None:
-        """All nodes read for a while, and stop. Users write on, and retention deletes more than was
-        settled, where all nodes had read the same.
+        """All nodes read for a while, and stop, or own nothing. Users write on, and retention
+        deletes more than was settled, where all nodes had read the same.
         """
         self.calm = True
         for number in range(self.plan.slices):
@@ -462,15 +462,18 @@ class World:
             self._turn()
         self.log.give_up_open()
         for node in self.nodes:
-            node.stop()
+            if self.plan.stays_up:
+                node.sync()  # long before retention deletes anything
+            else:
+                node.stop()
         self.calm = False
         read_to = {place: self.log.partition(place).last_stable for place in self.places}
         for _ in range(self.rng.randrange(12)):
             self.users.write_one()
         for place in self.places:
             shard, partition = self.oracle.shards[place], self.log.partition(place)
-            disks = [node.disks[place] for node in self.nodes if place in node.disks]
-            is_read = all(disk.open() == read_to[place] for disk in disks)
+            stored = [node.stored(place) for node in self.nodes if place in node.disks]
+            is_read = all(stop == read_to[place] for stop in stored)
             if shard.contracts and is_read and self.rng.random() < 0.8:
                 partition.start = self.rng.randint(shard.h, partition.last_stable)
                 self.oracle.expired(place, partition.start, read_to[place])
