@@ -82,12 +82,12 @@ FIRE             0                    bytes          ``Original``  source or Non
 HOMEBOUND        0                    bytes          ``Original``  ``Foreign``
 ABSENT           0                    bytes          ``Original``  ``Payload``
 INVALID          0                    None           ``Original``  ``Refusal``
-CONTROL_EXPIRED  0                    None           ``Original``  None
+CONTROL_EXPIRED  0                    None           ``Original``  log start
 ===============  ===================  =============  ============  ==============
 
 ``key_ms`` is in epoch ms. ``id`` is the ``delay-id``. ``source`` is the ``delay-source`` of a
 record that came in an envelope, else None. ``base`` is the first offset at which a record of the
-same id cancels a requeued one (design rule 12).
+same id cancels a requeued one (design rule 12). Log start: the first offset that H does not skip.
 
 The last two columns depend on the kind, which no type checker narrows in an unpacked tuple, and a
 class per kind would take longer than reading a plain record in ``record``: hence ``Any``, here and

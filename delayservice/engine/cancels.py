@@ -139,7 +139,7 @@ class OffsetAdvance:
             return _took([self._settler.undelivered.dead_letter(offset, payload, *extra)], outputs)
         if kind == CONTROL_EXPIRED:
             victims = self._pending_victims(offset, k)
-            return _took_all([self._spared(offset, victims, now_ms)], outputs)
+            return _took_all([self._spared(victims, now_ms, extra)], outputs)
         settled: list[Output] | None = []
         if record_id is not None and kind != COPY:
             if self._awaits_copy(record_id, offset):
@@ -160,13 +160,13 @@ class OffsetAdvance:
 
     # With the mark of an expired control they would count as settled. Key time 0: requeued unless
     # due.
-    def _spared(self, offset: int, victims: Sequence[Key], now_ms: int) -> list[Output] | None:
+    def _spared(self, victims: Sequence[Key], now_ms: int, base: int) -> list[Output] | None:
         contents = [content for one in victims if (content := self._content(one)) is not None]
         if len(contents) < len(victims):
             return None
         outputs: list[Output] = []
         parts = [
-            self.settle(victim[1], 0, content, now_ms, offset + 1)
+            self.settle(victim[1], 0, content, now_ms, base)
             for victim, content in zip(victims, contents, strict=True)
         ]
         return outputs if _took_all(parts, outputs) else None
@@ -297,7 +297,7 @@ class OffsetAdvance:
         if kind == FIRE:
             return self._fire_victims(offset, victims, now_ms)
         if kind == ABSENT:
-            return self._spared(offset, victims, now_ms)
+            return self._spared(victims, now_ms, offset + 1)
         told = [
             self._settler.undelivered.cancelled(
                 _OUTCOMES[kind], victim[1], record_id, offset, source

@@ -135,7 +135,9 @@ class Shard:
         expired = sorted(mark for mark in victims if mark < log_start)
         spared = [(key[1], mark) for mark in expired for key in victims[mark]]
         self._spared = {offset: mark for offset, mark in spared if offset >= log_start}
-        self._queue += [(mark, CONTROL_EXPIRED, 0, None, _NO_CONTENT, None) for mark in expired]
+        self._queue += [
+            (mark, CONTROL_EXPIRED, 0, None, _NO_CONTENT, log_start) for mark in expired
+        ]
         self.walk.mark(sighted)
 
     def _forget_walk(self) -> None:

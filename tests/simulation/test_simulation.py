@@ -72,6 +72,7 @@ BROKE_ONCE = [
     (OUTAGE | {"absent": 0.7}, 406_081_645),
     (OUTAGE, 412_081_990),
     (OUTAGE | {"stays_up": True, "absent": 0.3}, 432_081_317),
+    (OUTAGE | {"stays_up": True}, 441_081_050),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

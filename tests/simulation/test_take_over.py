@@ -1,5 +1,6 @@
 """Meetings too rare to wait for: found once by a long run, and put down here."""
 
+import json
 from random import Random
 
 from delayservice.contract.codec import Payload
@@ -129,26 +130,31 @@ def test_what_is_delivered_for_a_lost_cancel_is_not_fired_when_it_is_read_again(
     assert node.shard.staged.offset == 4
 
 
-def test_what_is_requeued_for_a_lost_cancel_is_not_settled_by_another_lost_one() -> None:
+def test_what_is_requeued_for_a_lost_cancel_can_be_settled_by_no_lost_record() -> None:
+    payload = _payload(b"x", 90, 0)
+    node = Node(stop=3)
+    node.shard.take_over(Cursor(), [(1, (90, 0))], end=3, log_start=3, lost_below=3)
+    (rolled,) = node.shard.advance_offset(50, 10, lambda _: payload)
+    assert (rolled[0], rolled[7]) == (outcome.ROLLED, 0)
+    assert json.loads(dict(rolled[5])["delay-copy"] or b"")["base"] == 3
+
+
+def test_a_copy_is_settled_by_no_record_that_was_read_and_lost() -> None:
     payload = _payload(b"x", 90, 0)
     log: list[Entry] = [
-        (0, SCHEDULE, 90, b"x", payload, None),
-        (1, CANCEL, 0, b"x", (None, None, []), None),
+        (0, SCHEDULE, 40, b"x", payload, None),
+        (1, SCHEDULE, 500, None, _payload(None, 500, 1), None),
         (2, CANCEL, 0, b"x", (None, None, []), None),
-        (3, COPY, 90, b"x", payload, 2),  # what this owner writes
+        (3, COPY, 90, b"x", payload, 2),
     ]
-    node = Node()
+    node = Node(log_start=3)
+    node.shard.follow(Cursor((40, 0), 2))
     for offset in range(3):
         node.ingest(offset, log)
-    node.log_start = 3  # the log expired before anybody walked it
-    marked = [(1, (90, 0))]
-    node.shard.take_over(Cursor(), marked, end=3, log_start=3, lost_below=3)
-    settled = node.shard.advance_offset(50, 10, lambda _: payload)
-    assert [(output[0], output[7]) for output in settled] == [(outcome.ROLLED, 0)]
-    node.shard.commit()
+    node.shard.take_over(Cursor((40, 0), 2), [], end=4, log_start=3, lost_below=3)
 
     node.ingest(3, log)
     assert node.shard.advance_offset(50, 10, nothing_fired) == []
-    due = node.store.read_due(START_KEY, 90, _OUTPUTS_MAX)
+    due = node.store.read_due((40, 0), 90, _OUTPUTS_MAX)
     settled = node.shard.advance_key(due, 90)
     assert [(output[0], output[7]) for output in settled] == [(outcome.DELIVERED, 3)]
