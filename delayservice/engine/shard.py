@@ -131,10 +131,13 @@ class Shard:
             self.stored = max(end, self.read)
         self._log_start = log_start
         self.walk.mark(marked)
-        victims = self.walk.victims
-        expired = sorted(mark for mark in victims if mark < log_start)
-        spared = [(key[1], mark) for mark in expired for key in victims[mark]]
-        self._spared = {offset: mark for offset, mark in spared if offset >= log_start}
+        expired = sorted(mark for mark in self.walk.victims if mark < log_start)
+        self._spared = {
+            offset: mark
+            for mark in expired
+            for _, offset in self.walk.victims[mark]
+            if offset >= log_start
+        }
         self._queue += [
             (mark, CONTROL_EXPIRED, 0, None, _NO_CONTENT, log_start) for mark in expired
         ]

@@ -23,7 +23,11 @@ _log = structlog.get_logger(__name__)
 
 def is_short(slice_: Slice, lane: Lane, bounds: Bounds, stored: int) -> bool:
     """Return whether a log ends below H of the last checkpoint, or S when its end was queried."""
-    return bounds.end < max(stored, slice_.passed_of(lane))
+    return bounds.end < _known_end(slice_, lane, stored)
+
+
+def _known_end(slice_: Slice, lane: Lane, stored: int) -> int:
+    return max(stored, slice_.passed_of(lane))
 
 
 # --- ends --------------------------------------------------------------------------------------
@@ -130,17 +134,17 @@ def look_at_log(
         return
     _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
     state.log_ends.moved.add(lane)
-    known = max(lane.shard.stored, slice_.passed_of(lane))
+    known_end = _known_end(slice_, lane, lane.shard.stored)
     state.run(
         state.edges.background,
-        partial(_log_now, state.edges.source, lane, known),
+        partial(_log_now, state.edges.source, lane, known_end),
         partial(LogFound, lane, is_truncated, lane.tenure),
     )
 
 
-def _log_now(source: Source, lane: Lane, known: int) -> tuple[str | None, Bounds]:
+def _log_now(source: Source, lane: Lane, known_end: int) -> tuple[str | None, Bounds]:
     bounds = source.bounds(lane.place)
-    if bounds.end < known:  # asked twice before it is called lost
+    if bounds.end < known_end:  # asked twice before it is called lost
         bounds = source.bounds(lane.place)
     # After the bounds: an id that was replaced never comes back.
     return source.topic_id(lane.topic), bounds

@@ -321,7 +321,8 @@ def draw_plan(seed: int) -> Plan:
     ranges = (SEEDS_OF_OUTAGE, SEEDS_OF_HOMES, SEEDS_OF_ELECTIONS)
     is_free = not any(seed % SEEDS in seeds for seeds in ranges)
     plan = replace(plan, **KINDS[kind]) if is_free and kind < len(KINDS) else plan
-    stays_up = plan.store != "memory" and Random(f"stays up {seed}").random() < 0.5
+    has_disks = plan.store != "memory"
+    stays_up = plan.outage and has_disks and Random(f"stays up {seed}").random() < 0.5
     absent = Random(f"absent {seed}").choice((0.0, 0.0, 0.3, 0.7))
     return replace(plan, stays_up=stays_up, absent=absent)
 
