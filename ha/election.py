@@ -146,12 +146,15 @@ class Election:
         self._is_registered = False
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        # A start clears the count of failures.
+        # A start clears the count of failures, and what the loop gave up for, unless that was acted
+        # upon.
         state = self._slices.get(slice_no)
         if state is not None:
             state.is_settling = is_settling
             if is_settling:
                 state.failures = 0
+                if not state.is_giving_up:
+                    state.trouble = ""
 
     def gave_up(self, slice_no: int, why: str) -> None:
         state = self._slices.get(slice_no)

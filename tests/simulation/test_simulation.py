@@ -73,6 +73,8 @@ BROKE_ONCE = [
     (OUTAGE, 412_081_990),
     (OUTAGE | {"stays_up": True, "absent": 0.3}, 432_081_317),
     (OUTAGE | {"stays_up": True}, 441_081_050),
+    ({}, 501_300_144),
+    ({}, 505_300_183),
 ]
 """Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2

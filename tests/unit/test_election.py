@@ -145,6 +145,21 @@ class TestGivingUp:
         election.step(0)
         assert election.wake_s == COOL_S
 
+    def test_a_loop_that_serves_again_before_it_was_heard_keeps_its_slice(self) -> None:
+        election = owning(elected(), is_settling=False)
+        election.gave_up(0, "broken")
+        election.settling(0, is_settling=True)
+        assert election.step(0) == []
+        assert election.roles(0) == {0: Role.OWNER}
+
+    def test_a_loop_that_serves_again_after_it_was_heard_loses_its_slice(self) -> None:
+        election = owning(elected(), is_settling=False)
+        election.gave_up(0, "broken")
+        assert election.step(0) == [Resign(0, "broken")]
+        election.settling(0, is_settling=True)
+        assert election.step(0) == [Resign(0, "broken")], "resigning has failed, others may know"
+        assert election.roles(0) == {0: Role.REPLICA}
+
     def test_serving_again_ends_the_row_of_failures(self) -> None:
         election = elected()
         for since_s in (0, 100):
