@@ -56,24 +56,34 @@ def _making() -> Iterator[None]:
         raise SettingsError(why) from exc
 
 
+class _Trouble:
+    """The last of the errors in ``UNREACHABLE``; empty: there was none."""
+
+    text = ""
+
+    def note(self, error: KafkaError) -> None:
+        if error.code() in UNREACHABLE:
+            self.text = error.str()
+
+
 class KafkaAdmin(AdminClient):
     """An admin client that keeps the last of the errors in ``UNREACHABLE``, which the errors of
     failed requests omit.
     """
 
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
-        self._trouble = ""
-        config: dict[str, Any] = {**EAGER, **with_tokens(options), **FORCED, "error_cb": self._note}
+        # A callback that refers to its client keeps it alive until the garbage collector runs, in
+        # whatever thread: librdkafka aborts the process if it is the client's own, which completes
+        # the requests.
+        self._trouble = _Trouble()
+        callback = {"error_cb": self._trouble.note}
+        config: dict[str, Any] = {**EAGER, **with_tokens(options), **FORCED, **callback}
         with _making():
             super().__init__(config, logger=logger)
 
-    def _note(self, error: KafkaError) -> None:
-        if error.code() in UNREACHABLE:
-            self._trouble = error.str()
-
     def explain(self, exc: KafkaException) -> str:
         self.poll(0)
-        return f"{exc}; {self._trouble}" if self._trouble else str(exc)
+        return f"{exc}; {self._trouble.text}" if self._trouble.text else str(exc)
 
 
 def admin_client(options: Mapping[str, str]) -> KafkaAdmin:

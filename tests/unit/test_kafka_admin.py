@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -16,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from structlog.testing import capture_logs
 
 from connectors.kafka import log_ends as module
-from connectors.kafka.clients import Clients, CoordinatorLog
+from connectors.kafka.clients import Clients, CoordinatorLog, admin_client
 from connectors.kafka.errors import MEANINGS, Meaning, meaning_of
 from connectors.kafka.log_ends import LATEST, log_bounds, log_ends, offsets_of
 from connectors.kafka.reach import KafkaReach
@@ -125,6 +127,18 @@ def test_an_answer_between_two_missed_ones_starts_the_count_anew(stage: Stage) -
     for silent in ({2}, set(), {2}):
         stage.admin.silent = silent
         assert not stage.check().silent
+
+
+def test_a_client_that_is_dropped_is_not_left_to_the_garbage_collector() -> None:
+    """Which may run in the client's own thread: librdkafka aborts the process then."""
+    gc.disable()
+    try:
+        client = admin_client({"bootstrap.servers": "127.0.0.1:1"})
+        dropped = weakref.ref(client)
+        del client
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 def test_a_connection_that_breaks_is_no_answer(stage: Stage) -> None:
