@@ -56,14 +56,14 @@ def _making() -> Iterator[None]:
         raise SettingsError(why) from exc
 
 
-class _Trouble:
-    """The last of the errors in ``UNREACHABLE``; empty: there was none."""
-
-    text = ""
+class _Unreachable:
+    def __init__(self) -> None:
+        # The last of the errors in ``UNREACHABLE``; empty: there was none.
+        self.why = ""
 
     def note(self, error: KafkaError) -> None:
         if error.code() in UNREACHABLE:
-            self.text = error.str()
+            self.why = error.str()
 
 
 class KafkaAdmin(AdminClient):
@@ -75,15 +75,15 @@ class KafkaAdmin(AdminClient):
         # A callback that refers to its client keeps it alive until the garbage collector runs, in
         # whatever thread: librdkafka aborts the process if it is the client's own, which completes
         # the requests.
-        self._trouble = _Trouble()
-        callback = {"error_cb": self._trouble.note}
+        self._unreachable = _Unreachable()
+        callback = {"error_cb": self._unreachable.note}
         config: dict[str, Any] = {**EAGER, **with_tokens(options), **FORCED, **callback}
         with _making():
             super().__init__(config, logger=logger)
 
     def explain(self, exc: KafkaException) -> str:
         self.poll(0)
-        return f"{exc}; {self._trouble.text}" if self._trouble.text else str(exc)
+        return f"{exc}; {self._unreachable.why}" if self._unreachable.why else str(exc)
 
 
 def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
