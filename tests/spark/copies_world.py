@@ -109,7 +109,8 @@ class World(MadeHistory):
     def trim(self, partition: int, first: int) -> None:
         """Retention deletes what is below an offset."""
         place = TopicPartition(self.delay, partition, first)
-        for future in admin_client(self.client).delete_records([place]).values():
+        admin = admin_client(self.client)  # kept: its answers end with it
+        for future in admin.delete_records([place]).values():
             future.result(30)
 
     # --- copies --------------------------------------------------------------------------------

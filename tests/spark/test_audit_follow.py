@@ -236,7 +236,8 @@ def test_a_step_whose_records_retention_deletes_meanwhile_is_judged_by_spark(
 
     def gathered(*given: Any) -> Evidence:
         evidence = gather(*given)
-        (deleted,) = admin_client(h.client).delete_records([TopicPartition(h.delay, 0, 2)]).values()
+        admin = admin_client(h.client)  # kept: its answers end with it
+        (deleted,) = admin.delete_records([TopicPartition(h.delay, 0, 2)]).values()
         deleted.result(30)
         return evidence
 
@@ -276,4 +277,5 @@ def test_a_step_that_reads_a_damaged_log_fails(
         with pytest.raises(FAILURES):
             Following(spark, options(h, tmp_path)).step()
     finally:  # other tests on this cluster read all topics
-        admin_client(h.client).delete_topics([h.target])[h.target].result(60)
+        admin = admin_client(h.client)  # kept: its answers end with it
+        admin.delete_topics([h.target])[h.target].result(60)

@@ -32,7 +32,8 @@ def feed_of(
     user = uuid.uuid4().hex[:8]
     delay, read, target, checkpoint = (f"{name}_{user}" for name in ("delay", "feed", "to", "done"))
     new = [NewTopic(topic, 2, 1) for topic in (delay, read, target, checkpoint)]
-    for made in admin_client({"bootstrap.servers": secure.bootstrap}).create_topics(new).values():
+    admin = admin_client({"bootstrap.servers": secure.bootstrap})  # kept: its answers end with it
+    for made in admin.create_topics(new).values():
         made.result(30)
     names = {
         "delay_topic_any": delay,
