@@ -13,7 +13,6 @@ from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from connectors.kafka.clients import admin_client
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import PolledRecord as SourceRow
@@ -109,8 +108,7 @@ class World(MadeHistory):
     def trim(self, partition: int, first: int) -> None:
         """Retention deletes what is below an offset."""
         place = TopicPartition(self.delay, partition, first)
-        admin = admin_client(self.client)  # kept: its answers end with it
-        for future in admin.delete_records([place]).values():
+        for future in self.admin.delete_records([place]).values():
             future.result(30)
 
     # --- copies --------------------------------------------------------------------------------

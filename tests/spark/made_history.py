@@ -80,7 +80,7 @@ class MadeHistory(History):
         self.outcomes = f"delay_outcomes_{run}"
         self.audit = f"delay_audit_{run}"
         self.now_ms = time.time_ns() // 1_000_000
-        self._admin = AdminClient({**self.client, "log_level": 0})
+        self.admin = AdminClient({**self.client, "log_level": 0})
         self._wrong: list[str] = []
         self._producer = self._new_producer()
         self._next: dict[tuple[str, int], int] = {}
@@ -91,9 +91,9 @@ class MadeHistory(History):
             NewTopic(name, count, 1, config=self.config if name == self.delay else {})
             for name, count in counts.items()
         ]
-        for future in self._admin.create_topics(new, operation_timeout=30).values():
+        for future in self.admin.create_topics(new, operation_timeout=30).values():
             future.result(30)
-        self.topic_id = topic_id_of(self._admin, self.delay)
+        self.topic_id = topic_id_of(self.admin, self.delay)
 
     def _new_producer(self) -> Producer:
         return Producer(
@@ -126,7 +126,7 @@ class MadeHistory(History):
 
     def delete(self, topic: str) -> None:
         self.flush()
-        self._admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        self.admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
 
     def make_anew(self) -> None:
         """Delete the delay topic and make it again."""
@@ -135,9 +135,9 @@ class MadeHistory(History):
         new = NewTopic(self.delay, self.partitions, 1, config=self.config)
         for attempt in Retrying(stop=stop_after_delay(FLUSH_S), wait=wait_fixed(0.1)):
             with attempt:  # the broker forgets a deleted topic after a while
-                self._admin.create_topics([new], operation_timeout=30)[self.delay].result(30)
-        await_true(lambda: topic_id_of(self._admin, self.delay) != former, "it is another topic")
-        self.topic_id = topic_id_of(self._admin, self.delay)
+                self.admin.create_topics([new], operation_timeout=30)[self.delay].result(30)
+        await_true(lambda: topic_id_of(self.admin, self.delay) != former, "it is another topic")
+        self.topic_id = topic_id_of(self.admin, self.delay)
         self._next = {p: n for p, n in self._next.items() if p[0] != self.delay}
         self._producer = self._new_producer()  # the other one remembers the topic
 
@@ -206,7 +206,7 @@ class MadeHistory(History):
         """
 
         def found() -> int:
-            return offsets_of(self._admin, [place], LATEST)[place]
+            return offsets_of(self.admin, [place], LATEST)[place]
 
         await_true(lambda: found() >= end, f"{place} ends at {end}, after the marker", MARKER_S)
         assert found() == end

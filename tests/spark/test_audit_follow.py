@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import TopicPartition
 from pyspark.sql import SparkSession
 
-from connectors.kafka.clients import admin_client
 from connectors.spark.audit import (
     AuditOptions,
     AuditResult,
@@ -236,8 +235,7 @@ def test_a_step_whose_records_retention_deletes_meanwhile_is_judged_by_spark(
 
     def gathered(*given: Any) -> Evidence:
         evidence = gather(*given)
-        admin = admin_client(h.client)  # kept: its answers end with it
-        (deleted,) = admin.delete_records([TopicPartition(h.delay, 0, 2)]).values()
+        (deleted,) = h.admin.delete_records([TopicPartition(h.delay, 0, 2)]).values()
         deleted.result(30)
         return evidence
 
@@ -277,5 +275,4 @@ def test_a_step_that_reads_a_damaged_log_fails(
         with pytest.raises(FAILURES):
             Following(spark, options(h, tmp_path)).step()
     finally:  # other tests on this cluster read all topics
-        admin = admin_client(h.client)  # kept: its answers end with it
-        admin.delete_topics([h.target])[h.target].result(60)
+        h.delete(h.target)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
-from connectors.kafka.clients import admin_client
 from delay_devtools.cluster import EmbeddedCluster
 from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
@@ -63,8 +62,7 @@ def test_a_comparison_that_fails_is_tried_again_and_sigterm_ends_it(
     with following(world, tmp_path) as process:
         await_true(lambda: failures(tmp_path) >= 2, "two comparisons fail", 120)
         assert lines(tmp_path) == []
-        admin = admin_client(world.client)  # kept: its answers end with it
-        admin.create_topics([NewTopic(world.digests, 1, 1)])[world.digests].result(30)
+        world.admin.create_topics([NewTopic(world.digests, 1, 1)])[world.digests].result(30)
         for partition in range(2):
             right = world.shape(partition)[0]
             world.publish("n1", partition, right)

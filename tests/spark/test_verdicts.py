@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditResult, audit
@@ -32,8 +31,7 @@ def emptied(h: MadeHistory, *places: tuple[str, int]) -> None:
     """Delete all records of some partitions."""
     h.flush()
     gone = [TopicPartition(*place, -1) for place in places]
-    admin = AdminClient({**h.client})  # kept: its answers end with it
-    for future in admin.delete_records(gone).values():
+    for future in h.admin.delete_records(gone).values():
         future.result(30)
 
 

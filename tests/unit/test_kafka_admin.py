@@ -129,18 +129,6 @@ def test_an_answer_between_two_missed_ones_starts_the_count_anew(stage: Stage) -
         assert not stage.check().silent
 
 
-def test_a_client_that_is_dropped_is_not_left_to_the_garbage_collector() -> None:
-    """Which may run in the client's own thread: librdkafka aborts the process then."""
-    gc.disable()
-    try:
-        client = admin_client({"bootstrap.servers": "127.0.0.1:1"})
-        dropped = weakref.ref(client)
-        del client
-        assert dropped() is None
-    finally:
-        gc.enable()
-
-
 def test_a_connection_that_breaks_is_no_answer(stage: Stage) -> None:
     stage.admin.silent = {2}
     stage.check()
@@ -487,3 +475,15 @@ def test_only_failed_connections_to_the_coordinator_are_failures(
     log = CoordinatorLog()
     log.log(level, "%s [%s] %s", facility, "rdkafka#producer-1", line)
     assert log.failure == (line if is_failure else "")
+
+
+def test_a_client_that_is_dropped_is_not_left_to_the_garbage_collector() -> None:
+    """It may run in the client's own thread, where librdkafka aborts the process."""
+    gc.disable()
+    try:
+        client = admin_client({"bootstrap.servers": "127.0.0.1:1"})
+        dropped = weakref.ref(client)
+        del client
+        assert dropped() is None
+    finally:
+        gc.enable()
