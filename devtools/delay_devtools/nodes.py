@@ -69,6 +69,14 @@ def owners(events: Sequence[SliceEvent]) -> dict[int, SliceOwnership]:
     return {tenure.slice_no: tenure for tenure in ownerships(events)}
 
 
+def are_calm(owned: Iterable[SliceOwnership], now_ms: float, quiet_ms: float) -> bool:
+    """Return whether no slice is on its way to another node, and none has come to its owner within
+    the last ``quiet_ms``.
+    """
+    # On a busy machine the next owner may take longer than that to take over.
+    return all(one.handed_over_ms is None and now_ms - one.from_ms >= quiet_ms for one in owned)
+
+
 def hand_overs(events: Sequence[SliceEvent]) -> list[tuple[int, float]]:
     every = ownerships(events)
     return [
@@ -247,11 +255,10 @@ class NodeGroup:
 
     def await_calm(self, quiet_s: float) -> None:
         # home: the owners to which slices return when all nodes run.
-        def is_calm() -> bool:
-            last_ms = max(tenure.from_ms for tenure in self.owners().values())
-            return time.time() * 1_000 - last_ms >= quiet_s * 1_000
-
-        self.await_true(is_calm, "all nodes agree on the owners")
+        self.await_true(
+            lambda: are_calm(self.owners().values(), time.time() * 1_000, quiet_s * 1_000),
+            "all nodes agree on the owners",
+        )
         self.home = self._owner_ids()
 
     def await_home(self) -> None:

@@ -36,7 +36,15 @@ from delay_devtools.drill.operators import DEFECTS, SOUND
 from delay_devtools.drill.run import KINDS
 from delay_devtools.drill.stories import STORIES
 from delay_devtools.jars import KAFKA_LOCKS, Jar, ensure_jars, parse_lock, read_lock
-from delay_devtools.nodes import Kill, SliceEvent, hand_overs, owners, ownerships, slice_events_of
+from delay_devtools.nodes import (
+    Kill,
+    SliceEvent,
+    are_calm,
+    hand_overs,
+    owners,
+    ownerships,
+    slice_events_of,
+)
 from delay_devtools.servers import find_java
 from delayservice.base import faults
 from delayservice.base.errors import ClusterError, DelayServiceError, SettingsError
@@ -296,6 +304,17 @@ def test_a_hand_over_is_one_at_a_stop_or_back_home() -> None:
 
 def test_a_zombie_that_lets_go_in_good_order_has_handed_nothing_over() -> None:
     assert hand_overs([took(100, "n1", 1), took(900, "n2", 2), handed(1_300, "n1", 1)]) == []
+
+
+def test_a_group_is_not_calm_while_a_slice_is_on_its_way_however_long_that_takes() -> None:
+    events = [took(100, "n1", 1), took(200, "n1", 1, slice_no=1)]
+    assert not are_calm(owners(events).values(), 6_199, 6_000)
+    assert are_calm(owners(events).values(), 6_200, 6_000)
+    events.append(handed(6_000, "n1", 1))
+    assert not are_calm(owners(events).values(), 60_000, 6_000)
+    events.append(took(60_000, "n2", 2))
+    assert not are_calm(owners(events).values(), 65_999, 6_000)
+    assert are_calm(owners(events).values(), 66_000, 6_000)
 
 
 def test_the_strip_names_who_delivers_at_each_moment_and_shows_when_nobody_does() -> None:
