@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
     AdminClient,
     NewTopic,
@@ -29,6 +28,7 @@ pytestmark = pytest.mark.slow
 TOPIC = "delay_topic_any"
 PLACE = (TOPIC, 0)
 S = 60
+ANSWER_S = 5
 VERIFICATION = "transaction_partition_verification_enable"
 
 
@@ -118,9 +118,18 @@ def end_of(bootstrap: str) -> int:
         return consumer.get_watermark_offsets(TopicPartition(*PLACE), S)[1]
 
 
-def leader_of(admin: AdminClient, place: Place) -> int:
-    found: Any = admin.list_topics(place[0]).topics[place[0]].partitions[place[1]]
-    return int(found.leader)
+def leader_of(admin: AdminClient, place: Place) -> int | None:
+    """None: the broker that was asked does not know the partition yet, or was killed just now: the
+    client asks no other one then, and without a limit it waits until that broker is back.
+    """
+    topic, partition = place
+    try:
+        found = admin.list_topics(topic, timeout=ANSWER_S).topics[topic].partitions.get(partition)
+    except KafkaException as exc:
+        if exc.args[0].code() != KafkaError._TIMED_OUT:
+            raise
+        return None
+    return None if found is None else found.leader
 
 
 def test_the_client_tells_by_the_leader_epoch_whether_a_log_has_lost_its_end(
