@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 README: Final = "README.md"
 TYPED: Final = [one for one in commands() if not is_listed(one)]
 OTHER_PAGES: Final = sorted({one.page for one in TYPED} - {README, "docs/start.md"})
+RUN_BOOKS: Final = "docs/operations.md"
 ALLOWED: Final = {"DELAYSERVICE_TARGETS__DEFAULT__ALLOW": "orders*,mails,calls"}
 """The README's targets, and those of docs/spark.md."""
 CONSUMER: Final = "python consume.py"
@@ -91,7 +92,10 @@ def test_the_readmes_producer_delivers(machine: Machine) -> None:
     machine.servers[CONSUMER].await_said(r"b'order-17' b'pay now' (.*delay-id)")
 
 
-@pytest.mark.parametrize("page", OTHER_PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[pytest.mark.night] if p == RUN_BOOKS else []) for p in OTHER_PAGES],
+)
 def test_every_command_of_a_page_runs(machine: Machine, page: str) -> None:
     typed: set[str] = set()
     with Terminal(machine) as terminal:

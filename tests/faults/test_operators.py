@@ -40,7 +40,6 @@ def test_two_nodes_of_one_id_and_one_state_folder(scenario: Scenario) -> None:
         stage.await_delivered(200)
 
 
-@pytest.mark.sample
 def test_owner_nodes_are_deleted_by_hand(scenario: Scenario) -> None:
     with scenario.play(Script(), nodes_min=2) as stage:
         for _ in range(DELETIONS):

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import psutil
+import pytest
 from confluent_kafka.admin import AdminClient
 
 from delay_devtools.cluster import EmbeddedCluster
@@ -93,6 +94,7 @@ def test_restart_times_the_first_delivery_beside_pending_records(cluster: Embedd
     assert found["disk_bytes_per_message"] > 0
 
 
+@pytest.mark.night
 def test_failover_kills_the_owner_and_times_its_successors() -> None:
     words = ("--rounds", "1", "--rate", "200", "--partitions", "2", "--delay-ms", "0", "500")
     sets = ("--set", "zookeeper.session_timeout_s=2")

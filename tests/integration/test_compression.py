@@ -11,11 +11,12 @@ from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, await_true
 
 LIMITS = (2_000, 20_000, 200_000)
+NIGHTLY = [pytest.param(codec, marks=pytest.mark.night) for codec in ("gzip", "snappy", "lz4")]
 SIZES = (0, 500, 1_900, 15_000, 150_000, 900_000)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("codec", [*NIGHTLY, "zstd"])
 def test_each_record_is_delivered_whole_or_dead_lettered_as_too_large(
     cluster: EmbeddedCluster, tmp_path: Path, codec: str
 ) -> None:

@@ -124,7 +124,7 @@ class Kinds:
         assert self.bench.read_all(self.bench.dead_letter) == []
 
 
-@pytest.mark.parametrize("store", ["wheel", "rocksdb"])
+@pytest.mark.parametrize("store", ["wheel", pytest.param("rocksdb", marks=pytest.mark.night)])
 def test_every_kind_of_record_has_one_outcome_though_nodes_are_killed(
     cluster: EmbeddedCluster, bench: Bench, store: str
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_missing_target_means_a_dead_letter_where_nothing_can_or_may_be_parked
     assert letter.header("delay-source") == f"{level(bench, 1)}:0:0"
 
 
+@pytest.mark.night
 def test_levels_change_and_what_was_written_before_does_not(bench: Bench) -> None:
     target = bench.target("changed")
     service = bench.serve(*leveled(bench, 200, 4_000))

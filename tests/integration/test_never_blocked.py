@@ -116,6 +116,7 @@ def test_a_target_that_never_existed_costs_no_pause(bench: Bench) -> None:
     assert not service.events("writer_ended")
 
 
+@pytest.mark.night
 def test_a_target_that_is_deleted_costs_no_pause_once_it_is_known(bench: Bench) -> None:
     bad = place(bench, "deleted", BAD_BROKER)
     service = play(bench, bad, lambda: bench.admin.delete_topics([bad])[bad].result(30))

@@ -57,6 +57,7 @@ def damage_last_slot(folder: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.night
 def test_a_damaged_slot_of_a_silent_leader_keeps_the_shards_beside_it_as_punctual(
     cluster: EmbeddedCluster, bench: Bench
 ) -> None:

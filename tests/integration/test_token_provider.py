@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from delay_devtools.cluster import EmbeddedCluster
@@ -43,6 +44,7 @@ def make_token(folder: str) -> tuple[str, float]:
     return token, until_s
 
 
+@pytest.mark.night
 def test_a_service_waits_for_the_first_token_and_renews_it(tmp_path: Path) -> None:
     with (
         EmbeddedCluster(zookeepers=0, broker_properties=BROKER, secure=True) as cluster,

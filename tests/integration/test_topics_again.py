@@ -26,7 +26,14 @@ def restarting() -> Iterator[EmbeddedCluster]:
         yield running
 
 
-@pytest.mark.parametrize(("kind", "partitions"), [("any", 2), ("any", 5), ("level", 3)])
+@pytest.mark.parametrize(
+    ("kind", "partitions"),
+    [
+        ("any", 2),
+        pytest.param("any", 5, marks=pytest.mark.night),
+        pytest.param("level", 3, marks=pytest.mark.night),
+    ],
+)
 def test_a_delay_topic_made_again_with_lower_leader_epochs_is_read_from_its_start(
     restarting: EmbeddedCluster, tmp_path: Path, kind: str, partitions: int
 ) -> None:

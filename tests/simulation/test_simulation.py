@@ -38,9 +38,9 @@ from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
 
 BLOCK = 200
-BLOCKS = 500 if IS_LONG else 8
-BLOCKS_OF_HOMES = 100 if IS_LONG else 2
-BLOCKS_OF_ELECTIONS = 200 if IS_LONG else 8
+BLOCKS = 500 if IS_LONG else 5
+BLOCKS_OF_HOMES = 200 if IS_LONG else 2
+BLOCKS_OF_ELECTIONS = 200 if IS_LONG else 5
 BROKE_ONCE = [
     (TRUNCATED, 510_924),
     (TRUNCATED_LEVELS, 520_803),
@@ -142,7 +142,7 @@ def test_a_promise_that_a_schedule_broke_once_is_kept(kind: dict[str, Any], seed
     _assert_kept(range(seed, seed + 1), lambda seed: replace(usual_plan(seed), **kind))
 
 
-@pytest.mark.parametrize("block", blocks(8))
+@pytest.mark.parametrize("block", blocks(5))
 def test_stored_records_are_delivered_when_retention_deletes_the_log(
     block: int,
 ) -> None:
@@ -153,7 +153,7 @@ def test_stored_records_are_delivered_when_retention_deletes_the_log(
 
 @pytest.mark.parametrize("block", blocks(BLOCKS_OF_HOMES))
 def test_promises_hold_where_ids_find_home(block: int) -> None:
-    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK))
+    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK // 2))
     assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
 
 

@@ -158,7 +158,8 @@ def test_the_command_that_is_told_to_stop_ends_after_its_batch_with_one_line(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("remote", [pytest.param("", marks=pytest.mark.night), "local[2]"])
+@pytest.mark.night
+@pytest.mark.parametrize("remote", ["", "local[2]"])
 def test_a_notebook_judges_it_also_over_spark_connect(
     spark: SparkSession, history: MadeHistory, tmp_path: Path, remote: str
 ) -> None:

@@ -53,7 +53,7 @@ def step(following: Following) -> AuditResult:
     return Following(following._spark, following._options).step()
 
 
-@pytest.fixture(params=["here", "on Spark"])
+@pytest.fixture(params=["here", pytest.param("on Spark", marks=pytest.mark.night)])
 def anywhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are judged in this process, and by Spark's tasks."""
     if request.param == "on Spark":

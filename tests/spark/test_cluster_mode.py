@@ -30,7 +30,7 @@ ROWS = 400
 DELIVERED = 60
 EXECUTOR = "CoarseGrainedExecutorBackend"
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.night]
 
 
 class Spark:
@@ -161,7 +161,6 @@ def test_executors_that_are_lost_while_they_write_double_no_record(
     assert len(bills) == len(set(bills)) == ROWS
 
 
-@pytest.mark.night
 def test_a_submitted_report_counts_what_was_delivered(
     spark_of_two: Spark, bench: Bench, tmp_path: Path
 ) -> None:
@@ -172,7 +171,6 @@ def test_a_submitted_report_counts_what_was_delivered(
     assert orders in (out / "report.html").read_text("utf-8")
 
 
-@pytest.mark.night
 def test_a_submitted_audit_is_clean_after_a_service_that_did_its_work(
     spark_of_two: Spark, bench: Bench, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def csv_rows(folder: Path) -> list[list[str]]:
     return [row for path in folder.glob("*.csv") for row in csv.reader(path.open())]
 
 
+@pytest.mark.night
 def test_records_are_compared_on_spark_connect() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -63,7 +64,11 @@ def test_records_are_compared_on_spark_connect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "status"), [(["audit", "--format", "csv"], 3), (["report", "--top", "5"], 0)]
+    ("job", "status"),
+    [
+        (["audit", "--format", "csv"], 3),
+        pytest.param(["report", "--top", "5"], 0, marks=pytest.mark.night),
+    ],
 )
 def test_the_commands_run_on_spark_connect(
     cluster: EmbeddedCluster, tmp_path: Path, job: list[str], status: int

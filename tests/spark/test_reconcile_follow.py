@@ -54,6 +54,7 @@ def failures(folder: Path) -> int:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.night
 def test_a_comparison_that_fails_is_tried_again_and_sigterm_ends_it(
     cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

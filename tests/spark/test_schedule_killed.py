@@ -138,6 +138,7 @@ def test_a_stream_that_is_killed_at_every_step_writes_each_record_once(
     assert len(written) == written.total() == RECORDS
 
 
+@pytest.mark.night
 def test_a_stream_that_is_told_to_stop_completes_its_batch(job: Job) -> None:
     fill(job, RECORDS)
     process = job.stream("--stream", "--interval", "200ms", fault=f"bulk_flushed:hang:{job.trap}")
@@ -149,6 +150,7 @@ def test_a_stream_that_is_told_to_stop_completes_its_batch(job: Job) -> None:
     assert told(job.stream())["written"] == 0
 
 
+@pytest.mark.night
 def test_a_folder_that_lost_its_batches_is_refused_in_a_line(job: Job) -> None:
     fill(job, 20)
     assert told(job.stream("--max-records", "10"))["batches"] == 2
