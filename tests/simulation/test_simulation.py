@@ -41,6 +41,7 @@ BLOCK = 200
 BLOCKS = 500 if IS_LONG else 5
 BLOCKS_OF_HOMES = 200 if IS_LONG else 2
 BLOCKS_OF_ELECTIONS = 200 if IS_LONG else 5
+BLOCKS_OF_OUTAGES = 8 if IS_LONG else 5
 BROKE_ONCE = [
     (TRUNCATED, 510_924),
     (TRUNCATED_LEVELS, 520_803),
@@ -142,7 +143,7 @@ def test_a_promise_that_a_schedule_broke_once_is_kept(kind: dict[str, Any], seed
     _assert_kept(range(seed, seed + 1), lambda seed: replace(usual_plan(seed), **kind))
 
 
-@pytest.mark.parametrize("block", blocks(5))
+@pytest.mark.parametrize("block", blocks(BLOCKS_OF_OUTAGES))
 def test_stored_records_are_delivered_when_retention_deletes_the_log(
     block: int,
 ) -> None:
@@ -308,6 +309,6 @@ def _assert_kept(
 
 
 def _without_simulated_disks(plan: Plan) -> Plan:
-    """What only the simulated disks can do is left out."""
+    """Return the plan without what only simulated disks can do."""
     fields = {name: getattr(plan, name) for name in Plan.__slots__}
     return Plan(**fields | {"slots_fail": False, "retention": False})
