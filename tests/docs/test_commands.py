@@ -139,7 +139,7 @@ def _assert_not_refused(command: Command, shown: str) -> None:
 
 @pytest.fixture(scope="module")
 def inputs(machine: Machine) -> None:
-    """What docs/spark.md schedules, and the topics where it goes."""
+    """Make the rows that docs/spark.md schedules, and the topics where they go."""
     due_at = datetime.now(UTC) + timedelta(days=1)
     rows = [
         {"due_at": due_at, "body": f"remind {n}", "user": f"user-{n}", "reminder_id": f"r-{n}"}

@@ -47,7 +47,7 @@ def broad(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
 
 
 class Sent:
-    """What was written to level topics, and when each record is due."""
+    """Records that were written to level topics, and when each is due."""
 
     def __init__(self, bench: Bench, levels_ms: Sequence[int]) -> None:
         self._bench = bench

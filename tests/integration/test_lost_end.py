@@ -87,7 +87,7 @@ def test_topics_with_one_copy_are_one_line(cluster: EmbeddedCluster) -> None:
 def reader(
     bootstrap: str, offset: int, epoch: int
 ) -> Iterator[tuple[list[PolledBatch], list[PartitionError]]]:
-    """What a worker hears first from a position that it knows by a leader epoch."""
+    """Yield what a worker hears first from a position that it knows by a leader epoch."""
     admin = KafkaAdmin({"bootstrap.servers": bootstrap})
     source = KafkaSource({"bootstrap.servers": bootstrap}, admin, "test")
     source.seek(PLACE, offset, LastRead(epoch, offset - 1))

@@ -95,7 +95,7 @@ def happened_ms(service: ServiceProcess, name: str) -> list[float]:
 
 
 def assert_parked(bench: Bench, bad: str) -> None:
-    """What the bad target could not take was put off, and the log says so."""
+    """Assert that what the bad target could not take was put off, and that the log says so."""
     log = bench.log_path.read_text("utf-8")
     assert f'"target":"{bad}:-1"' in log.replace('": "', '":"')
     parked = [

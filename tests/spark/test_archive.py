@@ -121,7 +121,7 @@ def test_what_was_delivered_to_a_topic_that_is_deleted_stays_delivered(
 def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
     spark: SparkSession, history: MadeHistory, tmp_path: Path
 ) -> None:
-    """As after a kill before its manifest was written."""
+    """The state is that after a kill before the manifest was written."""
     h = history
     due_ms = h.now_ms - MINUTE
     h.delivered(h.record(due_ms), due_ms)

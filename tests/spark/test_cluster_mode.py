@@ -102,7 +102,7 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def submitted(spark: Spark, bench: Bench, *arguments: str) -> dict[str, Any]:
-    """What a job that ended well says, after making sure that both workers took part."""
+    """Return what a job says; assert that it ended well and both workers took part."""
     before = spark.executors()
     done = spark.submit(*arguments, *sets(bench), "--json")
     assert done.returncode == 0, done.stderr[-3_000:]

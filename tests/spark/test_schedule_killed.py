@@ -86,7 +86,7 @@ class Job:
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a run says that ended well."""
+    """Return what a run says; assert that it ended well."""
     out, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors[-4_000:]
     found = json.loads(out)
