@@ -43,12 +43,15 @@ def smoke(
 ) -> None:
     """Send delayed records to a running service, and check what arrives."""
     # Help is read more often.
+    from delayservice.process.option_check import check_options  # noqa: PLC0415
     from delayservice.smoke.judge import JudgePlan, counts, lateness  # noqa: PLC0415
     from delayservice.smoke.load import Batch, LoadPlan  # noqa: PLC0415
     from delayservice.smoke.progress import steps, stop_signals  # noqa: PLC0415
     from delayservice.smoke.run import await_topics, send_and_judge  # noqa: PLC0415
 
-    kafka = common.settings().kafka
+    settings = common.settings()
+    check_options(settings)
+    kafka = settings.kafka
     console = Console(stderr=common.as_json, emoji=False)
     # A new tag and seed for every run, so that no record is mistaken for one of an earlier run.
     tag, seed = secrets.token_hex(4).encode(), secrets.randbits(48)

@@ -84,7 +84,7 @@ def test_config_check_says_what_is_wrong(setting: str, problem: str | None, *, v
         ("client.socket.timeout.ms=60000", "`socket.timeout.ms` must be set <="),
     ],
 )
-def test_options_that_the_kafka_client_refuses_are_told_before_a_node_starts(
+def test_options_that_the_kafka_client_refuses_are_told_before_anything_starts(
     tmp_path: Path, option: str, why: str
 ) -> None:
     sets = ("--set", "kafka.bootstrap=k:1", "--set", f"kafka.{option}")
@@ -93,9 +93,11 @@ def test_options_that_the_kafka_client_refuses_are_told_before_a_node_starts(
     assert why in json.loads(done.stdout)["problem"]
     state_dir = tmp_path / "state"
     node = run("run", *sets, "--set", f"node.state_dir={state_dir}")
-    assert node.returncode == 1
-    assert node.stderr.decode().startswith("error: ")
-    assert why in node.stderr.decode()
+    smoke = run("smoke", "--target", "t", *sets)
+    for refused in (node, smoke):
+        assert refused.returncode == 1
+        assert refused.stderr.decode().startswith("error: ")
+        assert why in refused.stderr.decode()
     assert not state_dir.exists()
 
 
