@@ -1,7 +1,6 @@
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
-import java.util.Collection;
 import java.util.HexFormat;
 import java.util.Map;
 import java.util.concurrent.Executors;
@@ -13,9 +12,9 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
-import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * Client of RocketMQ for the bench "peers", started as {@code java Peer MODE SERVERS TOPIC}.
@@ -78,7 +77,7 @@ public final class Peer {
 
     /**
      * Asks until it is answered. A broker that has just started is not yet known to the name
-     * server, and of two first requests at once one may fail (apache/rocketmq#1108).
+     * server.
      */
     private static void answered(Request request) throws Exception {
         for (int left = TRIES; ; left--) {
@@ -126,14 +125,12 @@ public final class Peer {
         consumer.setNamesrvAddr(servers);
         consumer.setPollNameServerInterval(ROUTES_MS);
         consumer.setAutoCommit(false);
+        // Until a first request is answered, the client knows no position, nor keeps one that was
+        // sought. After a kill it then begins here: by default it finds a queue empty, asks for its
+        // end, and skips what came between these requests.
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.start();
-        answered(() -> {
-            Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
-            consumer.assign(queues);
-            for (MessageQueue queue : queues) {
-                consumer.seekToBegin(queue);
-            }
-        });
+        answered(() -> consumer.assign(consumer.fetchMessageQueues(topic)));
         say("ready");
         while (true) {
             for (MessageExt message : consumer.poll(ROUTES_MS)) {
