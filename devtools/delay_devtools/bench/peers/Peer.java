@@ -77,7 +77,7 @@ public final class Peer {
 
     /**
      * Asks until it is answered. A broker that has just started is not yet known to the name
-     * server.
+     * server, and of two first requests at once one may fail (apache/rocketmq#1108).
      */
     private static void answered(Request request) throws Exception {
         for (int left = TRIES; ; left--) {
