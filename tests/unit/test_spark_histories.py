@@ -165,6 +165,12 @@ def cancel_ignored_though_it_was_walked_before(w: World) -> None:
     ignored(w, 10_000, 1_000, 10_002, 1_010)
 
 
+@case(at_ms=HOUR)
+def cancel_came_too_late_and_one_broker_was_slow(w: World) -> None:
+    """Both were settled in one transaction, and a broker appended the delivery 3 s later."""
+    ignored(w, 10_000, 10_500, 15_000, 12_000)
+
+
 @case(("wrong_outcome", 0))
 def cancel_ignored_though_it_was_written_long_before(w: World) -> None:
     """Its own outcome came later than the delivery: H would have lagged for an hour."""
@@ -288,16 +294,16 @@ def kept_out_by_a_requeued_record(w: World) -> None:
 
 
 def absent_twice(w: World, kept_ms: int) -> None:
-    """The first is requeued late, at T + 5,000, and the second is kept out."""
+    """The first is requeued late, at T + 9,000, and the second is kept out."""
     first, second = (w.source(T + n * 1_000, T + HOUR, NAMED, IF_ABSENT) for n in range(2))
-    copy = w.requeue(T + 5_000, first, T + HOUR, base=1, name=ID)
+    copy = w.requeue(T + 9_000, first, T + HOUR, base=1, name=ID)
     w.outcome(kept_ms, "kept", second)
     w.delivery(T + HOUR, copy, T + HOUR, NAMED, origin=f"{w.delay}:0:0")
 
 
 @case()
 def kept_out_as_soon_as_the_requeued_record_was_read(w: World) -> None:
-    absent_twice(w, T + 5_020)
+    absent_twice(w, T + 9_020)
 
 
 @case(("wrong_outcome", 1))
@@ -308,7 +314,7 @@ def kept_out_before_the_requeued_record_was_written(w: World) -> None:
 @case(("wrong_outcome", 1), at_ms=3 * HOUR)
 def scheduled_beside_a_requeued_record(w: World) -> None:
     absent = requeued_around(w)
-    copy = w.requeue(T + 10_000, absent, T + 2 * HOUR, base=2, name=ID)
+    copy = w.requeue(T + 20_000, absent, T + 2 * HOUR, base=2, name=ID)
     w.delivery(T + 2 * HOUR, copy, T + 2 * HOUR, NAMED, origin=f"{w.delay}:0:1")
 
 
@@ -1302,7 +1308,7 @@ def clocks_that_may_differ_by_what_the_nodes_allow(w: World) -> None:
     records = [w.source(T, T + 10_000, *more) for more in ([], [expiry], [expiry]) * 2]
     for off_ms, (plain, late, expired) in ((2_000, records[:3]), (2_001, records[3:])):
         w.delivery(T + 10_000 - off_ms, plain, T + 10_000)
-        w.delivery(T + 11_000 + off_ms, late, T + 10_000)
+        w.delivery(T + 15_000 + off_ms, late, T + 10_000)
         w.outcome(T + 10_000 - off_ms, "expired", expired)
     w.strictness = replace(w.strictness, clock_tolerance_ms=2_000)
     w.rules = {"by_broker": frozenset({HASHES[TARGET], HASHES[OUTCOMES]})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from connectors.spark.audit.group import place_of
 from connectors.spark.audit.rules import Rules
@@ -16,7 +17,9 @@ from connectors.spark.ledger.facts import (
     SourceRow,
     settlement_name,
 )
-from connectors.spark.ledger.ids import ORDER_MS
+
+# By how much the timestamp of a copy may be below that of what was copied, in ms: clocks differ.
+_CLOCKS_MS: Final = 1_000
 
 
 def settlement_of(output: OutputRow) -> Settled:
@@ -26,7 +29,7 @@ def settlement_of(output: OutputRow) -> Settled:
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
     """Return whether a consumer may have copied the delivery ``settled`` to another topic."""
     are_deliveries = settled.role == output.role == DELIVERED
-    is_after = output.at_ms >= settled.at_ms - ORDER_MS
+    is_after = output.at_ms >= settled.at_ms - _CLOCKS_MS
     return are_deliveries and output.topic != settled.topic and is_after
 
 

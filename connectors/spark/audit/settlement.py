@@ -38,7 +38,7 @@ from connectors.spark.ledger.facts import (
     SourceRow,
     settlement_name,
 )
-from connectors.spark.ledger.ids import NONE, same_recurrence
+from connectors.spark.ledger.ids import NONE, ORDER_MS, same_recurrence
 from delayservice.contract.codes import (
     CRON_INVALID,
     HEADER_INVALID,
@@ -55,10 +55,6 @@ from delayservice.contract.entry import ABSENT, CANCEL, FIRE, HOMEBOUND, INVALID
 
 # Reason not to judge a record: Java reads its header names differently from the service.
 HEADERS_UNREADABLE: Final = "headers_unreadable"
-
-# Largest time after delay-expires-at at which a delivery is allowed where clocks agree, in ms: the
-# duration of a transaction.
-EXPIRY_MS: Final = 1_000
 
 # Codes of dead letters that any valid record may get when it is delivered.
 _AT_DELIVERY: Final = frozenset(
@@ -185,7 +181,7 @@ def _mistimed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
     if expires_ms is None:
         return
     is_due_later = source.due_ms > expires_ms and not was_fired
-    allowed_ms = EXPIRY_MS + rules.clocks_ms(output.topic)
+    allowed_ms = ORDER_MS + rules.clocks_ms(output.topic)
     if is_due_later or output.at_ms > expires_ms + allowed_ms:
         detail = f"delivered at {output.at_ms}, and its delay-expires-at is {expires_ms}"
         yield finding_of(WRONG_OUTCOME, source, output, rules, detail)

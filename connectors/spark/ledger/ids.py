@@ -29,9 +29,10 @@ from connectors.spark.ledger.facts import (
 from delayservice.contract.entry import ABSENT, CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 from delayservice.contract.recurrence import Recurrence, decode
 
-# Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
-# step, and a transaction takes a moment.
-ORDER_MS: Final = 1_000
+# Largest time by which two timestamps of one service may be in the wrong order, in ms: a broker may
+# append its part of a transaction 3 s after the others (``UNACKNOWLEDGED_S`` of the sink), and
+# clocks may step.
+ORDER_MS: Final = 5_000
 # Largest time between due time and settlement at which a record counts as settled on time, in ms.
 ON_TIME_MS: Final = 1_000
 NONE: Final = -1
