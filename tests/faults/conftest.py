@@ -100,13 +100,8 @@ class Scenario:
             verdict = stage.judge()
             self._tell(stage, verdict, time.monotonic() - begun_s)
             self._assert_good(script, verdict)
-        except BaseException:
-            self._keep_server_logs()
-            raise
         finally:
             stage.abandon()
-        if not self.request.config.getoption("--fault-keep", default=False):
-            shutil.rmtree(self.folder)
 
     def say(self, line: Mapping[str, object]) -> None:
         """Print a line of JSON, whatever pytest captures."""
@@ -142,7 +137,7 @@ class Scenario:
             wrong.pop("duplicated", None)
         assert not wrong, {kind: (len(uids), uids[:5]) for kind, uids in wrong.items()}
 
-    def _keep_server_logs(self) -> None:
+    def keep_server_logs(self) -> None:
         for log in self.cluster.folder.glob("*/server.log"):
             shutil.copy(log, self.folder / f"{log.parent.name}.log")
 
@@ -165,10 +160,15 @@ def scenario(request: pytest.FixtureRequest, fault_cluster: EmbeddedCluster) -> 
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Report how to repeat a failed scenario, and where its logs are."""
+    """Keep the logs of a failed scenario, and report where they are and how to repeat it."""
     report = yield
     played = getattr(item, "funcargs", {}).get("scenario")
-    if report.failed and call.when == "call" and isinstance(played, Scenario):
+    if call.when != "call" or not isinstance(played, Scenario):
+        return report
+    if report.failed:
+        played.keep_server_logs()
         again = f"make faults ARGS='-k {item.name.partition('[')[0]} --fault-seed={played.seed}'"
         report.sections.append(("replay", f"{again}\nlogs: {played.folder}"))
+    elif not item.config.getoption("--fault-keep", default=False):
+        shutil.rmtree(played.folder)
     return report
