@@ -72,9 +72,11 @@ class Delivery(Section):
     always this.
     """
     transactions_per_s_max: int = Field(default=200, ge=1, le=100_000)
-    """Transactions per second of the node, shared by its workers."""
+    """Transactions per second of all the node's workers."""
     batch_records_max: int = Field(default=20_000, ge=1, le=1_000_000)
-    """Records in one transaction. Larger: more throughput, longer transactions."""
+    """Records in one transaction, at least 200 of a slice. Larger: more throughput, longer
+    transactions.
+    """
     batch_bytes_max: Bytes = ByteSize(32 * MIB)
     """Approximate bytes in one transaction."""
     max_delay_ms: DurationMs = Field(default=10 * YEAR_MS, ge=1_000, le=100 * YEAR_MS)
