@@ -38,9 +38,9 @@ class Rules:
         dead_letter: the dead-letter topic.
         outcomes: the outcomes topic.
         grace_ms: a cancel appended so long before its victim's due time must win, unless the
-            service was later than that meanwhile with records that had no canceller: what it has
-            not read it can't obey. Shorter ones may win or lose, for the owner may be down in
-            between, but never do both.
+            service was late meanwhile with records that had no canceller, by half of that or more:
+            what it has not read it can't obey, where it was written or at the id's home. Shorter
+            ones may win or lose, for the owner may be down in between, but never do both.
         early_ms: how early a record may be, where nodes' clocks are set apart on purpose.
         refused: uids of records that have to be dead-lettered.
         cut: uids of records that the log has lost: each may have an outcome or none.
@@ -263,7 +263,8 @@ class _Check:
     def _is_in_time(self, victim: Acked, canceller: Acked) -> bool:
         seconds = _seconds(canceller.appended_ms, victim.due_ms)
         late_ms = max((self._late_ms.get(second, 0) for second in seconds), default=0)
-        return canceller.appended_ms + max(self._rules.grace_ms, late_ms) <= victim.due_ms
+        # Twice: the two may wait where they were written, and again at their id's home.
+        return canceller.appended_ms + max(self._rules.grace_ms, 2 * late_ms) <= victim.due_ms
 
     def _expected(self, victim: Acked, canceller: Acked) -> Outcomes:
         """Return the outcomes of a pair, by which of them were delivered."""

@@ -143,6 +143,8 @@ TOO_LATE = outcome(CANCEL, b"not_pending")
 ROLLED = outcome(replace(VICTIM, offset=99), b"cancelled", CANCEL)
 CLOSE = replace(CANCEL, appended_ms=VICTIM.due_ms - RULES.grace_ms + 1)
 BEHIND = [arrival(THREE[0], 20_000), *CAME[1:]]
+HALF_MS = (VICTIM.due_ms - CANCEL.appended_ms) // 2
+HALFWAY, LATER = (arrival(THREE[0], HALF_MS + more_ms) for more_ms in (0, 1))
 ALONE = acked(b"alone", 3, name=b"alone-id")
 DELIVERED = {"ineffective": [b"victim"]}
 WRONG_OUTCOMES = {"outcomes_wrong": [b"id"]}
@@ -166,6 +168,9 @@ OCCURRENCES = [arrival(SERIES, number=number) for number in (1, 2)]
         # excuses nothing.
         ([*CAME, arrival(VICTIM, 30_000), TOO_LATE], [VICTIM, CANCEL], DELIVERED),
         ([*BEHIND, arrival(VICTIM, 30_000), TOO_LATE], [VICTIM, CANCEL], {}),
+        # Both may be read too late twice, where they were written and at their home.
+        ([HALFWAY, *CAME[1:], arrival(VICTIM), TOO_LATE], [VICTIM, CANCEL], DELIVERED),
+        ([LATER, *CAME[1:], arrival(VICTIM), TOO_LATE], [VICTIM, CANCEL], {}),
         # One that came close to the due time may lose, but not do both.
         ([*CAME, arrival(VICTIM), outcome(CLOSE, b"not_pending")], [VICTIM, CLOSE], {}),
         (
