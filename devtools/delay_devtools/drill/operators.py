@@ -237,7 +237,7 @@ def deliver(s: Scene, life: int = 0) -> None:
 
 def outlive(s: Scene) -> None:
     """Deliver a record after its expiry."""
-    late_ms = int(s.source.text("delay-expires-at")) + 2_000
+    late_ms = int(s.source.text("delay-expires-at")) + 6_000
     for life in s.lives:
         life.outputs[0].timestamp_ms = late_ms
     s.finds("wrong_outcome", s.source, s.lives[0].outputs[0])
