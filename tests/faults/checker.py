@@ -38,9 +38,9 @@ class Rules:
         dead_letter: the dead-letter topic.
         outcomes: the outcomes topic.
         grace_ms: a cancel appended so long before its victim's due time must win, unless the
-            service was late meanwhile with records that had no canceller, by half of that or more:
-            what it has not read it can't obey, where it was written or at the id's home. Shorter
-            ones may win or lose, for the owner may be down in between, but never do both.
+            service was late meanwhile with records that had no canceller, by more than half of
+            that: what it has not read it can't obey, where it was written or at the id's home.
+            Shorter ones may win or lose, for the owner may be down in between, but never do both.
         early_ms: how early a record may be, where nodes' clocks are set apart on purpose.
         refused: uids of records that have to be dead-lettered.
         cut: uids of records that the log has lost: each may have an outcome or none.
