@@ -616,8 +616,11 @@ def test_a_node_that_is_stopped_answers_those_who_wait_and_does_not_wait_for_the
 def test_requests_are_answered_as_the_openapi_description_says(
     stand: Stand, tmp_path: Path
 ) -> None:
-    run, answers = fuzz(stand.api.address, tmp_path, "--max-time", "20", "--seed", "1")
+    run, answers = fuzz(stand.api.address, tmp_path, "--max-examples", "30", "--seed", "1")
     assert run.returncode == 0, run.stdout[-6_000:]
     assert answers.total() > 200
+    paths = stand.api.get("/openapi.json")["paths"]
+    described = {f"{method.upper()} {path}" for path in paths for method in paths[path]}
+    assert {answer.partition(" ")[2] for answer in answers} == described
     assert [answer for answer in answers if answer[0] in "05"] == []
     assert stand.api.raw("GET", "/healthz").status_code == 200
