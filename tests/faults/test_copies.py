@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.cimpl import NewPartitions, NewTopic  # its stubs export them here only
 
+from delayservice.slices.edges import Limits
 from tests.faults.conftest import Scenario
 from tests.faults.node import Node
 from tests.faults.stage import Script, Stage
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.fault
 
 ADDED: Final = 2
 AWAY_S: Final = 4
+SHOWN_S_MAX: Final = 2 * Limits().sync_s
+"""Time until a running node's wheel shows on disk what it keeps: it does so at each sync."""
 
 
 def kept(node: Node) -> set[int]:
@@ -110,16 +113,20 @@ def test_a_copy_moves_when_its_node_is_gone_for_good_and_goes_when_it_is_back(
 ) -> None:
     sets = ("placement.replicas=2", f"placement.away_ms={AWAY_S}s", "node.store=wheel")
     with scenario.play(Script(sets=sets), nodes_min=3) as stage:
-        stage.await_true(lambda: min(copies(stage)) == 2, "two copies of each slice")
+        stage.await_true(lambda: min(copies(stage)) == 2, "two copies of each slice", SHOWN_S_MAX)
         gone = stage.any_owner()
         gone.kill()
         stage.await_served()
-        stage.await_true(lambda: copies(stage) == [2] * stage.script.slices, "copies were built")
+        stage.await_true(
+            lambda: copies(stage) == [2] * stage.script.slices, "copies were built", SHOWN_S_MAX
+        )
         gone.start()
         stage.await_served()
         stage.await_true(lambda: kept(gone), "the node keeps copies again")
         stage.await_true(
-            lambda: sum(copies(stage)) == 2 * stage.script.slices, "the spare copies were removed"
+            lambda: sum(copies(stage)) == 2 * stage.script.slices,
+            "the spare copies were removed",
+            SHOWN_S_MAX,
         )
         assert any(node.told("slice_retired") for node in stage.nodes)
 
